@@ -1,0 +1,410 @@
+"""Write small model files with random weights that the host's own loaders accept; nothing is downloaded.
+
+As a script: `python tools/checkpoints.py --host TREE --models DIRECTORY KIND...` (it imports the host for key names).
+The narrow kinds need `narrow_arch.py` registered in the host that loads them; `sd15` and `sdxl` need nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Weights = dict[str, torch.Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+_BASE: dict[str, Any] = {
+    "image_size": 32,
+    "use_checkpoint": False,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+    "transformer_depth_middle": 1,
+}
+_SD15: dict[str, Any] = {  # two levels: every kind of block of the real one
+    **_BASE,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 1],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "context_dim": 768,
+    "use_linear_in_transformer": False,
+    "adm_in_channels": None,
+    "num_heads": 8,
+    "num_head_channels": -1,
+}
+_SDXL: dict[str, Any] = {  # KOALA's depths, which the host loads as SDXL; no attention at the first level
+    **_BASE,
+    "num_res_blocks": [1, 1, 1],
+    "channel_mult": [1, 1, 1],
+    "transformer_depth": [0, 2, 5],
+    "transformer_depth_output": [0, 0, 1, 1, 1, 1],
+    "context_dim": 2048,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential",
+    "num_heads": -1,
+    "num_head_channels": 64,
+}
+_NARROW15 = {**_SD15, "model_channels": 64, "context_dim": 64}
+UNETS: dict[str, dict[str, Any]] = {
+    "sd15": _SD15,
+    "sdxl": _SDXL,
+    "narrow15": _NARROW15,
+    "narrow15inpaint": {**_NARROW15, "in_channels": 9},
+    "narrow20": {
+        **_NARROW15,
+        "use_linear_in_transformer": True,
+        "num_heads": -1,
+        "num_head_channels": 64,
+    },
+    "narrowxl": {
+        **_SDXL,
+        "model_channels": 64,
+        "context_dim": 128,
+        "adm_in_channels": 64 + 6 * 256,
+        "transformer_depth": [0, 1, 2],
+    },
+}
+"""UNet configurations: exactly what the host's detection reads back from the weights that are written."""
+FOLDERS = {kind: "checkpoints" for kind in UNETS} | {
+    "lora": "loras",
+    "locon": "loras",
+    "controlnet": "controlnet",
+    "flux": "diffusion_models",
+}
+"""Where each kind of file belongs below a models directory."""
+
+_VOCABULARY, _POSITIONS = 49408, 77
+_CLIP_L, _CLIP_G = (768, 3072, 12), (1280, 5120, 32)  # width, inner width, layers
+_DAMPED = (  # outputs of residual branches
+    "out_layers.3.weight",
+    "proj_out.weight",
+    "to_out.0.weight",
+    "ff.net.2.weight",
+    "out_proj.weight",
+    "fc2.weight",
+    "conv.4.weight",
+    "linear2.weight",
+)
+
+
+class Random:
+    """Reproducible random fp16 tensors, dense or as overlapping views of one small buffer per scale."""
+
+    def __init__(self, seed: int, *, shared: bool) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self._shared = shared
+        self._buffers: dict[float, torch.Tensor] = {}
+
+    def normal(self, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
+        """Return N(0, deviation) of `shape`; big tensors share storage in shared mode."""
+        if not self._shared or math.prod(shape) < 1 << 16:
+            return (torch.randn(shape, generator=self.generator) * deviation).half()
+        inner = math.prod(shape[1:])
+        step = 131 if shape[0] < 8192 else 3  # rows overlap, and still differ
+        needed = (shape[0] - 1) * step + inner + 4096
+        buffer = self._buffers.get(deviation)
+        if buffer is None or buffer.numel() < needed:
+            size = max(needed, 1 << 18)
+            buffer = (torch.randn(size, generator=self.generator) * deviation).half()
+            self._buffers[deviation] = buffer
+        spare = buffer.numel() - needed + 4096
+        offset = int(torch.randint(0, spare, (1,), generator=self.generator))
+        strides = [math.prod(shape[n + 1 :]) for n in range(1, len(shape))]
+        return buffer.as_strided(shape, [step, *strides], offset)
+
+    def like(self, shapes: Shapes, *, gain: float = 1.0, damping: float = 0.3) -> Weights:
+        """Return weights that keep activations of order one; no branch is zero, as untrained files have them."""
+        return {
+            name: self._one(name, shape, gain, damping) for name, shape in sorted(shapes.items())
+        }
+
+    def _one(self, name: str, shape: tuple[int, ...], gain: float, damping: float) -> torch.Tensor:
+        if not shape:
+            return torch.zeros(shape, dtype=torch.float16)
+        if len(shape) == 1:
+            is_scale = name.endswith(("weight", "scale"))
+            return (float(is_scale) + self.normal(shape, 0.05 if is_scale else 0.02).float()).half()
+        deviation = gain / math.sqrt(math.prod(shape[1:]))
+        if "embedding.weight" in name:
+            deviation = 0.5
+        elif name.endswith("attn2.to_out.0.weight"):
+            deviation *= 1.5  # the mean of 77 random tokens is small: keep the prompt visible
+        elif name.endswith(("attn2.to_q.weight", "attn2.to_k.weight")):
+            deviation *= 2.0
+        elif name.endswith(_DAMPED):
+            deviation *= damping
+        return self.normal(shape, deviation)
+
+
+def _shapes(build: Callable[[], torch.nn.Module]) -> dict[str, tuple[int, ...]]:
+    """Return the state dict's shapes of a module that `build` makes on the meta device."""
+    with torch.device("meta"):
+        module = build()
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def _unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
+    import comfy.ops
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    operations = comfy.ops.disable_weight_init
+    return _shapes(lambda: UNetModel(**UNETS[kind], device="meta", operations=operations))
+
+
+def _steady(weights: Weights, channels: int) -> Weights:
+    """Make a random UNet predict its normalised input plus a little noise, so that sampling stays in range.
+
+    The first convolution copies the latent into pairs (+x, -x), the last skip connection passes them on, and the
+    output reads x back from them, because silu(a) - silu(-a) = a.
+    """
+    width = weights["input_blocks.0.0.weight"].shape[0]
+    pair = torch.arange(width)
+    sign = 1.0 - 2.0 * (pair % 2)
+    latent = (pair // 2) % channels
+    entry = torch.zeros_like(weights["input_blocks.0.0.weight"])
+    entry[pair, latent, 1, 1] = sign.half()
+    weights["input_blocks.0.0.weight"] = entry
+    weights["input_blocks.0.0.bias"] = torch.zeros(width, dtype=torch.float16)
+    last = max(int(name.split(".")[1]) for name in weights if name.startswith("output_blocks."))
+    name = f"output_blocks.{last}.0.skip_connection.weight"  # [width, width of h + width of skip, 1, 1]
+    skip = weights[name].float() * 0.25
+    skip[:, -width:, 0, 0] = torch.eye(width)
+    weights[name] = skip.half()
+    weights["out.0.weight"] = torch.ones(width, dtype=torch.float16)
+    weights["out.0.bias"] = torch.zeros(width, dtype=torch.float16)
+    leave = weights["out.2.weight"].float() * 0.1
+    leave[latent, pair, 1, 1] += sign * 2 * channels / width
+    weights["out.2.weight"] = leave.half()
+    return weights
+
+
+def _unet(kind: str, random: Random) -> Weights:
+    return _steady(random.like(_unet_shapes(kind)), channels=4)
+
+
+def _text_encoder(size: tuple[int, int, int], random: Random) -> Weights:
+    """Return a CLIP text model of (width, inner width, layers) under transformers' names."""
+    width, inner, layers = size
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.token_embedding.weight": (_VOCABULARY, width),
+        "embeddings.position_embedding.weight": (_POSITIONS, width),
+        "final_layer_norm.weight": (width,),
+        "final_layer_norm.bias": (width,),
+    }
+    for layer in range(layers):
+        stem = f"encoder.layers.{layer}."
+        for part, (rows, columns) in {
+            **{f"self_attn.{p}_proj": (width, width) for p in ("q", "k", "v", "out")},
+            "mlp.fc1": (inner, width),
+            "mlp.fc2": (width, inner),
+        }.items():
+            shapes[f"{stem}{part}.weight"] = (rows, columns)
+            shapes[f"{stem}{part}.bias"] = (rows,)
+        for part in ("layer_norm1", "layer_norm2"):
+            shapes[f"{stem}{part}.weight"] = shapes[f"{stem}{part}.bias"] = (width,)
+    return _prefixed("text_model.", random.like(shapes))
+
+
+def _vae(scale: float, random: Random) -> Weights:
+    """Return a TAESD, last layer fitted so that a unit latent decodes to pixels of mean 0.5 and deviation 0.2."""
+    from comfy.taesd.taesd import TAESD
+
+    shapes = {k: s for k, s in _shapes(TAESD).items() if not k.startswith("vae_")}
+    weights = random.like(shapes, gain=1.25, damping=0.5)
+    last = max(int(k.split(".")[1]) for k in weights if k.startswith("taesd_decoder."))
+    model = TAESD()
+    model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
+    with torch.no_grad():
+        pixels = model.taesd_decoder(torch.randn(1, 4, 16, 16, generator=random.generator))
+    factor = 0.2 / pixels.std(dim=(0, 2, 3))
+    weight, bias = f"taesd_decoder.{last}.weight", f"taesd_decoder.{last}.bias"
+    weights[weight] = (weights[weight].float() * factor.view(-1, 1, 1, 1)).half()
+    weights[bias] = (0.5 + (weights[bias].float() - pixels.mean(dim=(0, 2, 3))) * factor).half()
+    return weights | {"vae_scale": torch.tensor(scale), "vae_shift": torch.tensor(0.0)}
+
+
+def _prefixed(prefix: str, weights: Weights) -> Weights:
+    return {prefix + name: value for name, value in weights.items()}
+
+
+def _checkpoint(kind: str, random: Random) -> Weights:
+    """Return a whole checkpoint: UNet, text encoders, TAESD."""
+    narrow, xl = kind.startswith("narrow"), kind.endswith("xl")
+    weights = _prefixed("model.diffusion_model.", _unet(kind, random))
+    small = (64, 128, 3 if xl else 1)
+    clip_l = _text_encoder(small if narrow else _CLIP_L, random)
+    if xl:
+        size = small if narrow else _CLIP_G
+        clip_g = _text_encoder(size, random)
+        projection = random.normal((size[0], size[0]), 1 / math.sqrt(size[0]))
+        clip_g["text_projection.weight"] = projection
+        weights |= _prefixed("conditioner.embedders.0.transformer.", clip_l)
+        weights |= _prefixed("conditioner.embedders.1.model.transformer.", clip_g)
+    else:
+        weights |= _prefixed("cond_stage_model.transformer.", clip_l)
+    return weights | _prefixed("first_stage_model.", _vae(0.13025 if xl else 0.18215, random))
+
+
+def _lora(base: str, random: Random, *, convolutions: bool, rank: int = 4) -> Weights:
+    """Return a LoRA in kohya's names over the transformer blocks, with `convolutions` over each 3x3 as well."""
+    weights: Weights = {}
+    for name, shape in sorted(_unet_shapes(base).items()):
+        if not name.endswith(".weight") or len(shape) < 2:
+            continue
+        linear = ".transformer_blocks." in name or name.endswith((".proj_in.weight", ".proj_out.weight"))
+        if not linear and not (convolutions and shape[2:] == (3, 3)):
+            continue
+        stem = "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
+        down = (rank, *shape[1:])
+        up = (shape[0], rank) + (1,) * (len(shape) - 2)
+        weights[f"{stem}.lora_down.weight"] = random.normal(down, math.prod(down[1:]) ** -0.5)
+        weights[f"{stem}.lora_up.weight"] = random.normal(up, 0.05)
+        weights[f"{stem}.alpha"] = torch.tensor(float(rank))
+    return weights
+
+
+def _controlnet(base: str, random: Random) -> Weights:
+    import comfy.ops
+    from comfy.cldm.cldm import ControlNet
+
+    unused = ("out_channels", "transformer_depth_output")
+    config = {key: value for key, value in UNETS[base].items() if key not in unused}
+    operations = comfy.ops.disable_weight_init
+    weights = random.like(
+        _shapes(lambda: ControlNet(**config, hint_channels=3, device="meta", operations=operations))
+    )
+    for name, value in weights.items():
+        if name.startswith(("zero_convs.", "middle_block_out.")) and name.endswith("weight"):
+            weights[name] = (value.float() * 0.05).half()
+    return weights
+
+
+def _flux(random: Random) -> Weights:
+    """Return a diffusion model of an architecture that is no UNet."""
+    import comfy.ops
+    from comfy.ldm.flux.model import Flux
+
+    operations = comfy.ops.disable_weight_init
+    config: dict[str, Any] = {
+        "image_model": "flux",
+        "in_channels": 16,
+        "out_channels": 16,
+        "patch_size": 2,
+        "vec_in_dim": 768,
+        "context_in_dim": 4096,
+        "hidden_size": 128,
+        "mlp_ratio": 4.0,
+        "num_heads": 1,
+        "depth": 1,
+        "depth_single_blocks": 1,
+        "axes_dim": [16, 56, 56],
+        "theta": 10000,
+        "qkv_bias": True,
+        "guidance_embed": True,
+        "txt_ids_dims": [],
+    }
+    return random.like(_shapes(lambda: Flux(**config, device="meta", operations=operations)))
+
+
+def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = False) -> Weights:
+    """Return the weights of `kind` (see `FOLDERS`), the same for the same arguments.
+
+    Args:
+        kind: A key of `FOLDERS`.
+        seed: Chooses the weights.
+        base: The UNet that a lora, locon or controlnet is made for, narrowxl by default.
+        shared: Let big tensors be views of one small buffer; only a `.ckpt` file can say so.
+    """
+    if kind not in FOLDERS:
+        raise ValueError(f"kind must be one of {', '.join(FOLDERS)}, got {kind!r}")
+    base = base or "narrowxl"
+    random = Random(zlib.crc32(f"{kind} {base} {seed}".encode()), shared=shared)
+    if kind in UNETS:
+        return _checkpoint(kind, random)
+    if kind == "controlnet":
+        return _controlnet(base, random)
+    if kind == "flux":
+        return _flux(random)
+    return _lora(base, random, convolutions=kind == "locon")
+
+
+def write(weights: Weights, path: Path) -> None:
+    """Write `weights` in one step: safetensors, or a `.ckpt` that keeps shared storage shared."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    if path.suffix == ".safetensors":
+        save_file({k: v.contiguous() for k, v in weights.items()}, part, metadata={"format": "pt"})
+    else:
+        torch.save({"state_dict": weights}, part)
+    os.replace(part, path)
+
+
+def ensure(
+    models: Path,
+    kind: str,
+    *,
+    seed: int = 0,
+    base: str | None = None,
+    name: str | None = None,
+    suffix: str = ".safetensors",
+) -> Path:
+    """Return the path of a file of `kind` below `models`, written unless it is there.
+
+    Args:
+        name: File name with its ending; made from the other arguments when empty.
+        suffix: `.safetensors`, or `.ckpt` for a small file of a kind with full-size text encoders.
+    """
+    stem = "-".join([kind, *([base] if base else []), *([str(seed)] if seed else [])])
+    path = models / FOLDERS[kind] / (name or stem + suffix)
+    if not path.is_file():
+        write(make(kind, seed=seed, base=base, shared=path.suffix == ".ckpt"), path)
+    return path
+
+
+def main() -> None:
+    """Write the kinds that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", type=Path, required=True, help="the ComfyUI tree")
+    parser.add_argument("--models", type=Path, required=True, help="a models directory")
+    parser.add_argument("--name", help="file name, when one kind is given")
+    parser.add_argument("--base", help="the UNet of a lora, locon or controlnet")
+    parser.add_argument("--suffix", choices=[".safetensors", ".ckpt"], default=".safetensors")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("kinds", nargs="+", choices=list(FOLDERS))
+    options = parser.parse_args()
+    sys.path[0] = str(options.host)
+    import comfy.options
+
+    comfy.options.enable_args_parsing(False)
+    from comfy.cli_args import args
+
+    args.cpu = True  # before comfy.model_management is imported
+    for kind in options.kinds:
+        path = ensure(
+            options.models,
+            kind,
+            seed=options.seed,
+            base=options.base,
+            name=options.name,
+            suffix=options.suffix,
+        )
+        print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    main()
