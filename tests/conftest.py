@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _alias(name: str, folder: Path) -> None:
-    """Import the package in `folder` as `name`; the pack's root must stay off sys.path (`nodes` is the host's)."""
+    """Import the package in `folder` as `name`; the pack's root stays off sys.path: it has `nodes`."""
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

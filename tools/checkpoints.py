@@ -44,7 +44,7 @@ _SD15: dict[str, Any] = {  # two levels: every kind of block of the real one
     "num_heads": 8,
     "num_head_channels": -1,
 }
-_SDXL: dict[str, Any] = {  # KOALA's depths, which the host loads as SDXL; no attention at the first level
+_SDXL: dict[str, Any] = {  # KOALA's depths, loaded as SDXL; no attention at the first level
     **_BASE,
     "num_res_blocks": [1, 1, 1],
     "channel_mult": [1, 1, 1],
@@ -77,8 +77,8 @@ UNETS: dict[str, dict[str, Any]] = {
         "transformer_depth": [0, 1, 2],
     },
 }
-"""UNet configurations: exactly what the host's detection reads back from the weights that are written."""
-FOLDERS = {kind: "checkpoints" for kind in UNETS} | {
+"""UNet configurations: exactly what the host's detection reads back from the weights."""
+FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
     "locon": "loras",
     "controlnet": "controlnet",
@@ -101,7 +101,7 @@ _DAMPED = (  # outputs of residual branches
 
 
 class Random:
-    """Reproducible random fp16 tensors, dense or as overlapping views of one small buffer per scale."""
+    """Reproducible random fp16 tensors, dense or as overlapping views of one small buffer."""
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -126,7 +126,7 @@ class Random:
         return buffer.as_strided(shape, [step, *strides], offset)
 
     def like(self, shapes: Shapes, *, gain: float = 1.0, damping: float = 0.3) -> Weights:
-        """Return weights that keep activations of order one; no branch is zero, as untrained files have them."""
+        """Return weights that keep activations of order one; no branch is zero, or tests are blind."""
         return {
             name: self._one(name, shape, gain, damping) for name, shape in sorted(shapes.items())
         }
@@ -164,11 +164,11 @@ def _unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     return _shapes(lambda: UNetModel(**UNETS[kind], device="meta", operations=operations))
 
 
-def _steady(weights: Weights, channels: int) -> Weights:
-    """Make a random UNet predict its normalised input plus a little noise, so that sampling stays in range.
+def _steady(weights: Weights, *, channels: int) -> Weights:
+    """Make a random UNet predict its normalised input plus a little noise; sampling stays in range.
 
-    The first convolution copies the latent into pairs (+x, -x), the last skip connection passes them on, and the
-    output reads x back from them, because silu(a) - silu(-a) = a.
+    The first convolution copies the latent into pairs (+x, -x), the last skip connection passes
+    them on, and the output reads x back from them, because silu(a) - silu(-a) = a.
     """
     width = weights["input_blocks.0.0.weight"].shape[0]
     pair = torch.arange(width)
@@ -179,10 +179,13 @@ def _steady(weights: Weights, channels: int) -> Weights:
     weights["input_blocks.0.0.weight"] = entry
     weights["input_blocks.0.0.bias"] = torch.zeros(width, dtype=torch.float16)
     last = max(int(name.split(".")[1]) for name in weights if name.startswith("output_blocks."))
-    name = f"output_blocks.{last}.0.skip_connection.weight"  # [width, width of h + width of skip, 1, 1]
+    name = f"output_blocks.{last}.0.skip_connection.weight"  # [width, h + skip, 1, 1]
     skip = weights[name].float() * 0.25
     skip[:, -width:, 0, 0] = torch.eye(width)
     weights[name] = skip.half()
+    attention = f"output_blocks.{last}.1.proj_out.weight"  # not in SDXL; would bury x
+    if attention in weights:
+        weights[attention] = weights[attention] * 0.2
     weights["out.0.weight"] = torch.ones(width, dtype=torch.float16)
     weights["out.0.bias"] = torch.zeros(width, dtype=torch.float16)
     leave = weights["out.2.weight"].float() * 0.1
@@ -219,7 +222,7 @@ def _text_encoder(size: tuple[int, int, int], random: Random) -> Weights:
 
 
 def _vae(scale: float, random: Random) -> Weights:
-    """Return a TAESD, last layer fitted so that a unit latent decodes to pixels of mean 0.5 and deviation 0.2."""
+    """Return a TAESD whose last layer makes of unit latents pixels of mean 0.5, deviation 0.2."""
     from comfy.taesd.taesd import TAESD
 
     shapes = {k: s for k, s in _shapes(TAESD).items() if not k.startswith("vae_")}
@@ -259,12 +262,13 @@ def _checkpoint(kind: str, random: Random) -> Weights:
 
 
 def _lora(base: str, random: Random, *, convolutions: bool, rank: int = 4) -> Weights:
-    """Return a LoRA in kohya's names over the transformer blocks, with `convolutions` over each 3x3 as well."""
+    """Return a LoRA in kohya's names over the transformer blocks, and over each 3x3 if asked."""
     weights: Weights = {}
     for name, shape in sorted(_unet_shapes(base).items()):
         if not name.endswith(".weight") or len(shape) < 2:
             continue
-        linear = ".transformer_blocks." in name or name.endswith((".proj_in.weight", ".proj_out.weight"))
+        ends = (".proj_in.weight", ".proj_out.weight")
+        linear = ".transformer_blocks." in name or name.endswith(ends)
         if not linear and not (convolutions and shape[2:] == (3, 3)):
             continue
         stem = "lora_unet_" + name.removesuffix(".weight").replace(".", "_")

@@ -14,11 +14,15 @@ HOST_FLAGS = ("--cpu", "--use-pytorch-cross-attention")
 
 
 class _ServerStub:
-    """The few attributes of PromptServer that core nodes touch when they are imported or executed."""
+    """The few attributes of PromptServer that core nodes touch."""
 
-    client_id: str | None = None
-    last_node_id: str | None = None
-    last_prompt_id: str | None = None
+    def __init__(self) -> None:
+        from app.node_replace_manager import NodeReplaceManager
+
+        self.client_id: str | None = None
+        self.last_node_id: str | None = None
+        self.last_prompt_id: str | None = None
+        self.node_replace_manager = NodeReplaceManager()
 
     def send_sync(self, *_args: Any, **_kwargs: Any) -> None:
         """Drop the event: nobody listens in this process."""
@@ -37,7 +41,7 @@ class Host(NamedTuple):
     folder_paths: ModuleType
 
     def model_file(self, kind: str, *, seed: int = 0, base: str | None = None) -> str:
-        """Write a model file of `kind` once (see `checkpoints.KINDS`) and return the name that loaders take."""
+        """Write a file of `kind` (see `checkpoints.FOLDERS`) once; return the loader's name for it."""
         return checkpoints.ensure(self.base / "models", kind, seed=seed, base=base).name
 
     def load(self, kind: str = "narrowxl", *, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -102,7 +106,7 @@ def boot(tree: Path, base: Path) -> Host:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    import comfy.cli_args  # noqa: F401  reads sys.argv now
+    import comfy.cli_args  # reads sys.argv now
     import folder_paths
     import nodes
     import torch

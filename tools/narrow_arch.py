@@ -1,12 +1,13 @@
-"""Test-only one-file pack: registers narrow architectures, so that the host's own checkpoint loader takes small files.
+"""Test-only one-file pack: narrow architectures, so that the host's own loader takes small files.
 
-Detection, weight loading, ModelPatcher, text encoder and VAE code stay the host's; only its list of model classes grows.
-Copied into `custom_nodes/` of a test server, or imported after the host's modules in this process.
+Detection, weight loading, ModelPatcher, text encoder and VAE code stay the host's; only its list
+of model classes grows. Copied into `custom_nodes/` of a test server, or imported after the host's modules
+in this process.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from comfy import sd1_clip, sdxl_clip, supported_models, supported_models_base
 
@@ -45,7 +46,11 @@ def _clip_xl() -> Any:
 class NarrowSD15(supported_models.SD15):
     """SD1.5 (and its inpaint form) of width 64."""
 
-    unet_config = {**supported_models.SD15.unet_config, "model_channels": WIDTH, "context_dim": 64}
+    unet_config: ClassVar[dict[str, Any]] = {
+        **supported_models.SD15.unet_config,
+        "model_channels": WIDTH,
+        "context_dim": WIDTH,
+    }
 
     def clip_target(self, state_dict: Any = None) -> Any:
         """Return the narrow CLIP-L."""
@@ -55,7 +60,11 @@ class NarrowSD15(supported_models.SD15):
 class NarrowSD20(supported_models.SD20):
     """SD2 of width 64: linear projections, heads of 64."""
 
-    unet_config = {**supported_models.SD20.unet_config, "model_channels": WIDTH, "context_dim": 64}
+    unet_config: ClassVar[dict[str, Any]] = {
+        **supported_models.SD20.unet_config,
+        "model_channels": WIDTH,
+        "context_dim": WIDTH,
+    }
 
     def process_clip_state_dict(self, state_dict: Any) -> Any:
         """Read the text encoder as an SD1.5 file's."""
@@ -69,7 +78,7 @@ class NarrowSD20(supported_models.SD20):
 class NarrowSDXL(supported_models.SDXL):
     """SDXL of width 64: text 64 + 64, label embedding of pooled 64 + 6 x 256."""
 
-    unet_config = {
+    unet_config: ClassVar[dict[str, Any]] = {
         key: value
         for key, value in supported_models.SDXL.unet_config.items()
         if key != "transformer_depth"
