@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _alias(name: str, folder: Path) -> None:
-    """Import the package in `folder` as `name`; the pack's root stays off sys.path: it has `nodes`."""
+    """Import a package by its folder; the pack's root stays off sys.path, for it has `nodes`."""
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -27,8 +28,10 @@ def _alias(name: str, folder: Path) -> None:
 _alias("warmgraph_backends", ROOT / "backends")
 _alias("warmgraph_tools", ROOT / "tools")
 
-from warmgraph_tools import inprocess  # noqa: E402
+from warmgraph_tools import checkpoints, inprocess  # noqa: E402
+from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
+from warmgraph_tools.install import prepare_base  # noqa: E402
 
 
 def find_host_tree() -> Path | None:
@@ -49,10 +52,75 @@ def host_tree() -> Path:
 
 @pytest.fixture(scope="session")
 def host(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """The real host imported into this process: CPU, the attention that GPUs use, all core nodes."""
+    """The real host imported into this process: CPU, GPUs' kind of attention, all core nodes."""
     argv = sys.argv
     base = tmp_path_factory.mktemp("comfy")
     try:
         yield inprocess.boot(host_tree, base)
     finally:
         sys.argv = argv
+
+
+@pytest.fixture(scope="session")
+def start_server(
+    host_tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
+    """Start real servers with the pack installed; all that still run are stopped at the end.
+
+    `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None)`: a fresh
+    base directory unless one is given; `Server.restart()` keeps it.
+    """
+    started: list[Server] = []
+
+    def start(
+        base: Path | None = None, *, pack: bool = True, narrow: bool = True, **options: Any
+    ) -> Server:
+        base = prepare_base(
+            base or tmp_path_factory.mktemp("base"), host_tree, pack=pack, narrow=narrow
+        )
+        server = Server(host_tree, base, **options)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., Server]) -> Server:
+    """One server that all tests share: leave it running, and no setting changed."""
+    return start_server()
+
+
+class PlaceModel(Protocol):
+    """Write a model file where a server finds it; returns the name that its loaders take."""
+
+    def __call__(
+        self,
+        server: Server,
+        kind: str,
+        *,
+        name: str | None = None,
+        seed: int = 0,
+        base: str | None = None,
+    ) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def place_model(host: Host) -> PlaceModel:
+    """`place_model(server, kind, name=..., seed=..., base=...)`; kinds in `checkpoints.FOLDERS`."""
+
+    def place(
+        server: Server,
+        kind: str,
+        *,
+        name: str | None = None,
+        seed: int = 0,
+        base: str | None = None,
+    ) -> str:
+        models = server.base / "models"
+        return checkpoints.ensure(models, kind, seed=seed, base=base, name=name).name
+
+    return place

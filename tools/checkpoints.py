@@ -1,7 +1,8 @@
-"""Write small model files with random weights that the host's own loaders accept; nothing is downloaded.
+"""Write small model files with random weights that the host's own loaders accept.
 
-As a script: `python tools/checkpoints.py --host TREE --models DIRECTORY KIND...` (it imports the host for key names).
-The narrow kinds need `narrow_arch.py` registered in the host that loads them; `sd15` and `sdxl` need nothing.
+Nothing is downloaded; the names and shapes of weights come from the host's classes. As a script:
+`python tools/checkpoints.py --host TREE --models DIRECTORY KIND...`. The narrow kinds need
+`narrow_arch.py` registered in the host that loads them; `sd15` and `sdxl` need nothing.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Random:
         return buffer.as_strided(shape, [step, *strides], offset)
 
     def like(self, shapes: Shapes, *, gain: float = 1.0, damping: float = 0.3) -> Weights:
-        """Return weights that keep activations of order one; no branch is zero, or tests are blind."""
+        """Return weights that keep activations of order one; a zero branch would blind tests."""
         return {
             name: self._one(name, shape, gain, damping) for name, shape in sorted(shapes.items())
         }

@@ -41,7 +41,7 @@ class Host(NamedTuple):
     folder_paths: ModuleType
 
     def model_file(self, kind: str, *, seed: int = 0, base: str | None = None) -> str:
-        """Write a file of `kind` (see `checkpoints.FOLDERS`) once; return the loader's name for it."""
+        """Write a file of `kind` (see `checkpoints.FOLDERS`) once; return its name for loaders."""
         return checkpoints.ensure(self.base / "models", kind, seed=seed, base=base).name
 
     def load(self, kind: str = "narrowxl", *, seed: int = 0) -> tuple[Any, Any, Any]:

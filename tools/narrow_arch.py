@@ -1,8 +1,8 @@
 """Test-only one-file pack: narrow architectures, so that the host's own loader takes small files.
 
 Detection, weight loading, ModelPatcher, text encoder and VAE code stay the host's; only its list
-of model classes grows. Copied into `custom_nodes/` of a test server, or imported after the host's modules
-in this process.
+of model classes grows. Copied into `custom_nodes/` of a test server, or imported after
+the host's modules in this process.
 """
 
 from __future__ import annotations

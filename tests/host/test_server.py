@@ -1,0 +1,145 @@
+"""The test server itself: a real host that starts, answers, restarts and stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from warmgraph_tools.convert import to_prompt
+from warmgraph_tools.host import Graph, HostError, Server
+from warmgraph_tools.install import shipped_entries
+
+PlaceModel = Callable[..., str]
+
+
+def small_prompt(checkpoint: str, *, seed: int = 1, steps: int = 2) -> Graph:
+    """Return a text-to-image prompt of 64x64 pixels that saves its latent."""
+    return {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": checkpoint}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a cat"}},
+        "3": {
+            "class_type": "EmptyLatentImage",
+            "inputs": {"width": 64, "height": 64, "batch_size": 1},
+        },
+        "4": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["1", 0],
+                "positive": ["2", 0],
+                "negative": ["2", 0],
+                "latent_image": ["3", 0],
+                "seed": seed,
+                "steps": steps,
+                "cfg": 7.0,
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "denoise": 1.0,
+            },
+        },
+        "5": {
+            "class_type": "SaveLatent",
+            "inputs": {"samples": ["4", 0], "filename_prefix": "latents/small"},
+        },
+    }
+
+
+def test_a_prompt_runs_and_its_files_are_found(server: Server, place_model: PlaceModel) -> None:
+    run = server.run(small_prompt(place_model(server, "narrow15")))
+    (latent,) = server.files(run, "latents")
+    assert latent.is_file() and run.seconds > 0
+
+
+def test_refused_and_failing_prompts_say_why(server: Server, place_model: PlaceModel) -> None:
+    with pytest.raises(HostError, match="no-such-file"):
+        server.run(small_prompt("no-such-file.safetensors"))
+    graph = small_prompt(place_model(server, "narrow15"), seed=2)
+    graph["3"] = {"class_type": "LoadLatent", "inputs": {"latent": "damaged.latent"}}
+    (server.base / "input" / "damaged.latent").write_bytes(b"nothing")
+    with pytest.raises(HostError, match="LoadLatent failed"):
+        server.run(graph)
+
+
+def test_the_pack_is_installed_without_what_only_developers_need() -> None:
+    names = {entry.name for entry in shipped_entries()}
+    assert {"__init__.py", "backends", "nodes", "web", "workflows", "pyproject.toml"} <= names
+    assert not names & {"tests", "tools", "dev.py", "benchmarks", ".ci"}
+
+
+def test_a_server_stops_as_with_ctrl_c_and_starts_again(
+    start_server: Callable[..., Server],
+) -> None:
+    own = start_server()
+    first = own.pid
+    own.restart()
+    assert own.pid != first
+    own.stop()
+    assert own.log.count("Stopped server") == 2
+    assert "IMPORT FAILED" not in own.log
+
+
+class TestConverter:
+    """`to_prompt` on shapes of workflow that the shipped ones do not have."""
+
+    INFO: ClassVar[dict[str, Any]] = {
+        "Source": {
+            "display_name": "Source",
+            "input": {
+                "required": {
+                    "seed": ["INT", {"control_after_generate": True}],
+                    "choice": [["a", "b"]],
+                    "forced": ["INT", {"forceInput": True}],
+                },
+                "optional": {"size": ["FLOAT", {}]},
+            },
+            "input_order": {"required": ["seed", "choice", "forced"], "optional": ["size"]},
+        },
+        "Pass": {
+            "display_name": "",
+            "input": {"required": {"x": ["T"]}},
+            "input_order": {"required": ["x"]},
+        },
+    }
+
+    @staticmethod
+    def node(number: int, kind: str, link: int | None, *, mode: int = 0, **more: Any) -> Any:
+        inputs = [{"name": "x", "type": "T", "link": link}] if kind != "Source" else []
+        return {"id": number, "type": kind, "mode": mode, "inputs": inputs, **more}
+
+    def convert(self, *middle: Any) -> Any:
+        source = self.node(1, "Source", None, widgets_values=[5, "fixed", "b", 2.0])
+        links = [[n, n, 0, n + 1, 0, "T"] for n in range(1, len(middle) + 1)]
+        return to_prompt({"nodes": [source, *middle], "links": links}, self.INFO)
+
+    def test_widget_values_are_named_and_the_pages_own_widget_is_dropped(self) -> None:
+        inputs = self.convert()["1"]["inputs"]
+        assert inputs == {"seed": 5, "choice": "b", "size": 2.0}
+
+    @pytest.mark.parametrize(("kind", "mode"), [("Pass", 4), ("Reroute", 0)])
+    def test_links_pass_through_bypassed_nodes_and_reroutes(self, kind: str, mode: int) -> None:
+        prompt = self.convert(self.node(2, kind, 1, mode=mode), self.node(3, "Pass", 2))
+        assert set(prompt) == {"1", "3"}
+        assert prompt["3"]["inputs"] == {"x": ["1", 0]}
+
+    def test_a_muted_node_takes_its_links_with_it(self) -> None:
+        prompt = self.convert(self.node(2, "Pass", 1, mode=2), self.node(3, "Pass", 2))
+        assert prompt["3"]["inputs"] == {}
+
+    def test_unknown_classes_and_leftover_values_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="known class"):
+            self.convert(self.node(2, "Unknown", 1))
+        with pytest.raises(ValueError, match="left over"):
+            self.convert(self.node(2, "Pass", 1, widgets_values=[1]))
+
+
+def test_every_shipped_workflow_converts(server: Server) -> None:
+    info = server.object_info()
+    folder = Path(__file__).parents[2] / "workflows"
+    for path in sorted(folder.glob("*.json")):
+        prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), info)
+        for node in prompt.values():
+            required = info[node["class_type"]]["input"].get("required", {})
+            assert set(required) <= set(node["inputs"]), (path.name, node)
