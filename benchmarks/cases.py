@@ -1,0 +1,248 @@
+"""The cases: each runs children and returns its result file, with a few `lines` for the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .lab import DEFAULT, NATIVE, OFF, ChildError, Lab
+
+BUILD_WORKERS = 14
+RIVAL_LIMIT_S = 240.0
+BF16 = ("--bf16-unet",)
+Result = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """One case: how to run it, and about how long it takes on an H200 with its files made."""
+
+    run: Callable[[Lab], Result]
+    seconds: int
+
+
+def cold_build(lab: Lab) -> Result:
+    """First build of SDXL by 14 workers into an empty store, which later cases then use."""
+    result = lab.run(
+        "cold_build",
+        limit_s=400,
+        model=lab.model("sdxl"),
+        kind=lab.kind("sdxl"),
+        store=lab.store("sdxl", empty=True),
+        size=lab.pixels(1024, 1024),
+        workers=2 if lab.smoke else BUILD_WORKERS,
+    )
+    lines = [
+        f"{result['build_seconds']} s, {result['graphs']} graphs, {result['disk_mb']} MB, "
+        f"regions {result['report']['regions']}"
+    ]
+    return {**result, "lines": lines}
+
+
+def bind(lab: Lab) -> Result:
+    """Fresh processes on a full store, in both modes; medians of three in the default one."""
+    _fill(lab, "sdxl")
+    shared: Result = {
+        "model": lab.model("sdxl"),
+        "kind": lab.kind("sdxl"),
+        "store": lab.store("sdxl"),
+        "size": lab.pixels(1024, 1024),
+    }
+    plan = {
+        "ours": {"ours": True, "warm": True},
+        "ours_cold": {"ours": True, "warm": False},
+        "eager": {"ours": False, "warm": True},
+        "eager_cold": {"ours": False, "warm": False},
+    }
+    result: Result = {"meaning": "seconds; warm: one eager image was made before in that process"}
+    for mode, flags in (("default", DEFAULT), ("off", OFF)):
+        repeats = 3 if mode == "default" and not lab.smoke else 1
+        runs = {
+            name: [lab.run("bind", flags, limit_s=120, **shared, **options) for _ in range(repeats)]
+            for name, options in plan.items()
+        }
+        medians = {
+            name: round(statistics.median(run["seconds"] for run in made), 3)
+            for name, made in runs.items()
+        }
+        result[mode] = {**medians, "runs": runs}
+    lines = [
+        f"{mode}: " + ", ".join(f"{name} {result[mode][name]} s" for name in plan)
+        for mode in ("default", "off")
+    ]
+    return {**result, "lines": lines}
+
+
+def _speed(
+    kind: str, flags: tuple[str, ...], *, dtype: str = "float16", fill: bool = False
+) -> Callable[[Lab], Result]:
+    """A case that times eager against ours at 1024x1024 and 512x512."""
+
+    def run(lab: Lab) -> Result:
+        if fill:
+            _fill(lab, kind)
+        sizes = [lab.pixels(1024, 1024), lab.pixels(512, 512)]
+        quick = {"rounds": 1, "steps": 4, "image_steps": 2} if lab.smoke else {}
+        store = kind if dtype == "float16" else f"{kind}-{dtype}"
+        result = lab.run(
+            "speed",
+            flags,
+            limit_s=400,
+            model=lab.model(kind, dtype=dtype),
+            kind=lab.kind(kind),
+            store=lab.store(store),
+            sizes=sizes,
+            workers=2 if lab.smoke else BUILD_WORKERS,
+            **quick,
+        )
+        lines = [
+            f"{size}: eager {row['eager']['unet_ms']['median']} ms, ours "
+            f"{row['ours']['unet_ms']['median']} ms, x{row['speedup']}, "
+            f"rel L2 {row['rel_l2']:.1e}, KSampler "
+            f"{row['eager'].get('ksampler_seconds')} -> {row['ours'].get('ksampler_seconds')} s"
+            for size, row in result["rows"].items()
+        ]
+        return {**result, "lines": lines}
+
+    return run
+
+
+def _changes(flags: tuple[str, ...], mode: str) -> Callable[[Lab], Result]:
+    """A case that makes every change after the first build, the last ones in a fresh process."""
+
+    def run(lab: Lab) -> Result:
+        shared: Result = {
+            "model": lab.model("sdxl"),
+            "second_model": lab.model("sdxl", seed=1),
+            "loras": {form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+            "kind": lab.kind("sdxl"),
+            "store": lab.store("sdxl"),
+            "scale": 8 if lab.smoke else 1,
+            "workers": 2 if lab.smoke else BUILD_WORKERS,
+        }
+        first = lab.run("changes", flags, limit_s=400, part="first", **shared)
+        again = lab.run("changes", flags, limit_s=200, hash_seed="4711", part="restart", **shared)
+        rows = first["rows"] + again["rows"]
+        after = first["builds"] + again["builds"] + again["first_builds"]
+        worst = max(rows, key=lambda row: row["rel_l2"])
+        eager = sum(row["eager_calls"] for row in rows)
+        lines = [
+            f"{len(rows)} changes, {after} builds after the first ({first['first_builds']} then), "
+            f"{eager} eager region calls, rel L2 up to {worst['rel_l2']:.1e} ({worst['name']})"
+        ]
+        return {
+            "mode": mode,
+            "first_builds": first["first_builds"],
+            "builds_after_first": after,
+            "max_rel_l2": worst["rel_l2"],
+            "eager_region_calls": eager,
+            "parts": {"first": first, "restart": again},
+            "lines": lines,
+        }
+
+    return run
+
+
+def first_image(lab: Lab) -> Result:
+    """The KSampler node in `background` on an empty store, and without us: three processes each."""
+    shared: Result = {
+        "model": lab.model("sdxl"),
+        "kind": lab.kind("sdxl"),
+        "size": lab.pixels(1024, 1024),
+        "steps": 4 if lab.smoke else 20,
+    }
+    plan = {
+        "eager": {"ours": False, "warm": False},
+        "ours": {"ours": True, "warm": False},
+        "eager_warm": {"ours": False, "warm": True},
+        "ours_warm": {"ours": True, "warm": True},
+    }
+    runs: dict[str, list[Result]] = {name: [] for name in plan}
+    for _ in range(1 if lab.smoke else 3):
+        for name, options in plan.items():
+            store = lab.store("first-image", empty=True)
+            runs[name].append(lab.run("first_image", limit_s=150, store=store, **shared, **options))
+    medians = {
+        name: statistics.median(run["ksampler_seconds"] for run in made)
+        for name, made in runs.items()
+    }
+    result: Result = {
+        "meaning": "KSampler's wall time in a fresh process; warm: after one eager image in it",
+        "ksampler_seconds": medians,
+        "first_image_ratio": round(medians["ours"] / medians["eager"], 3),
+        "first_image_warm_ratio": round(medians["ours_warm"] / medians["eager_warm"], 3),
+        "runs": runs,
+    }
+    lines = [
+        f"{medians}, ratio {result['first_image_ratio']}, warm {result['first_image_warm_ratio']}"
+    ]
+    return {**result, "lines": lines}
+
+
+def _rival(dynamic: bool) -> Callable[[Lab], Result]:
+    """A case that compiles the whole model; to be stopped at the limit is a result, no failure."""
+
+    def run(lab: Lab) -> Result:
+        model = lab.model("sdxl")
+        sizes = [lab.pixels(1024, 1024), lab.pixels(512, 512)]
+        quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
+        # 30 s more than the limit: the child also boots the host and loads the file.
+        try:
+            result = lab.run(
+                "rival",
+                OFF,
+                limit_s=RIVAL_LIMIT_S + 30,
+                model=model,
+                kind=lab.kind("sdxl"),
+                sizes=sizes,
+                dynamic=dynamic,
+                **quick,
+            )
+        except ChildError as failure:
+            if not failure.stopped or lab.left() < 5:
+                raise
+            result = failure.partial
+        done = ", ".join(
+            f"{size}: x{row['speedup']} after {row['compile_seconds']} s"
+            for size, row in result.get("rows", {}).items()
+        )
+        lines = [done or f"compile not done: > {RIVAL_LIMIT_S:.0f} s"]
+        return {**result, "limit_s": RIVAL_LIMIT_S, "lines": lines}
+
+    return run
+
+
+def _fill(lab: Lab, kind: str) -> None:
+    """Fill the kind's store by a run of its own, for a case that must find it full."""
+    from pathlib import Path
+
+    from .pack import graph_files
+
+    if not graph_files(Path(lab.store(kind))):
+        lab.run(
+            "cold_build",
+            limit_s=400,
+            model=lab.model(kind),
+            kind=lab.kind(kind),
+            store=lab.store(kind),
+            size=lab.pixels(1024, 1024),
+            workers=2 if lab.smoke else BUILD_WORKERS,
+        )
+
+
+CASES: dict[str, Case] = {
+    "cold_build": Case(cold_build, 80),
+    "speed_default": Case(_speed("sdxl", DEFAULT), 60),
+    "speed_off": Case(_speed("sdxl", OFF), 60),
+    "bind": Case(bind, 200),
+    "first_image": Case(first_image, 250),
+    "changes_default": Case(_changes(DEFAULT, "default"), 90),
+    "changes_off": Case(_changes(OFF, "dynamic VRAM off"), 120),
+    "speed_native_allocator": Case(_speed("sdxl", NATIVE), 60),
+    "speed_bf16_default": Case(_speed("sdxl", BF16, dtype="bfloat16"), 110),
+    "speed_bf16_off": Case(_speed("sdxl", (*BF16, *OFF), dtype="bfloat16"), 60),
+    "speed_sd15_default": Case(_speed("sd15", DEFAULT), 80),
+    "speed_sd15_off": Case(_speed("sd15", OFF), 40),
+    "rival_static": Case(_rival(dynamic=False), 260),
+    "rival_dynamic": Case(_rival(dynamic=True), 275),
+}

@@ -1,0 +1,190 @@
+"""A place to run cases in: host tree, work folder with files and stores, children with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .models import KINDS
+
+CHILD = Path(__file__).resolve().parent / "child.py"
+SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15"}
+SMOKE_FLAGS = ("--cpu", "--use-pytorch-cross-attention")
+SMOKE_SCALE = 8
+DEFAULT: tuple[str, ...] = ()
+OFF = ("--disable-dynamic-vram",)
+NATIVE = ("--disable-cuda-malloc",)
+
+
+class ChildError(RuntimeError):
+    """A child failed or was stopped at its limit; `partial` is what it had found by then."""
+
+    def __init__(self, reason: str, partial: dict[str, Any], *, stopped: bool) -> None:
+        super().__init__(reason)
+        self.partial = partial
+        self.stopped = stopped
+
+
+class Lab:
+    """Starts children one after another and keeps what they share."""
+
+    def __init__(
+        self, tree: Path, work: Path, *, smoke: bool = False, seconds: float | None = None
+    ) -> None:
+        self.tree, self.work, self.smoke = tree.resolve(), work.resolve(), smoke
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self.facts: dict[str, Any] = {}
+        for folder in ("models", "stores", "logs", "base"):
+            (self.work / folder).mkdir(parents=True, exist_ok=True)
+
+    def kind(self, name: str) -> str:
+        """The kind to use for a real one; narrow in a smoke run."""
+        return SMOKE_KINDS[name] if self.smoke else name
+
+    def pixels(self, *sides: int) -> list[int]:
+        """A size in pixels; scaled down in a smoke run."""
+        return [side // SMOKE_SCALE // 8 * 8 if self.smoke else side for side in sides]
+
+    def left(self) -> float:
+        """Seconds until this lab's time is up."""
+        return float("inf") if self._end is None else self._end - time.monotonic()
+
+    def model(self, kind: str, *, dtype: str = "float16", seed: int = 0) -> str:
+        """Path of a model file, made now if it is not there."""
+        return self._file(f"{self.kind(kind)}-{dtype}-{seed}", kind, {"dtype": dtype, "seed": seed})
+
+    def lora(self, kind: str, form: str) -> str:
+        """Path of a LoRA file, `linear` or `conv`, made now if it is not there."""
+        return self._file(f"{self.kind(kind)}-lora-{form}", kind, {"lora": form, "seed": 7})
+
+    def store(self, name: str, *, empty: bool = False) -> str:
+        """Folder of a graph store; `empty` forgets what was in it, key and settings too."""
+        path = self.work / "stores" / (self.kind(name) if name in KINDS else name)
+        if empty:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path.with_name(path.name + "-private"), ignore_errors=True)
+        return str(path)
+
+    def run(
+        self,
+        task: str,
+        flags: tuple[str, ...] = DEFAULT,
+        *,
+        limit_s: float,
+        hash_seed: str = "0",
+        **params: Any,
+    ) -> dict[str, Any]:
+        """Run one task in a fresh process under these host flags and return its result.
+
+        Caches of Inductor and Triton are new and empty for each child, so nothing is quick because
+        of an earlier one.
+
+        Raises:
+            ChildError: it failed, printed no result or ran past its limit.
+        """
+        limit = min(limit_s, self.left())
+        if limit < 5:
+            raise ChildError("no time left (--minutes)", {}, stopped=True)
+        request = {
+            "task": task,
+            "tree": str(self.tree),
+            "base": str(self.work / "base"),
+            "argv": [*(SMOKE_FLAGS if self.smoke else ()), *flags],
+            "narrow": self.smoke,
+            "params": params,
+        }
+        log = self.work / "logs" / f"{len(list((self.work / 'logs').iterdir())):03d}-{task}.log"
+        with tempfile.TemporaryDirectory(prefix="caches-", dir=self.work) as caches:
+            environment = {
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONUNBUFFERED": "1",
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
+                "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
+            }
+            environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+            output, code = _run(
+                [sys.executable, str(CHILD), json.dumps(request)], environment, log, limit
+            )
+        answer, partial = _parse(output)
+        if code is None:
+            raise ChildError(f"stopped at its limit of {limit:.0f} s", partial, stopped=True)
+        if answer is None:
+            tail = log.read_text(encoding="utf-8", errors="replace")[-600:]
+            raise ChildError(
+                f"ended with code {code} and no result: {tail}", partial, stopped=False
+            )
+        if not answer["ok"]:
+            raise ChildError(answer["reason"], partial, stopped=False)
+        self.facts = answer["host"]
+        return {**answer["result"], "process": _process(answer)}
+
+    def _file(self, stem: str, kind: str, fields: dict[str, Any]) -> str:
+        path = self.work / "models" / f"{stem}.safetensors"
+        if not path.exists():
+            file = {"path": str(path), "kind": self.kind(kind), **fields}
+            self.run("make_files", limit_s=180, files=[file])
+        return str(path)
+
+
+def _process(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer["host"], "boot_s": answer["boot_seconds"], "task_s": answer["task_seconds"]}
+
+
+def _run(
+    command: list[str], environment: dict[str, str], log: Path, limit: float
+) -> tuple[str, int | None]:
+    """Run a command with its stderr in the log; returns stdout, exit code or None if stopped."""
+    output = log.with_suffix(".out")
+    with output.open("wb") as out, log.open("wb") as err:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = child.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _kill_group(child)
+    return output.read_text(encoding="utf-8", errors="replace"), code
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End the child and what it left running; its group is its own session."""
+    if os.name == "nt":
+        child.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _parse(output: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The last line's answer, if it is one, and the last partial result."""
+    answer, partial = None, {}
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if "partial" in value:
+            partial = value["partial"]
+        elif "ok" in value:
+            answer = value
+    return answer, partial

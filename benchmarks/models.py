@@ -1,0 +1,180 @@
+"""Full-size UNet and LoRA files with random weights, which the host's own loaders accept.
+
+Weights keep the variance of what passes through them (fan-in scaling, norms near one, residual
+branches damped), so that a half-precision run neither overflows nor dies out, and nothing is zero,
+so that every branch counts in a comparison. The shapes come from the host's own `UNetModel`, built
+on the meta device. The narrow kinds are those of `tools/`, for a smoke run on a CPU; the host must
+be told of them first (`register_narrow`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .pack import ROOT, import_alias
+
+_COMMON: dict[str, Any] = {
+    "image_size": 32,
+    "use_checkpoint": False,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+}
+_SD15: dict[str, Any] = {
+    **_COMMON,
+    "num_res_blocks": [2, 2, 2, 2],
+    "channel_mult": [1, 2, 4, 4],
+    "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+    "transformer_depth_middle": 1,
+    "context_dim": 768,
+    "use_linear_in_transformer": False,
+    "adm_in_channels": None,
+    "num_heads": 8,
+    "num_head_channels": -1,
+}
+_SDXL: dict[str, Any] = {
+    **_COMMON,
+    "num_res_blocks": [2, 2, 2],
+    "channel_mult": [1, 2, 4],
+    "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+    "transformer_depth_middle": 10,
+    "context_dim": 2048,
+    "use_linear_in_transformer": True,
+    "num_classes": "sequential",
+    "adm_in_channels": 2816,
+    "num_heads": -1,
+    "num_head_channels": 64,
+}
+
+
+class Kind(NamedTuple):
+    """One architecture: widths of its conditioning, and its UNet (None: one of `tools/`)."""
+
+    tokens_width: int
+    pooled_width: int | None
+    unet: dict[str, Any] | None = None
+
+
+KINDS: dict[str, Kind] = {
+    "sd15": Kind(768, None, _SD15),
+    "sdxl": Kind(2048, 1280, _SDXL),
+    "narrow15": Kind(64, None),
+    "narrowxl": Kind(128, 64),
+}
+# Last layers of a residual branch: damped, or the activations of a random net grow with its depth.
+_RESIDUAL_ENDS = ("out_layers.3.weight", "proj_out.weight", "to_out.0.weight", "ff.net.2.weight")
+_RESIDUAL_GAIN = 0.3
+_PROMPT_GAIN = 2.0  # random tokens average out in cross-attention: keep the prompt visible
+_LORA_RANK = 16
+_LORA_UP_STD = 0.05  # with rank 16 and alpha 16: a change of 20 % of each weight's norm
+
+
+def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a kind's parameters, from the host's own class; needs a booted host."""
+    import comfy.ops
+    import torch
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    model = UNetModel(
+        **_unet_config(kind),
+        dtype=torch.float16,
+        device="meta",
+        operations=comfy.ops.disable_weight_init,
+    )
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def write_unet(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
+    """Write a UNet-only safetensors file; the random numbers are drawn on `device`, in float32.
+
+    Returns the file's size in bytes. The same seed on another device or torch version gives other
+    weights.
+    """
+    import torch
+
+    draw = _Drawer(torch.Generator(device=device).manual_seed(seed), device, getattr(torch, dtype))
+    tensors = {}
+    for name, shape in unet_shapes(kind).items():
+        if len(shape) >= 2:
+            std = 1.0 / math.sqrt(math.prod(shape[1:]))
+            if name.endswith(("attn2.to_q.weight", "attn2.to_k.weight")):
+                std *= _PROMPT_GAIN
+            elif name.endswith(_RESIDUAL_ENDS):
+                std *= _RESIDUAL_GAIN
+            tensors[name] = draw(shape, std)
+        elif name.endswith("weight"):
+            tensors[name] = draw(shape, 0.05, mean=1.0)
+        else:
+            tensors[name] = draw(shape, 0.02)
+    return _write(path, tensors)
+
+
+def write_lora(path: Path, kind: str, *, conv: bool, seed: int, device: str) -> int:
+    """Write a LoRA in kohya's names: all transformer layers, 3x3 convolutions too if `conv`."""
+    import torch
+
+    draw = _Drawer(torch.Generator(device=device).manual_seed(seed), device, torch.float16)
+    tensors = {}
+    for name, shape in unet_shapes(kind).items():
+        if not name.endswith(".weight") or len(shape) < 2:
+            continue
+        attention = ".transformer_blocks." in name
+        attention = attention or name.endswith((".proj_in.weight", ".proj_out.weight"))
+        if not (attention or (conv and len(shape) == 4 and shape[2] == 3)):
+            continue
+        stem = "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
+        down = (_LORA_RANK, *shape[1:])
+        up = (shape[0], _LORA_RANK, *(1,) * (len(shape) - 2))
+        tensors[f"{stem}.lora_down.weight"] = draw(down, 1.0 / math.sqrt(math.prod(shape[1:])))
+        tensors[f"{stem}.lora_up.weight"] = draw(up, _LORA_UP_STD)
+        tensors[f"{stem}.alpha"] = torch.tensor(float(_LORA_RANK))
+    return _write(path, tensors)
+
+
+def register_narrow() -> None:
+    """Tell this process's host of the narrow kinds, so that its own loader detects them."""
+    import_alias("warmgraph_tools", ROOT / "tools")
+    import warmgraph_tools.narrow_arch  # noqa: F401
+
+
+def _unet_config(kind: str) -> dict[str, Any]:
+    config = KINDS[kind].unet
+    if config is not None:
+        return config
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools.checkpoints import UNETS
+
+    return UNETS[kind]
+
+
+class _Drawer:
+    """Normal random tensors, drawn on the device and handed over on the CPU in the file's dtype."""
+
+    def __init__(self, generator: Any, device: str, dtype: Any) -> None:
+        self._generator, self._device, self._dtype = generator, device, dtype
+
+    def __call__(self, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Any:
+        import torch
+
+        value = torch.empty(shape, device=self._device, dtype=torch.float32)
+        return value.normal_(mean, std, generator=self._generator).to(self._dtype).cpu()
+
+
+def _write(path: Path, tensors: dict[str, Any]) -> int:
+    """Write under another name and rename: a killed run leaves no half file to be reused."""
+    import safetensors.torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    safetensors.torch.save_file(tensors, str(part), metadata={"format": "pt"})
+    os.replace(part, path)
+    return path.stat().st_size

@@ -1,0 +1,82 @@
+"""Bring the pack's own engine into a benchmark process, outside a server.
+
+The pack's root must stay off `sys.path` (its `nodes` would hide the host's), so its packages are
+imported under alias names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+POLL_S = 0.1
+
+
+def import_alias(name: str, folder: Path) -> None:
+    """Import the package in `folder` under another name, once."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"package must lie in {folder}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def open_engine(store: Path, *, workers: int = 0) -> Any:
+    """Open an engine on its own store; settings and key lie beside it.
+
+    Args:
+        store: the shared store's folder; an empty or missing one means that everything must be
+            built.
+        workers: worker processes; 0 is the pack's default.
+    """
+    import_alias("warmgraph_backends", ROOT / "backends")
+    from warmgraph_backends.engine import Engine, Hooks, Paths
+    from warmgraph_backends.settings import Settings
+
+    private = store.with_name(store.name + "-private")
+    store.mkdir(parents=True, exist_ok=True)
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings = Settings(private)
+    settings.update({"workers": workers})
+    paths = Paths(store=store, private=private, workflows=lambda user: None)
+    return Engine(paths=paths, settings=settings, hooks=Hooks())
+
+
+def graph_files(store: Path) -> dict[str, int]:
+    """Graph files of a store and their bytes, from the disk and not from the engine."""
+    return {path.name: path.stat().st_size for path in store.glob("*.safetensors")}
+
+
+def settle(engine: Any, model: Any, *, limit_s: float) -> float:
+    """Wait until nothing of this model is being built or loaded; returns the seconds that took.
+
+    Raises:
+        TimeoutError: after `limit_s`, naming what is unfinished.
+    """
+    begin = time.perf_counter()
+    while True:
+        report = engine.report(model)
+        unfinished = [k["kind"] for k in report["kinds"] if k["state"] in ("building", "loading")]
+        building = report["building"]
+        if not unfinished and building["done"] >= building["total"]:
+            return time.perf_counter() - begin
+        if time.perf_counter() - begin > limit_s:
+            raise TimeoutError(f"builds must end within {limit_s:.0f} s, unfinished: {unfinished}")
+        time.sleep(POLL_S)
+
+
+def brief(report: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a report that a benchmark keeps."""
+    keys = ("regions", "eager", "builds", "loads", "calls", "misses", "disk_bytes", "notes")
+    kept = {key: report.get(key) for key in keys}
+    kept["not_ready"] = [k for k in report.get("kinds", []) if k.get("state") != "ready"]
+    return kept

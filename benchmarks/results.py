@@ -1,0 +1,159 @@
+"""Result files: one per case, and the flat headline made from them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HEADLINE = "headline.json"
+
+
+class Figure(NamedTuple):
+    """One headline figure: where it stands in the case files, its unit and its bar."""
+
+    unit: str
+    cases: tuple[str, ...]
+    read: Callable[..., Any]
+    bar: str = ""
+
+
+def _speedup(size: str) -> Callable[..., Any]:
+    return lambda case: case["rows"][size]["speedup"]
+
+
+def _largest(*path: str) -> Callable[..., Any]:
+    def read(*cases: Any) -> Any:
+        return max(_dig(case, path) for case in cases)
+
+    return read
+
+
+def _dig(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _rival(case: dict[str, Any]) -> Any:
+    row = case.get("rows", {}).get("1024x1024")
+    return row["speedup"] if row else f"> {case['limit_s']:.0f} s"
+
+
+def _rival_seconds(case: dict[str, Any]) -> Any:
+    row = case.get("rows", {}).get("1024x1024")
+    return row["compile_seconds"] if row else f"> {case['limit_s']:.0f}"
+
+
+_CHANGES = ("changes_default", "changes_off")
+FIGURES: dict[str, Figure] = {
+    "sdxl_1024_default_host_regions_speedup": Figure(
+        "eager / ours", ("speed_default",), _speedup("1024x1024"), ">= 1.5"
+    ),
+    "sdxl_1024_regions_speedup": Figure(
+        "eager / ours", ("speed_off",), _speedup("1024x1024"), ">= 1.12"
+    ),
+    "builds_after_first": Figure(
+        "builds", _CHANGES, lambda *cases: sum(case["builds_after_first"] for case in cases), "== 0"
+    ),
+    "max_rel_l2_fp16": Figure("relative L2", _CHANGES, _largest("max_rel_l2"), "<= 5e-3"),
+    "sdxl_disk_mb": Figure("MB", ("cold_build",), lambda case: case["disk_mb"], "<= 15"),
+    "sdxl_bind_seconds": Figure("s", ("bind",), lambda case: case["default"]["ours"], "<= 0.7"),
+    "sdxl_cold_build_seconds": Figure(
+        "s", ("cold_build",), lambda case: case["build_seconds"], "<= 30"
+    ),
+    "first_image_ratio": Figure(
+        "ours / eager", ("first_image",), lambda case: case["first_image_ratio"], "<= 1.15"
+    ),
+    # Beyond the bars: the same under other conditions, for honest reading of those above.
+    "first_image_warm_ratio": Figure(
+        "ours / eager", ("first_image",), lambda case: case["first_image_warm_ratio"]
+    ),
+    "sdxl_bind_cold_seconds": Figure("s", ("bind",), lambda case: case["default"]["ours_cold"]),
+    "sdxl_eager_first_step_cold_seconds": Figure(
+        "s", ("bind",), lambda case: case["default"]["eager_cold"]
+    ),
+    "sdxl_512_default_host_regions_speedup": Figure(
+        "eager / ours", ("speed_default",), _speedup("512x512")
+    ),
+    "sdxl_512_regions_speedup": Figure("eager / ours", ("speed_off",), _speedup("512x512")),
+    "sdxl_bf16_1024_default_host_regions_speedup": Figure(
+        "eager / ours", ("speed_bf16_default",), _speedup("1024x1024")
+    ),
+    "sdxl_bf16_1024_regions_speedup": Figure(
+        "eager / ours", ("speed_bf16_off",), _speedup("1024x1024")
+    ),
+    "sd15_512_default_host_regions_speedup": Figure(
+        "eager / ours", ("speed_sd15_default",), _speedup("512x512")
+    ),
+    "sd15_512_regions_speedup": Figure("eager / ours", ("speed_sd15_off",), _speedup("512x512")),
+    "sdxl_1024_torch_compile_static_speedup": Figure("eager / compiled", ("rival_static",), _rival),
+    "sdxl_1024_torch_compile_static_seconds": Figure("s", ("rival_static",), _rival_seconds),
+    "sdxl_1024_torch_compile_dynamic_speedup": Figure(
+        "eager / compiled", ("rival_dynamic",), _rival
+    ),
+    "sdxl_1024_torch_compile_dynamic_seconds": Figure("s", ("rival_dynamic",), _rival_seconds),
+}
+
+
+def write_case(folder: Path, name: str, case: dict[str, Any]) -> None:
+    """Write one case's file, with the date."""
+    folder.mkdir(parents=True, exist_ok=True)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    _write(folder / f"{name}.json", {"name": name, "date": date, **case})
+
+
+def collect(folder: Path) -> dict[str, dict[str, Any]]:
+    """Make the headline from the case files; a figure whose case failed or is missing is left out."""
+    cases: dict[str, dict[str, Any]] = {}
+    for path in folder.glob("*.json"):
+        if path.name != HEADLINE:
+            cases[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+    headline = {}
+    for name, figure in FIGURES.items():
+        used = [cases.get(case) for case in figure.cases]
+        good = [case for case in used if case is not None and case.get("ok")]
+        if len(good) != len(used) or any(case.get("smoke") for case in good):
+            continue
+        try:
+            value = figure.read(*good)
+        except KeyError:  # a row that was stopped or never run
+            continue
+        headline[name] = {
+            "value": value,
+            "unit": figure.unit,
+            "gpu": good[-1]["gpu"],
+            "torch": good[-1]["torch"],
+            "host": good[-1]["host"],
+            "date": good[-1]["date"],
+        }
+    if headline:
+        _write(folder / HEADLINE, headline)
+    return headline
+
+
+def table(folder: Path, names: list[str]) -> list[str]:
+    """A short table: each case with its outcome, then the headline with its bars."""
+    lines = []
+    for name in names:
+        path = folder / f"{name}.json"
+        if not path.exists():
+            lines.append(f"{name:24} not run")
+            continue
+        case = json.loads(path.read_text(encoding="utf-8"))
+        outcome = "ok" if case.get("ok") else f"FAILED: {case.get('reason', '')[:150]}"
+        lines.append(f"{name:24} {case.get('seconds', 0):6.0f} s  {outcome}")
+        lines += [f"    {line}" for line in case.get("lines", [])]
+    for name, entry in collect(folder).items():
+        bar = FIGURES[name].bar
+        lines.append(f"{name:44} {entry['value']!s:>10} {entry['unit']:16} {bar}".rstrip())
+    return lines
+
+
+def _write(path: Path, value: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,89 @@
+"""What several tasks do alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..host import Size, conditioning, ksampler, load_unet
+from ..measure import Call, Mode, Probe, rel_l2
+from ..pack import brief, settle
+
+BUILD_LIMIT_S = 420.0
+
+
+def partial(value: dict[str, Any]) -> None:
+    """Report what is known so far, for the case that this process is stopped."""
+    print(json.dumps({"partial": value}), flush=True)
+
+
+def sample(
+    model: Any,
+    kind: str,
+    size: Size,
+    *,
+    steps: int,
+    tokens: int = 77,
+    negative_tokens: int | None = None,
+    cfg: float = 7.0,
+    seed: int = 0,
+) -> Any:
+    """One image's latent with the kind's hand-made conditioning."""
+    positive = conditioning(kind, tokens=tokens, seed=1)
+    negative = conditioning(kind, tokens=negative_tokens or tokens, seed=2)
+    return ksampler(model, positive, negative, size, steps=steps, cfg=cfg, seed=seed)
+
+
+class Pair:
+    """One loaded file, as the host runs it and through Compile Model, a probe outermost on each."""
+
+    def __init__(self, engine: Any, path: Path, *, when_missing: str = "wait") -> None:
+        loaded = load_unet(path)
+        self.engine = engine
+        self.eager_probe, self.ours_probe = Probe(), Probe()
+        self.eager = self.eager_probe.attach(loaded)
+        self.source = self.ours_probe.attach(loaded)
+        self.ours = engine.compile_model(self.source, when_missing=when_missing)
+
+    def settle(self, kind: str, size: Size) -> dict[str, Any]:
+        """Sample until every graph that this needs is there, and return the report."""
+        for _ in range(3):
+            before = self.calls()["eager"]
+            sample(self.ours, kind, size, steps=2)
+            waited = settle(self.engine, self.ours, limit_s=BUILD_LIMIT_S)
+            if self.calls()["eager"] == before and waited < 1.0:
+                break
+        return brief(self.engine.report(self.ours))
+
+    def calls(self) -> dict[str, int]:
+        """Region calls so far: {"compiled", "eager"}."""
+        return dict(self.engine.report(self.ours)["calls"])
+
+
+def errors(
+    ours: Any,
+    ours_probe: Probe,
+    eager: Any,
+    eager_probe: Probe,
+    kind: str,
+    size: Size,
+    **options: Any,
+) -> list[float]:
+    """Relative L2 error of each UNet call of ours, against eager calls on the same inputs."""
+    ours_probe.start(Mode.RECORD)
+    sample(ours, kind, size, **options)
+    recorded: list[Call] = ours_probe.calls
+    ours_probe.start(Mode.OFF)
+    if not recorded:
+        raise RuntimeError("the run of ours must pass the probe, got no UNet call")
+    eager_probe.start(Mode.REPLAY, recorded)
+    sample(eager, kind, size, **options)
+    reference = eager_probe.calls
+    eager_probe.start(Mode.OFF)
+    if len(reference) != len(recorded):
+        raise RuntimeError(f"{len(recorded)} calls were recorded, {len(reference)} replayed")
+    return [
+        rel_l2(call.output, expected.output)
+        for call, expected in zip(recorded, reference, strict=True)
+    ]
