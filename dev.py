@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The developer's commands: `demo`, `test` and `bench`, on a fresh machine as well.
+
+Each sets up what it needs first: a virtual environment in `.venv`, the pinned torch, the real
+ComfyUI in `.host`. Run it with Python 3.10 to 3.13; nothing else has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools import setup
+from tools.setup import Setup, SetupError, say
+
+ROOT = Path(__file__).resolve().parent
+
+
+def run(ready: Setup, arguments: Sequence[str | Path]) -> int:
+    """Run a Python command in the virtual environment and return its exit status."""
+    environment = {**os.environ, "WARMGRAPH_HOST": str(ready.tree)}
+    command = [str(ready.python), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Show the whole way on a real server: build, swap in, any size, restart."""
+    ready = setup.prepare()
+    flags = ["--cpu"] if not ready.has_gpu else []
+    return run(ready, ["-m", "tools.demo", "--folder", options.folder, *flags])
+
+
+def test(options: argparse.Namespace) -> int:
+    """Run every check; all of them run even when one fails."""
+    ready = setup.prepare(options.host)
+    checks: dict[str, list[str | Path]] = {
+        "ruff check": ["-m", "ruff", "check", "."],
+        "ruff format": ["-m", "ruff", "format", "--check", "."],
+        "mypy": ["-m", "mypy", "backends/"],
+        "pytest": ["-m", "pytest", "tests"],
+    }
+    if options.host != setup.DEFAULT_HOST:  # an import and one workflow
+        checks = {"pytest": ["-m", "pytest", "tests/host/test_workflows.py"]}
+        options.k = options.k or "text_to_image"
+    if options.k:
+        checks["pytest"] += ["-k", options.k]
+    failed = []
+    for name, arguments in checks.items():
+        say(f"{name}: python {' '.join(map(str, arguments))}")
+        if run(ready, arguments):
+            failed.append(name)
+    say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def bench(_options: argparse.Namespace) -> int:
+    """Run the benchmarks, which need a GPU."""
+    ready = setup.prepare()
+    if not ready.has_gpu:
+        say("the benchmarks need an NVIDIA GPU, and there is none here")
+        return 1
+    return run(ready, ["-m", "benchmarks"])
+
+
+def main() -> int:
+    """Run one command and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("demo", help="the whole way on a real server, as a table")
+    command.add_argument("--folder", type=Path, default=ROOT / ".demo", help="default: .demo")
+    command.set_defaults(call=demo)
+    command = commands.add_parser("test", help="lint, format, types and all tests")
+    command.add_argument("--host", choices=list(setup.HOSTS), default=setup.DEFAULT_HOST)
+    command.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as for pytest")
+    command.set_defaults(call=test)
+    command = commands.add_parser("bench", help="the benchmarks (GPU)")
+    command.set_defaults(call=bench)
+    options = parser.parse_args()
+    try:
+        return int(options.call(options))
+    except SetupError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Which small models there are, and how their UNets are laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_BASE: dict[str, Any] = {
+    "image_size": 32,
+    "use_checkpoint": False,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 320,
+    "use_temporal_attention": False,
+    "use_temporal_resblock": False,
+    "transformer_depth_middle": 1,
+}
+_SD15: dict[str, Any] = {  # two levels: every kind of block of the real one
+    **_BASE,
+    "num_res_blocks": [1, 1],
+    "channel_mult": [1, 1],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "context_dim": 768,
+    "use_linear_in_transformer": False,
+    "adm_in_channels": None,
+    "num_heads": 8,
+    "num_head_channels": -1,
+}
+_SDXL: dict[str, Any] = {  # KOALA's depths, loaded as SDXL; no attention at the first level
+    **_BASE,
+    "num_res_blocks": [1, 1, 1],
+    "channel_mult": [1, 1, 1],
+    "transformer_depth": [0, 2, 5],
+    "transformer_depth_output": [0, 0, 1, 1, 1, 1],
+    "context_dim": 2048,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential",
+    "num_heads": -1,
+    "num_head_channels": 64,
+}
+_NARROW15 = {**_SD15, "model_channels": 64, "context_dim": 64}
+UNETS: dict[str, dict[str, Any]] = {
+    "sd15": _SD15,
+    "sdxl": _SDXL,
+    "narrow15": _NARROW15,
+    "narrow15inpaint": {**_NARROW15, "in_channels": 9},
+    "narrow20": {
+        **_NARROW15,
+        "use_linear_in_transformer": True,
+        "num_heads": -1,
+        "num_head_channels": 64,
+    },
+    "narrowxl": {
+        **_SDXL,
+        "model_channels": 64,
+        "context_dim": 128,
+        "adm_in_channels": 64 + 6 * 256,
+        "transformer_depth": [0, 1, 2],
+    },
+}
+"""UNet configurations: exactly what the host's detection reads back from the weights."""
+FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
+    "lora": "loras",
+    "locon": "loras",
+    "controlnet": "controlnet",
+    "flux": "diffusion_models",
+}
+"""Where each kind of file belongs below a models directory."""
