@@ -1,0 +1,233 @@
+"""The pack's commands at the server's own console: trust a folder of graphs, explain a graph.
+
+    python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
+    python cli.py explain FILE|FOLDER   say what is in graph files and whether they fit here
+
+A graph file is code that this machine runs when it is loaded, so trust is given here and nowhere
+else: not by a node, a setting, a workflow or HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warmgraph_backends.signing import Signer
+
+PACK = Path(os.path.abspath(__file__)).parent
+PRIVATE = "__warmgraph"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit status: 0 when all is well, 1 when a file was refused, 2 for a wrong call.
+    """
+    options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
+    try:
+        user = _user_directory(options)
+        _import_backends()
+        from warmgraph_backends.errors import WarmgraphError
+        from warmgraph_backends.signing import Signer
+
+        try:
+            signer = Signer(user / PRIVATE)
+            if options.command == "trust":
+                return trust(options.folder, signer)
+            return explain(options.path, signer)
+        except WarmgraphError as error:
+            raise SystemExit(_stop(str(error))) from error
+    except BrokenPipeError:  # `| head`
+        sys.stderr.close()
+        return 1
+
+
+def trust(folder: Path, signer: Signer) -> int:
+    """Check every graph file of a folder and sign each one that is intact with this machine's key.
+
+    Files are rewritten in one step each; whatever is not a graph file is left alone and named.
+    """
+    from warmgraph_backends.errors import GraphFileError
+    from warmgraph_backends.files import write_whole
+    from warmgraph_backends.graph_file import encode, read_for_trust, read_header
+
+    if not folder.is_dir():
+        return _stop(f"{folder} is not a folder")
+    new_key = not signer.path.exists()
+    print(f"signing with key {signer.fingerprint} of {signer.path}{' (new)' if new_key else ''}")
+    trusted = refused = 0
+    for path, problem in _graph_files(folder):
+        try:
+            if problem:
+                raise GraphFileError(problem)
+            manifest, payload = read_for_trust(path)
+            if read_header(path).is_signed(signer):
+                print(f"already trusted: {path.name} ({_kind(manifest)})")
+            else:
+                write_whole(path, encode(manifest, payload, signer))
+                print(f"trusted: {path.name} ({_kind(manifest)})")
+            trusted += 1
+        except (GraphFileError, OSError, ValueError) as error:
+            print(f"refused: {ascii(path.name)[1:-1]}: {_plain(error)}")
+            refused += 1
+    print(f"{trusted} graphs trusted, {refused} files refused")
+    if not trusted and not refused:
+        return _stop(f"there is no graph file in {folder}; give the NAME.graphs folder itself")
+    return 1 if refused else 0
+
+
+def explain(path: Path, signer: Signer) -> int:
+    """Say what is in one graph file (with its manifest) or in each of a folder, and why it fits."""
+    if path.is_dir():
+        files = list(_graph_files(path))
+        if not files:
+            return _stop(f"there is no graph file in {path}")
+    elif path.exists():
+        files = [(path, "")]
+    else:
+        return _stop(f"{path} does not exist")
+    outcomes = [_explain_file(file, problem, signer) for file, problem in files]
+    if not path.is_dir() and outcomes[0] is not None:
+        print(json.dumps(outcomes[0], indent=2, sort_keys=True))
+    return 0 if all(outcome is not None for outcome in outcomes) else 1
+
+
+def _explain_file(path: Path, problem: str, signer: Signer) -> dict[str, Any] | None:
+    """Print a few lines about one file; return its manifest, None when the file is refused."""
+    from warmgraph_backends.errors import GraphFileError
+    from warmgraph_backends.graph_file import read_for_trust, read_header
+
+    print(ascii(path.name)[1:-1])
+    try:
+        if problem:
+            raise GraphFileError(problem)
+        header = read_header(path)
+        manifest = header.manifest
+        print(f"  kind: {_kind(manifest)}")
+        for name in ("built", "target"):
+            facts = manifest.get(name)
+            if isinstance(facts, dict):
+                print(
+                    f"  {name}: {_plain(', '.join(f'{k} {v}' for k, v in sorted(facts.items())))}"
+                )
+        if signer.path.exists() and header.is_signed(signer):
+            print("  signed: by this machine")
+        else:
+            print("  signed: not by this machine; `python cli.py trust FOLDER` trusts it")
+        read_for_trust(path)
+        print(f"  intact: yes, {path.stat().st_size / 2**20:.2f} MiB")
+    except (GraphFileError, OSError) as error:
+        print(f"  refused: {_plain(error)}")
+        return None
+    for line in _fit(manifest):
+        print(f"  {_plain(line)}")
+    return manifest
+
+
+def _fit(manifest: dict[str, Any]) -> list[str]:
+    """Say whether a graph would be used on this machine, and why not; needs PyTorch."""
+    try:
+        from warmgraph_backends.keys import explain
+    except ImportError as error:
+        return [f"whether it fits is not known: this Python lacks what would tell ({error})"]
+    return [f"does not fit: {line}" for line in explain(manifest)] or ["fits this machine"]
+
+
+def _graph_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a folder that are or pretend to be graphs, each with why it is refused."""
+    from warmgraph_backends.graph_file import SUFFIX, key_of
+
+    inside = folder.resolve()
+    for path in sorted(folder.iterdir()):
+        if path.suffix != SUFFIX:
+            continue
+        if key_of(path) is None:
+            yield path, "its name is not a graph file's"
+        elif path.is_symlink() and inside not in path.resolve().parents:
+            yield path, f"it is a link that leads out of {folder}"
+        else:
+            yield path, ""
+
+
+def _kind(manifest: dict[str, Any]) -> str:
+    return _plain(manifest.get("kind", "of unknown kind"))
+
+
+def _plain(value: object) -> str:
+    """Return text that cannot play tricks on a console, whoever wrote it."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+
+
+def _user_directory(options: argparse.Namespace) -> Path:
+    base = options.base_directory or PACK.parents[1]
+    user: Path = options.user_directory or base / "user"
+    if not user.is_dir():
+        message = f"there is no ComfyUI user folder {user}; name it with --user-directory"
+        raise SystemExit(_stop(message))
+    return user
+
+
+def _stop(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 2
+
+
+def _import_backends() -> None:
+    """Make `backends/` importable as `warmgraph_backends`, and nothing else of the pack.
+
+    The pack's folder must not stay on sys.path: its `nodes` would be taken for the host's.
+    """
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != PACK.resolve()]
+    if "warmgraph_backends" in sys.modules:
+        return
+    folder = PACK / "backends"
+    spec = importlib.util.spec_from_file_location(
+        "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["warmgraph_backends"] = package
+    spec.loader.exec_module(package)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cli.py", description="Trust and explain graph files of Warmgraph."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    trusting = commands.add_parser(
+        "trust",
+        help="check every graph file in FOLDER and sign it for this machine",
+        description="Check every graph file in FOLDER and sign it for this machine. Graph files "
+        "are code: trust only what you made, or got from someone whose programs you would run.",
+    )
+    trusting.add_argument("folder", metavar="FOLDER", type=Path)
+    explaining = commands.add_parser(
+        "explain", help="say what is in graph files and whether they fit this machine"
+    )
+    explaining.add_argument("path", metavar="FILE_OR_FOLDER", type=Path)
+    for command in (trusting, explaining):
+        command.add_argument(
+            "--user-directory", type=Path, help="ComfyUI's user folder (default: BASE/user)"
+        )
+        command.add_argument(
+            "--base-directory",
+            type=Path,
+            help="ComfyUI's base folder (default: two folders above this pack)",
+        )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,110 @@
+"""The signing key: one per directory, owner-only, the same for every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.signing import KEY_FILE, Signer
+
+ROOT = Path(__file__).resolve().parents[2]
+RACER = """
+import importlib.util, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location(
+    "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
+sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from warmgraph_backends.signing import Signer
+signer = Signer(pathlib.Path(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.readline()
+print(signer.sign("text"), flush=True)
+"""
+
+
+def test_verifies_only_what_it_signed(tmp_path: Path) -> None:
+    signer = Signer(tmp_path)
+    signature = signer.sign("a graph")
+    assert signer.verify("a graph", signature)
+    assert not signer.verify("a graph ", signature)
+    assert not signer.verify("a graph", signature.upper())
+    assert not signer.verify("a graph", "")
+    assert not signer.verify("a graph", "é" * 64)
+
+
+def test_keys_of_two_directories_differ(tmp_path: Path) -> None:
+    one, other = Signer(tmp_path / "one"), Signer(tmp_path / "other")
+    assert one.fingerprint != other.fingerprint
+    assert not other.verify("text", one.sign("text"))
+
+
+def test_fingerprint_is_short_and_gives_nothing_away(tmp_path: Path) -> None:
+    signer = Signer(tmp_path)
+    assert len(signer.fingerprint) == 8
+    assert signer.fingerprint not in (tmp_path / KEY_FILE).read_text()
+
+
+def test_key_survives_a_restart_and_can_be_copied(tmp_path: Path) -> None:
+    signature = Signer(tmp_path / "one").sign("text")
+    assert Signer(tmp_path / "one").verify("text", signature)
+    (tmp_path / "other").mkdir()
+    key = (tmp_path / "one" / KEY_FILE).read_text()
+    (tmp_path / "other" / KEY_FILE).write_text(key + "\n")  # as an editor leaves it
+    assert Signer(tmp_path / "other").verify("text", signature)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows keeps access rights elsewhere")
+def test_key_is_made_owner_only_and_kept_so(tmp_path: Path) -> None:
+    directory = tmp_path / "private"
+    Signer(directory).sign("text")
+    assert (directory / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+    (directory / KEY_FILE).chmod(0o644)
+    Signer(directory).sign("text")
+    assert (directory / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_but_the_key_is_left_in_the_directory(tmp_path: Path) -> None:
+    Signer(tmp_path).sign("text")
+    assert os.listdir(tmp_path) == [KEY_FILE]
+
+
+@pytest.mark.parametrize("content", ["", "abc", "g" * 64, "0" * 66, "0" * 62 + "  "])
+def test_damaged_key_is_refused_and_kept(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmgraph_backends.signing._PATIENCE_S", 0.05)
+    (tmp_path / KEY_FILE).write_text(content)
+    with pytest.raises(GraphFileError, match=r"must be 64 hex digits.*restore it"):
+        Signer(tmp_path).sign("text")
+    assert (tmp_path / KEY_FILE).read_text() == content
+
+
+def test_directory_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphFileError, match="make that folder writable"):
+        Signer(tmp_path / "file" / "private").sign("text")
+
+
+def test_processes_that_start_together_share_one_key(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RACER, str(ROOT / "backends"), str(tmp_path / "private")]
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    signatures = {racer.communicate(timeout=30)[0] for racer in racers}
+    assert len(signatures) == 1
+    assert os.listdir(tmp_path / "private") == [KEY_FILE]
