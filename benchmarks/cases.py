@@ -30,7 +30,7 @@ def cold_build(lab: Lab) -> Result:
         kind=lab.kind("sdxl"),
         store=lab.store("sdxl", empty=True),
         size=lab.pixels(1024, 1024),
-        workers=2 if lab.smoke else BUILD_WORKERS,
+        workers=lab.workers(BUILD_WORKERS),
     )
     lines = [
         f"{result['build_seconds']} s, {result['graphs']} graphs, {result['disk_mb']} MB, "
@@ -41,7 +41,7 @@ def cold_build(lab: Lab) -> Result:
 
 def bind(lab: Lab) -> Result:
     """Fresh processes on a full store, in both modes; medians of three in the default one."""
-    _fill(lab, "sdxl")
+    lab.fill("sdxl", workers=BUILD_WORKERS)
     shared: Result = {
         "model": lab.model("sdxl"),
         "kind": lab.kind("sdxl"),
@@ -73,14 +73,10 @@ def bind(lab: Lab) -> Result:
     return {**result, "lines": lines}
 
 
-def _speed(
-    kind: str, flags: tuple[str, ...], *, dtype: str = "float16", fill: bool = False
-) -> Callable[[Lab], Result]:
+def _speed(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Callable[[Lab], Result]:
     """A case that times eager against ours at 1024x1024 and 512x512."""
 
     def run(lab: Lab) -> Result:
-        if fill:
-            _fill(lab, kind)
         sizes = [lab.pixels(1024, 1024), lab.pixels(512, 512)]
         quick = {"rounds": 1, "steps": 4, "image_steps": 2} if lab.smoke else {}
         store = kind if dtype == "float16" else f"{kind}-{dtype}"
@@ -92,7 +88,7 @@ def _speed(
             kind=lab.kind(kind),
             store=lab.store(store),
             sizes=sizes,
-            workers=2 if lab.smoke else BUILD_WORKERS,
+            workers=lab.workers(BUILD_WORKERS),
             **quick,
         )
         lines = [
@@ -118,7 +114,7 @@ def _changes(flags: tuple[str, ...], mode: str) -> Callable[[Lab], Result]:
             "kind": lab.kind("sdxl"),
             "store": lab.store("sdxl"),
             "scale": 8 if lab.smoke else 1,
-            "workers": 2 if lab.smoke else BUILD_WORKERS,
+            "workers": lab.workers(BUILD_WORKERS),
         }
         first = lab.run("changes", flags, limit_s=400, part="first", **shared)
         again = lab.run("changes", flags, limit_s=200, hash_seed="4711", part="restart", **shared)
@@ -210,24 +206,6 @@ def _rival(dynamic: bool) -> Callable[[Lab], Result]:
         return {**result, "limit_s": RIVAL_LIMIT_S, "lines": lines}
 
     return run
-
-
-def _fill(lab: Lab, kind: str) -> None:
-    """Fill the kind's store by a run of its own, for a case that must find it full."""
-    from pathlib import Path
-
-    from .pack import graph_files
-
-    if not graph_files(Path(lab.store(kind))):
-        lab.run(
-            "cold_build",
-            limit_s=400,
-            model=lab.model(kind),
-            kind=lab.kind(kind),
-            store=lab.store(kind),
-            size=lab.pixels(1024, 1024),
-            workers=2 if lab.smoke else BUILD_WORKERS,
-        )
 
 
 CASES: dict[str, Case] = {

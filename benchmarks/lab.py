@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import KINDS
+from .pack import graph_files
 
 CHILD = Path(__file__).resolve().parent / "child.py"
 SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15"}
@@ -73,6 +74,24 @@ class Lab:
             shutil.rmtree(path, ignore_errors=True)
             shutil.rmtree(path.with_name(path.name + "-private"), ignore_errors=True)
         return str(path)
+
+    def workers(self, count: int) -> int:
+        """Worker processes to build with; two in a smoke run."""
+        return 2 if self.smoke else count
+
+    def fill(self, kind: str, *, workers: int = 0) -> None:
+        """Make sure that the kind's store is full, for what must find every graph in it."""
+        if graph_files(Path(self.store(kind))):
+            return
+        self.run(
+            "cold_build",
+            limit_s=400,
+            model=self.model(kind),
+            kind=self.kind(kind),
+            store=self.store(kind),
+            size=self.pixels(1024, 1024),
+            workers=self.workers(workers),
+        )
 
     def run(
         self,

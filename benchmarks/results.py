@@ -107,7 +107,7 @@ def write_case(folder: Path, name: str, case: dict[str, Any]) -> None:
 
 
 def collect(folder: Path) -> dict[str, dict[str, Any]]:
-    """Make the headline from the case files; a figure whose case failed or is missing is left out."""
+    """Make the headline from the case files; figures of failed or missing cases are left out."""
     cases: dict[str, dict[str, Any]] = {}
     for path in folder.glob("*.json"):
         if path.name != HEADLINE:

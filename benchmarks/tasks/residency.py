@@ -12,7 +12,7 @@ from typing import Any
 from ..host import Size, conditioning, ksampler, load_lora
 from ..measure import MIB, Call, Mode, rel_l2, vram_used_mib
 from ..pack import brief, open_engine
-from .common import Pair, errors, sample
+from .common import Pair, errors, partial, sample
 
 
 def equal_to_eager(
@@ -21,47 +21,50 @@ def equal_to_eager(
     kind: str,
     store: str,
     sizes: list[list[int]],
-    leave_mib: int | None = None,
+    leave_mib: list[int | None],
     steps: int = 3,
 ) -> dict[str, Any]:
-    """Every UNet call against eager on the same inputs.
+    """Every UNet call against eager on the same inputs, in one phase per entry of `leave_mib`.
 
     Args:
-        leave_mib: after the build, unload the model and fill the VRAM up to this much, so that the
-            host can keep only a part of the weights there and streams the rest.
+        leave_mib: None leaves the VRAM alone; a number unloads the model and fills the VRAM up to
+            this much, so that the host keeps only a part of the weights there and streams the rest.
     """
     engine = open_engine(Path(store))
     pair = Pair(engine, Path(model))
-    first = Size(*sizes[0])
-    pair.settle(kind, first)
-    ballast = None
-    if leave_mib is not None:
-        ballast = fill_vram(leave_mib)
-    before = pair.calls()
-    rows = {}
-    resident = {}
-    for width, height, batch in sizes:
-        size = Size(width, height, batch)
-        found = errors(
-            pair.ours, pair.ours_probe, pair.eager, pair.eager_probe, kind, size, steps=steps
+    pair.settle(kind, Size(*sizes[0]))
+    phases = []
+    for leave in leave_mib:
+        ballast = None if leave is None else fill_vram(leave)
+        before = pair.calls()
+        rows = {}
+        for width, height, batch in sizes:
+            rows[f"{width}x{height} batch {batch}"] = errors(
+                pair.ours,
+                pair.ours_probe,
+                pair.eager,
+                pair.eager_probe,
+                kind,
+                Size(width, height, batch),
+                steps=steps,
+            )
+        after = pair.calls()
+        phases.append(
+            {
+                "leave_mib": leave,
+                "max_rel_l2": max(max(found) for found in rows.values()),
+                "rows": rows,
+                "compiled_calls": after["compiled"] - before["compiled"],
+                "eager_calls": after["eager"] - before["eager"],
+                "loaded_mib": round(pair.ours.loaded_size() / MIB),
+                "model_mib": round(pair.ours.model_size() / MIB),
+                "report": brief(engine.report(pair.ours)),
+            }
         )
-        rows[f"{width}x{height} batch {batch}"] = found
-        resident = {
-            "loaded_mib": round(pair.ours.loaded_size() / MIB),
-            "model_mib": round(pair.ours.model_size() / MIB),
-        }
-    after = pair.calls()
-    report = brief(engine.report(pair.ours))
-    del ballast
+        del ballast
+        partial({"phases": phases})
     engine.close()
-    return {
-        "max_rel_l2": max(max(found) for found in rows.values()),
-        "rows": rows,
-        "compiled_calls": after["compiled"] - before["compiled"],
-        "eager_calls": after["eager"] - before["eager"],
-        **resident,
-        "report": report,
-    }
+    return {"phases": phases}
 
 
 def lora_swaps(
