@@ -1,0 +1,257 @@
+"""Worker processes: start, talk, kill; the only module that starts programs.
+
+Nothing here forks the server, runs a shell or waits on several pipes at once, so Windows is no
+special case but for the flags at creation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from .protocol import ProtocolError, read_message, skip_noise, write_message
+
+logger = logging.getLogger(__name__)
+
+CACHE_PREFIX = "warmgraph-"
+STALE_SECONDS = 2 * 24 * 3600.0
+_KEPT_LINES = 60
+_LINE_CHARACTERS = 500
+_ERROR_LINE = re.compile(r"Fatal Python error|\b\w+(Error|Exception|Interrupt)\b")
+
+
+class DeadWorkerError(Exception):
+    """A worker process ended while an answer was due; the text says how, with its last words."""
+
+
+class WorkerProcess:
+    """One worker process, its pipes, and a cache folder that lives exactly as long as it does.
+
+    `send`, `receive` and `end` belong to one thread; `kill` may be called from any.
+    """
+
+    def __init__(self, script: Path, *, cwd: str | None = None) -> None:
+        """Start `script` with this interpreter.
+
+        Raises:
+            OSError: the process or its cache folder cannot be made.
+        """
+        if not sys.executable:
+            raise OSError("this Python does not know its own executable (sys.executable is empty)")
+        self.cache = Path(tempfile.mkdtemp(prefix=CACHE_PREFIX))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *_interpreter_flags(), str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=cwd if cwd and Path(cwd).is_dir() else None,
+                env=_environment(os.environ, self.cache),
+                creationflags=_creation_flags(),
+            )
+        except BaseException:
+            shutil.rmtree(self.cache, ignore_errors=True)
+            raise
+        self.pid = self._process.pid
+        self._stdin = cast(BinaryIO, self._process.stdin)
+        self._stdout = cast(BinaryIO, self._process.stdout)
+        self._greeted = False
+        self._reaping = threading.Lock()
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._drain = threading.Thread(
+            target=self._read_stderr,
+            args=(self._process.stderr,),
+            name="warmgraph-stderr",
+            daemon=True,
+        )
+        self._drain.start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message; may block while the worker does not read.
+
+        Raises:
+            DeadWorkerError: the worker is gone.
+            ProtocolError: the message is not plain JSON data; nothing was written.
+        """
+        try:
+            write_message(self._stdin, message)
+        except OSError as error:
+            raise DeadWorkerError(self._obituary()) from error
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next message.
+
+        Raises:
+            DeadWorkerError: the stream ended, or held something else than messages.
+        """
+        try:
+            if not self._greeted:
+                self._greeted = skip_noise(self._stdout)
+            message = read_message(self._stdout) if self._greeted else None
+        except (OSError, ProtocolError) as error:
+            self.kill()
+            raise DeadWorkerError(self._obituary()) from error
+        if message is None:
+            raise DeadWorkerError(self._obituary())
+        return message
+
+    def alive(self) -> bool:
+        """Say whether the process runs."""
+        return not self._reap(0.0)
+
+    def kill(self) -> None:
+        """Kill the process and the compilers that it started, without waiting."""
+        with self._reaping, contextlib.suppress(OSError):
+            if self._process.returncode is not None:
+                return  # its number may be another process's by now
+            # A worker makes itself the leader of a group; before that it has started nothing.
+            if sys.platform != "win32" and os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+
+    def end(self, *, grace_s: float = 0.0) -> None:
+        """Let the process go (closed pipe), kill it after the grace, and remove its cache."""
+        if grace_s > 0:
+            with contextlib.suppress(OSError):
+                self._stdin.close()
+            self._reap(grace_s)
+        self.kill()
+        self._reap(10.0)
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+        _remove_tree(self.cache)
+
+    def _reap(self, timeout_s: float) -> bool:
+        """Wait for the process's end and kill what it started; False when the time is over."""
+        until = time.monotonic() + timeout_s
+        while True:
+            with self._reaping:
+                ended = self._process.returncode is not None
+                if not ended and self._process.poll() is not None:
+                    ended = True
+                    if sys.platform != "win32":
+                        with contextlib.suppress(OSError):
+                            os.killpg(self.pid, signal.SIGKILL)
+            if ended or time.monotonic() >= until:
+                return ended
+            time.sleep(0.01)
+
+    def _obituary(self) -> str:
+        """Say how the process ended and what it said last; kills it if it has not ended."""
+        if not self._reap(2.0):
+            self.kill()
+            self._reap(10.0)
+        self._drain.join(1.0)
+        words = last_words(list(self._lines))
+        return exit_words(self._process.returncode) + (f", last words: {words}" if words else "")
+
+    def _read_stderr(self, stream: IO[bytes]) -> None:
+        rest = b""
+        while chunk := os.read(stream.fileno(), 1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            self._lines.extend(
+                line[:_LINE_CHARACTERS].decode("utf-8", "replace").rstrip()
+                for line in lines[-_KEPT_LINES:]
+            )
+            rest = rest[-_LINE_CHARACTERS:]
+        self._lines.append(rest.decode("utf-8", "replace").rstrip())
+        stream.close()
+
+
+def exit_words(returncode: int | None) -> str:
+    """Say in words how a process ended."""
+    if returncode is None:
+        return "it does not end"
+    if returncode == -9:
+        return "killed (signal 9, often the system's answer to a lack of memory)"
+    if returncode < 0:
+        with contextlib.suppress(ValueError):
+            return f"signal {-returncode}, {signal.Signals(-returncode).name}"
+    if returncode > 255:  # Windows: an exception's code, 0xC0000005 is an access violation
+        return f"exit code 0x{returncode & 0xFFFFFFFF:08X}"
+    return f"exit code {returncode}"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return the last line that names an error, else the last that is not empty."""
+    spoken = [line.strip() for line in lines if line.strip()]
+    named = [line for line in spoken if _ERROR_LINE.search(line)]
+    return (named or spoken or [""])[-1]
+
+
+def sweep(spool: Path) -> None:
+    """Remove what killed builders left behind: caches and results, two days old or more."""
+    before = time.time() - STALE_SECONDS
+    with contextlib.suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{CACHE_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if folder.is_dir() and not folder.is_symlink() and folder.stat().st_mtime < before:
+                    shutil.rmtree(folder, ignore_errors=True)
+        for file in spool.glob("*.part"):
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime < before:
+                    file.unlink()
+
+
+def _environment(base: Mapping[str, str], cache: Path) -> dict[str, str]:
+    """Return a worker's environment: caches and scratch of its own, one thread, no inner pools."""
+    scratch = cache / "tmp"
+    scratch.mkdir()
+    return {
+        **base,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
+        "TMPDIR": str(scratch),
+        "TEMP": str(scratch),
+        "TMP": str(scratch),
+    }
+
+
+def _interpreter_flags() -> list[str]:
+    """Repeat the flags that decide where this interpreter finds its packages, and no others."""
+    flags = []
+    if sys.flags.isolated:
+        flags.append("-I")
+    else:
+        if sys.flags.no_user_site:
+            flags.append("-s")
+        if sys.flags.ignore_environment:
+            flags.append("-E")
+    if sys.flags.no_site:
+        flags.append("-S")
+    return flags
+
+
+def _creation_flags() -> int:
+    if sys.platform == "win32":
+        return subprocess.BELOW_NORMAL_PRIORITY_CLASS | subprocess.CREATE_NO_WINDOW
+    else:
+        return 0  # the worker lowers its own priority: `preexec_fn` is unsafe among threads
+
+
+def _remove_tree(folder: Path) -> None:
+    # On Windows a file stays while a compiler that the worker started still runs.
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.2)
+    logger.info("Left %s behind: still in use, removed at a later start", folder)

@@ -1,0 +1,104 @@
+"""When and how much to build: number of workers, seconds left, and who may measure on the GPU."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WORKERS = 8
+RAM_PER_WORKER = 2 << 30
+VRAM_PER_WORKER = 1 << 29
+_POLL_S = 0.2
+
+
+def worker_count(
+    cores: int, setting: int, free_ram_bytes: int, free_vram_bytes: int | None = None
+) -> int:
+    """Return how many workers this machine has room for, at least 1.
+
+    Args:
+        cores: processor cores that the server may use; two stay free for it.
+        setting: the user's upper bound; 0 is the default of 8.
+        free_ram_bytes: 2 GiB of it for each worker.
+        free_vram_bytes: what sampling does not need, 0.5 GiB of it for each worker; None where
+            graphs are not built for a GPU.
+    """
+    counts = [cores - 2, setting or DEFAULT_WORKERS, free_ram_bytes // RAM_PER_WORKER]
+    if free_vram_bytes is not None:
+        counts.append(free_vram_bytes // VRAM_PER_WORKER)
+    return max(1, min(counts))
+
+
+def estimate_seconds_left(
+    measured: Sequence[float], running: Sequence[float], pending: int, workers: int
+) -> float | None:
+    """Estimate when the last job ends, or None while nothing has been measured.
+
+    Args:
+        measured: seconds that finished jobs took; their median stands for every job.
+        running: seconds since each running job began.
+        pending: jobs that wait.
+        workers: workers that share them.
+    """
+    if not measured:
+        return None
+    typical = statistics.median(measured)
+    # A job past the typical time is expected to take a tenth more of what it has taken.
+    busy = [max(typical - elapsed, elapsed / 10) for elapsed in running]
+    free = busy + [0.0] * (max(1, workers) - len(busy))
+    heapq.heapify(free)
+    last = max(free)
+    for _ in range(pending):
+        end = heapq.heappop(free) + typical
+        last = max(last, end)
+        heapq.heappush(free, end)
+    return last
+
+
+class MeasuringGate:
+    """Lets workers measure kernels on the GPU: one at a time while a prompt samples, else all."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._changed = threading.Condition()
+        self._measuring = 0
+        self._waiting: deque[object] = deque()
+
+    def acquire(self, give_up: Callable[[], bool]) -> bool:
+        """Wait for permission, first come first served; False when `give_up()` became true."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+        try:
+            while not give_up():
+                busy = self._ask()
+                with self._changed:
+                    first = self._waiting[0] is ticket
+                    if not busy or (first and self._measuring == 0):
+                        self._measuring += 1
+                        return True
+                    self._changed.wait(_POLL_S)
+            return False
+        finally:
+            with self._changed:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def release(self) -> None:
+        """Give the permission back."""
+        with self._changed:
+            self._measuring -= 1
+            self._changed.notify_all()
+
+    def _ask(self) -> bool:
+        try:
+            return self._is_busy()
+        except Exception:
+            logger.exception("Could not ask whether a prompt samples; measuring waits its turn")
+            return True

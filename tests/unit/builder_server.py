@@ -1,0 +1,41 @@
+"""The server's part in `test_builder.py`: builds something that never ends, until it is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+spec = importlib.util.spec_from_file_location(
+    "worker_script", HERE.parents[1] / "backends" / "worker.py"
+)
+assert spec and spec.loader
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker.adopt_package()
+
+from warmgraph_backends.builder import Builder, Job  # noqa: E402
+
+folder, pid_file, end_early, *fork = sys.argv[1:]
+builder = Builder(
+    hello={},
+    spool=Path(folder) / "spool",
+    workers=lambda: 1,
+    time_limit_s=lambda: 600.0,
+    script=HERE / "builder_worker.py",
+)
+builder.submit(Job("k", "endless", 1, {"do": "start_compiler", "pid_file": pid_file}))
+while not (Path(pid_file).exists() and len(Path(pid_file).read_text().split()) == 3):
+    time.sleep(0.02)
+if fork:
+    child = os.fork()
+    if child == 0:
+        time.sleep(120)
+        os._exit(0)
+    sys.stdout.write(f"{child}\n")
+    sys.stdout.flush()
+if end_early == "0":
+    time.sleep(120)

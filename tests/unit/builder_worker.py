@@ -1,0 +1,139 @@
+"""A worker for the builder's tests: the real protocol and the real serving loop, other tasks.
+
+Its hello may hold "unfit" (fail at the start), "die_at_start", "hang_at_start" and "roll" (a file
+that gets a line for each process started). A task is {"do": name, ...}.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.stdout.write("a start-up hook says hello\n\x00")  # before the stream is the protocol's
+sys.stdout.flush()
+
+WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker.py"
+spec = importlib.util.spec_from_file_location("worker_script", WORKER)
+assert spec and spec.loader
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker.adopt_package()
+
+from warmgraph_backends import errors, serving  # noqa: E402
+
+HELLO: dict[str, Any] = {}
+
+
+def prepare(hello: dict[str, Any]) -> None:
+    HELLO.update(hello)
+    if "roll" in hello:
+        with open(hello["roll"], "a", encoding="utf-8") as roll:
+            roll.write(f"{os.getpid()}\n")
+    if hello.get("die_at_start"):
+        sys.stderr.write("no such library\n")
+        sys.stderr.flush()
+        os._exit(3)
+    if hello.get("hang_at_start"):
+        time.sleep(600)
+    if hello.get("unfit"):
+        raise RuntimeError(hello["unfit"])
+
+
+def run(task: dict[str, Any], *, measure: serving.Measure) -> tuple[bytes, dict[str, Any]]:
+    began = time.monotonic()
+    facts: dict[str, Any] = {"pid": os.getpid(), "cache": HELLO["cache"]}
+    facts.update(TASKS[task["do"]](task, measure) or {})
+    return task.get("payload", "payload").encode(), {
+        **facts,
+        "began": began,
+        "ended": time.monotonic(),
+    }
+
+
+def sleep(task: dict[str, Any], measure: serving.Measure) -> None:
+    time.sleep(task.get("seconds", 0.0))
+
+
+def fail(task: dict[str, Any], measure: serving.Measure) -> None:
+    raise ValueError("the compiler is unhappy\nand says more")
+
+
+def refuse(task: dict[str, Any], measure: serving.Measure) -> None:
+    raise errors.RequirementError("no Triton here", remedy="install it")
+
+
+def die(task: dict[str, Any], measure: serving.Measure) -> None:
+    os.write(2, b"Fatal Python error: this is the end\nsome frame\n")
+    os._exit(task.get("status", 7))
+
+
+def make_noise(task: dict[str, Any], measure: serving.Measure) -> None:
+    sys.stdout.write("printed\n" * 1000)
+    sys.stdout.flush()
+    os.write(1, b"\x00\x00\x00\x05hello")
+    subprocess.run([sys.executable, "-c", "print('from a compiler')"], check=True)
+    reader = "import sys; sys.exit(len(sys.stdin.read()))"
+    subprocess.run([sys.executable, "-c", reader], check=True)  # must not eat the messages
+
+
+def flood_stderr(task: dict[str, Any], measure: serving.Measure) -> None:
+    for _ in range(64):
+        os.write(2, b"x" * (1 << 20))
+    os.write(2, b"\nlast line before the end\n")
+    if task.get("die"):
+        os._exit(7)
+
+
+def take_times(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+    spans = []
+    for _ in range(task["times"]):
+        with measure(), measure():
+            start = time.monotonic()
+            time.sleep(task["seconds"])
+            spans.append((start, time.monotonic()))
+    return {"spans": spans}
+
+
+def die_measuring(task: dict[str, Any], measure: serving.Measure) -> None:
+    with measure():
+        os._exit(7)
+
+
+def describe_process(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "OMP_NUM_THREADS")
+    cache = Path(HELLO["cache"])
+    (cache / "kernel.so").write_bytes(b"code")
+    return {
+        "environment": {name: os.environ.get(name, "") for name in names},
+        "niceness": os.nice(0) if sys.platform != "win32" else 19,
+        "hello": HELLO,
+        "cwd": os.getcwd(),
+        "path": sys.path,
+    }
+
+
+def start_compiler(task: dict[str, Any], measure: serving.Measure) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
+    time.sleep(600)
+
+
+def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+    return {"object": object()}
+
+
+TASKS = {
+    function.__name__: function
+    for function in (
+        sleep, fail, refuse, die, make_noise, flood_stderr, take_times, die_measuring,
+        describe_process, start_compiler, unprintable_facts,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    serving.serve(prepare, run)

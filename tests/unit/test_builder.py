@@ -1,0 +1,547 @@
+"""The builder with real worker processes that do other work (`builder_worker.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
+from warmgraph_backends.errors import BuildError
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "builder_worker.py"
+SERVER = HERE / "builder_server.py"
+ROOT = HERE.parents[1]
+PATIENCE_S = 60.0
+posix = pytest.mark.skipif(sys.platform == "win32", reason="looks at POSIX processes")
+
+_numbers = count()
+
+
+def job(do: str, *, key: str = "", label: str = "", cost: int = 1, **task: Any) -> Job:
+    key = key or f"key{next(_numbers)}"
+    return Job(key=key, label=label or f"{do} {key}", cost=cost, task={"do": do, **task})
+
+
+def result_of(future: Future[BuildResult]) -> BuildResult:
+    return future.result(PATIENCE_S)
+
+
+def error_of(future: Future[BuildResult]) -> BuildError:
+    error = future.exception(PATIENCE_S)
+    assert isinstance(error, BuildError)
+    return error
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that workers' caches are made in."""
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path, temp: Path) -> Iterator[Callable[..., Builder]]:
+    builders: list[Builder] = []
+
+    def make_builder(
+        workers: int = 1, limit_s: float = 60.0, hello: Any = None, **more: Any
+    ) -> Builder:
+        builder = Builder(
+            hello={"roll": str(tmp_path / "roll"), **(hello or {})},
+            spool=tmp_path / "spool",
+            workers=lambda: workers,
+            time_limit_s=lambda: limit_s,
+            **{"script": SCRIPT, **more},
+        )
+        builders.append(builder)
+        return builder
+
+    yield make_builder
+    for builder in builders:
+        builder.close()
+
+
+def starts(tmp_path: Path) -> int:
+    roll = tmp_path / "roll"
+    return len(roll.read_text().splitlines()) if roll.exists() else 0
+
+
+def test_a_result_is_the_packed_payload_with_facts_and_seconds(make, tmp_path):
+    result = result_of(make().submit(job("sleep", key="k", seconds=0.1, payload="graph" * 1000)))
+    assert result.key == "k"
+    assert zlib.decompress(result.payload.data) == b"graph" * 1000
+    assert result.payload.raw_bytes == 5000
+    assert result.payload.sha256 == hashlib.sha256(result.payload.data).hexdigest()
+    assert result.facts["pid"] != os.getpid()
+    assert 0.1 <= result.seconds < 5
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_submit_takes_less_than_a_millisecond_whatever_the_workers_do(make):
+    builder = make(workers=2)
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        builder.submit(job("sleep", seconds=0.01))
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 1e-3
+    # A single one may be interrupted by the system; starting a process would take longer.
+    assert sorted(times)[-3] < 5e-3
+
+
+def test_a_key_that_waits_or_runs_is_built_once(make, tmp_path):
+    builder = make()
+    first = builder.submit(job("sleep", key="same", seconds=0.3))
+    waiting = builder.submit(job("sleep", key="other"))
+    assert builder.submit(job("sleep", key="same")) is first
+    assert builder.submit(job("sleep", key="other")) is waiting
+    result_of(first)
+    result_of(waiting)
+    assert builder.progress().total == 2
+
+
+def test_a_failed_key_is_tried_again_when_asked_again(make):
+    builder = make()
+    failed = builder.submit(job("fail", key="k"))
+    error_of(failed)
+    again = builder.submit(job("sleep", key="k"))
+    assert again is not failed
+    assert result_of(again).key == "k"
+
+
+def test_the_largest_job_is_built_first(make):
+    builder = make()
+    order: list[int] = []
+    futures = [builder.submit(job("sleep", cost=100, seconds=0.3))]
+    assert wait_until(lambda: bool(builder.progress().running))
+    for cost in (3, 9, 1, 5):
+        future = builder.submit(job("sleep", cost=cost))
+        future.add_done_callback(lambda _, cost=cost: order.append(cost))
+        futures.append(future)
+    for future in futures:
+        result_of(future)
+    assert wait_until(lambda: order == [9, 5, 3, 1], 2), order
+
+
+def test_workers_start_as_needed_up_to_the_number_and_are_used_again(make, tmp_path):
+    builder = make(workers=2)
+    assert builder.pids() == [] and starts(tmp_path) == 0
+    result_of(builder.submit(job("sleep")))
+    assert starts(tmp_path) == 1
+    pids = {
+        result_of(f).facts["pid"]
+        for f in [builder.submit(job("sleep", seconds=0.2)) for _ in range(8)]
+    }
+    assert len(pids) == 2
+    assert starts(tmp_path) == 2
+
+
+def test_idle_workers_go_and_come_back_on_demand(make, temp, tmp_path):
+    builder = make(idle_s=0.2)
+    pid = result_of(builder.submit(job("sleep"))).facts["pid"]
+    assert wait_until(lambda: builder.pids() == [] and not list(temp.iterdir()))
+    assert sys.platform == "win32" or not lives(pid)
+    assert result_of(builder.submit(job("sleep"))).facts["pid"] != pid
+
+
+def test_the_number_of_workers_is_asked_when_none_lives(make, tmp_path):
+    answers = iter([1, 3])
+    asked: list[str] = []
+
+    def workers() -> int:
+        asked.append(threading.current_thread().name)
+        return next(answers)
+
+    builder = make(idle_s=0.3, **{})
+    builder._workers = workers
+    for future in [builder.submit(job("sleep", seconds=0.05)) for _ in range(4)]:
+        result_of(future)
+    assert len(asked) == 1
+    assert wait_until(lambda: builder.pids() == [])
+    for future in [builder.submit(job("sleep", seconds=0.5)) for _ in range(3)]:
+        result_of(future)
+    assert len(asked) == 2
+    assert starts(tmp_path) == 4
+
+
+def test_a_job_that_raises_fails_alone_with_words_and_the_workers_traceback(make):
+    builder = make()
+    failed, good = builder.submit(job("fail", cost=2)), builder.submit(job("sleep"))
+    error = error_of(failed)
+    assert error.reason == "ValueError: the compiler is unhappy"
+    assert isinstance(error.__cause__, WorkerError)
+    assert "and says more" in str(error.__cause__) and "in fail" in str(error.__cause__)
+    result_of(good)
+
+
+def test_a_worker_is_replaced_after_an_unexpected_error_but_not_after_a_refusal(make):
+    builder = make()
+    before = result_of(builder.submit(job("sleep"))).facts["pid"]
+    refused = error_of(builder.submit(job("refuse")))
+    assert (refused.reason, refused.remedy) == ("no Triton here", "install it")
+    assert result_of(builder.submit(job("sleep"))).facts["pid"] == before
+    error_of(builder.submit(job("fail")))
+    assert result_of(builder.submit(job("sleep"))).facts["pid"] != before
+
+
+def test_a_result_that_is_no_plain_data_fails_its_job_only(make, tmp_path):
+    builder = make()
+    bad, good = builder.submit(job("unprintable_facts", cost=2)), builder.submit(job("sleep"))
+    assert "plain JSON" in error_of(bad).reason
+    result_of(good)
+
+
+def test_a_task_that_is_no_plain_data_fails_its_job_only(make):
+    builder = make()
+    bad = builder.submit(Job("k", "odd one", 5, {"do": object()}))
+    assert "odd one" in error_of(bad).reason
+    result_of(builder.submit(job("sleep")))
+
+
+def test_a_worker_that_dies_costs_its_job_only_and_is_named(make):
+    builder = make(workers=2)
+    jobs = [job("sleep", seconds=0.1) for _ in range(6)]
+    futures = [builder.submit(j) for j in jobs]
+    dead = builder.submit(job("die", cost=9, label="ResBlock 320->640"))
+    reason = error_of(dead).reason
+    assert "ResBlock 320->640" in reason and "exit code 7" in reason
+    assert "Fatal Python error: this is the end" in reason
+    for future in futures:
+        result_of(future)
+
+
+def test_more_deaths_than_a_start_is_given_cost_one_job_each(make):
+    builder = make()
+    dying = [builder.submit(job("die", cost=9)) for _ in range(5)]
+    good = builder.submit(job("sleep"))
+    for future in dying:
+        assert "exit code 7" in error_of(future).reason
+    result_of(good)
+
+
+def test_a_job_over_its_time_is_stopped_and_the_rest_goes_on(make, temp):
+    builder = make(limit_s=1.0)
+    slow, good = (
+        builder.submit(job("sleep", seconds=600, cost=9, label="huge")),
+        builder.submit(job("sleep")),
+    )
+    assert error_of(slow).reason == 'building "huge" took longer than 1 s and was stopped'
+    result_of(good)
+    assert (
+        len(list(temp.iterdir())) == 1
+    )  # the killed worker's cache is gone, its successor's is there
+
+
+def test_what_compilers_print_and_read_does_not_reach_the_protocol(make):
+    builder = make()
+    result_of(builder.submit(job("make_noise")))
+    result_of(builder.submit(job("sleep")))
+    assert len(builder.pids()) == 1
+
+
+def test_floods_on_stderr_neither_block_nor_grow(make):
+    builder = make()
+    result_of(builder.submit(job("flood_stderr")))
+    assert (
+        "last line before the end" in error_of(builder.submit(job("flood_stderr", die=True))).reason
+    )
+
+
+def test_workers_that_only_die_at_their_start_fail_all_jobs_and_are_not_started_forever(
+    make, tmp_path
+):
+    builder = make(hello={"die_at_start": True})
+    futures = [builder.submit(job("sleep")) for _ in range(5)]
+    for future in futures:
+        assert "no such library" in error_of(future).reason
+    assert starts(tmp_path) == 3
+    time.sleep(0.3)
+    assert starts(tmp_path) == 3
+    assert builder.progress()[:2] == (5, 5)
+    assert "no such library" in error_of(builder.submit(job("sleep"))).reason
+    assert starts(tmp_path) == 6
+
+
+def test_many_workers_that_die_at_their_start_end_too(make, tmp_path):
+    builder = make(workers=6, hello={"unfit": "no module named comfy"})
+    for future in [builder.submit(job("sleep")) for _ in range(12)]:
+        error = error_of(future)
+        assert "no module named comfy" in error.reason
+        assert isinstance(error.__cause__, WorkerError)
+    assert 3 <= starts(tmp_path) <= 8
+
+
+def test_a_worker_that_never_gets_ready_is_stopped(make):
+    builder = make(hello={"hang_at_start": True}, start_limit_s=0.3)
+    assert "not ready after 0.3 s" in error_of(builder.submit(job("sleep"))).reason
+    assert wait_until(lambda: builder.pids() == [])
+
+
+def test_an_interpreter_that_cannot_be_started_fails_in_words(make, tmp_path, monkeypatch):
+    builder = make()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    assert "could not be started" in error_of(builder.submit(job("sleep"))).reason
+
+
+def test_an_idle_worker_that_was_killed_costs_no_job(make):
+    builder = make()
+    pid = result_of(builder.submit(job("sleep"))).facts["pid"]
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert result_of(builder.submit(job("sleep"))).facts["pid"] != pid
+
+
+def _overlaps(results: list[BuildResult]) -> int:
+    spans = sorted(tuple(span) for result in results for span in result.facts["spans"])
+    return sum(later[0] < earlier[1] for earlier, later in pairwise(spans))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, busy):
+    builder = make(workers=3, is_busy=lambda: busy)
+    futures = [builder.submit(job("take_times", times=4, seconds=0.1)) for _ in range(3)]
+    overlaps = _overlaps([result_of(future) for future in futures])
+    assert overlaps == 0 if busy else overlaps > 0
+
+
+def test_waiting_to_measure_costs_no_build_time(make):
+    builder = make(workers=2, is_busy=lambda: True, limit_s=1.5)
+    futures = [builder.submit(job("take_times", times=1, seconds=1.0)) for _ in range(2)]
+    assert all(result_of(future).seconds < 1.5 for future in futures)
+
+
+def test_a_worker_that_dies_while_it_measures_lets_the_next_one(make):
+    builder = make(workers=2, is_busy=lambda: True)
+    dead = builder.submit(job("die_measuring", cost=9))
+    good = builder.submit(job("take_times", times=1, seconds=0.01))
+    error_of(dead)
+    result_of(good)
+
+
+def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
+    builder = make()
+    assert builder.progress() == (0, 0, [], None)
+    futures = [
+        builder.submit(job("sleep", seconds=0.4, label=f"kind {n}", cost=9 - n)) for n in range(4)
+    ]
+    first = builder.progress()
+    assert (first.done, first.total, first.seconds_left) == (0, 4, None)
+    result_of(futures[0])
+    assert wait_until(lambda: builder.progress().running == ["kind 1"], 2)
+    now = builder.progress()
+    assert (now.done, now.total) == (1, 4)
+    assert now.seconds_left == pytest.approx(1.2, abs=0.35)
+    for future in futures:
+        result_of(future)
+    assert builder.progress() == (4, 4, [], None)
+    result_of(builder.submit(job("sleep")))
+    assert builder.progress()[:2] == (1, 1)
+
+
+def test_on_change_follows_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
+    seen: list[tuple[int, int]] = []
+
+    def listen() -> None:
+        progress = builder.progress()
+        seen.append((progress.done, progress.total))
+        raise RuntimeError("listener is broken")
+
+    builder = make(on_change=listen)
+    result_of(builder.submit(job("sleep", seconds=0.2)))
+    assert wait_until(lambda: bool(seen) and seen[-1] == (1, 1), 2)
+    assert (0, 1) in seen
+    assert "listener is broken" in caplog.text
+
+
+def test_callbacks_may_call_the_builder(make):
+    builder = make()
+    got: list[Any] = []
+
+    def again(future: Future[BuildResult]) -> None:
+        got.append(builder.progress())
+        second = builder.submit(job("sleep"))
+        second.add_done_callback(lambda _: builder.close())
+        second.add_done_callback(got.append)
+
+    builder.submit(job("sleep")).add_done_callback(again)
+    assert wait_until(lambda: len(got) == 2)
+    assert got[0][:2] == (1, 1)
+    assert builder.pids() == [] or wait_until(lambda: builder.pids() == [])
+
+
+def test_a_cancelled_job_that_waits_is_dropped_and_one_that_runs_goes_on(make):
+    builder = make()
+    running = builder.submit(job("sleep", seconds=0.4, cost=9))
+    waiting = builder.submit(job("sleep", key="dropped"))
+    assert wait_until(running.running)
+    assert not running.cancel() and waiting.cancel()
+    anew = builder.submit(job("sleep", key="dropped"))
+    assert anew is not waiting
+    result_of(running)
+    result_of(anew)
+    with pytest.raises(CancelledError):
+        waiting.result(1)
+    assert builder.progress()[:2] == (3, 3)
+
+
+@posix
+def test_close_while_jobs_run_ends_them_all_and_leaves_nothing(make, tmp_path, temp):
+    builder = make(workers=2)
+    file = tmp_path / "pids"
+    futures = [builder.submit(job("start_compiler", cost=9, pid_file=str(file)))]
+    futures += [builder.submit(job("sleep", seconds=600)) for _ in range(4)]
+    assert wait_until(lambda: file.exists() and len(builder.pids()) == 2)
+    worker, compiler, _ = file.read_text().split()
+    pids = [*builder.pids(), int(compiler)]
+    assert int(worker) in pids and all(lives(pid) for pid in pids)
+    start = time.monotonic()
+    builder.close()
+    assert time.monotonic() - start < 4
+    for future in futures:
+        assert "closed" in error_of(future).reason
+    assert wait_until(lambda: not any(lives(pid) for pid in pids), 2)
+    assert builder.pids() == [] and list(temp.iterdir()) == []
+    assert "closed" in error_of(builder.submit(job("sleep"))).reason
+    builder.close()
+
+
+@posix
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
+def test_no_worker_outlives_its_server(tmp_path, how):
+    """A server that is killed, told to stop, interrupted, or ends with its jobs unfinished."""
+    pid_file, temp = tmp_path / "pids", tmp_path / "temp"
+    temp.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temp)}
+    server = subprocess.Popen(
+        [sys.executable, SERVER, tmp_path, pid_file, "1" if how is None else "0"],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: pid_file.exists() and len(pid_file.read_text().split()) == 3)
+        worker, compiler, cache = pid_file.read_text().split()
+        if how is not None:
+            server.send_signal(how)
+        server.wait(20)
+        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)), 5)
+        assert wait_until(lambda: not Path(cache).exists(), 2)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@posix
+def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
+    """A fork holds the server's end of the pipe open: the worker must look at its parent too."""
+    pid_file = tmp_path / "pids"
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            str(HERE / "builder_server.py"),
+            str(tmp_path),
+            str(pid_file),
+            "0",
+            "fork",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert server.stdout is not None
+    fork = 0
+    try:
+        fork = int(server.stdout.readline())
+        worker, compiler, _ = pid_file.read_text().split()
+        server.kill()
+        server.wait()
+        assert lives(fork)
+        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)), 5)
+    finally:
+        server.kill()
+        server.wait()
+        if fork:
+            os.kill(fork, signal.SIGKILL)
+        server.stdout.close()
+
+
+def test_workers_run_at_low_priority_with_caches_and_paths_of_their_own(make, tmp_path, temp):
+    builder = make(workers=2, hello={"cwd": str(tmp_path), "argv": ["main.py", "--cpu"]})
+    futures = [builder.submit(job("describe_process")) for _ in range(2)]
+    futures += [builder.submit(job("sleep", seconds=0.3, cost=9)) for _ in range(2)]
+    facts = result_of(futures[0]).facts
+    cache = Path(facts["cache"])
+    assert cache.parent == temp and (cache / "kernel.so").exists()
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR"):
+        assert cache in Path(facts["environment"][name]).parents
+    assert facts["environment"]["OMP_NUM_THREADS"] == "1"
+    assert facts["niceness"] >= 19
+    assert facts["hello"]["argv"] == ["main.py", "--cpu"]
+    assert Path(facts["cwd"]) == tmp_path
+    assert str(ROOT / "backends") not in facts["path"] and str(ROOT) not in facts["path"]
+    assert len({result_of(future).facts["cache"] for future in futures}) == 2
+    builder.close()
+    assert list(temp.iterdir()) == []
+
+
+def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path):
+    builder = make(
+        script=ROOT / "backends" / "worker.py",
+        hello={
+            "argv": ["main.py", "--cpu"],
+            "host": str(tmp_path / "nowhere"),
+            "cwd": str(tmp_path),
+        },
+    )
+    reason = error_of(builder.submit(Job("k", "a kind", 1, {}))).reason
+    assert "build workers cannot start here" in reason, reason
+
+
+def test_builder_imports_neither_torch_nor_the_host():
+    code = f"""
+import importlib.util, json, sys
+path = {str(ROOT / "backends" / "worker.py")!r}
+spec = importlib.util.spec_from_file_location("worker_script", path)
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker.adopt_package()
+import warmgraph_backends.builder
+print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch", "comfy")]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
