@@ -1,0 +1,198 @@
+"""Output nodes: Graph Report and Warm Up."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from comfy_api.latest import io
+from typing_extensions import override
+
+from ..backends.report import render_text
+from . import server
+from .progress import node_progress
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
+
+logger = logging.getLogger(__name__)
+
+MAX_SIDE = 8192
+MAX_BATCH = 64
+MAX_ENTRIES = 64
+LATENT_PIXEL = 8
+
+
+class WarmgraphGraphReport(io.ComfyNode):
+    """Say what is compiled, what is not and why."""
+
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="WarmgraphGraphReport",
+            display_name="Graph Report",
+            category="Warmgraph",
+            description=(
+                "Shows what Warmgraph did for a model: regions compiled, regions that run as "
+                "without it and why, builds, loads, misses, disk, VRAM and seconds saved. Link "
+                "the finished image to `after` to see the figures of this very run."
+            ),
+            search_aliases=["statistics", "compile report", "warmgraph"],
+            inputs=[
+                io.Model.Input("model", tooltip="A model that came out of a Warmgraph node."),
+                io.AnyType.Input(
+                    "after",
+                    optional=True,
+                    tooltip=(
+                        "Anything that has to be finished before the report is made: link the "
+                        "image, and the report covers its sampling. The value is not used."
+                    ),
+                ),
+            ],
+            outputs=[io.String.Output(display_name="report", tooltip="The report as text.")],
+            is_output_node=True,
+            not_idempotent=True,
+        )
+
+    @classmethod
+    @override
+    def fingerprint_inputs(cls, **_inputs: Any) -> float:
+        return float("nan")  # never equal, so the host never serves a report from its cache
+
+    @classmethod
+    @override
+    def execute(cls, model: ModelPatcher, after: Any = None) -> io.NodeOutput:
+        return _report_output(lambda: server.get_engine().report(model))
+
+
+class WarmgraphWarmUp(io.ComfyNode):
+    """Get all graphs for a list of sizes and batches ready, without making an image."""
+
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="WarmgraphWarmUp",
+            display_name="Warm Up",
+            category="Warmgraph",
+            description=(
+                "Loads or builds everything that a model needs for these sizes and batches, "
+                "without making an image. Not needed for speed later on: graphs fit every size. "
+                "Use it to have all work done before the first image."
+            ),
+            search_aliases=["warmup", "precompile", "warmgraph"],
+            inputs=[
+                io.Model.Input("model", tooltip="A model that came out of a Warmgraph node."),
+                io.String.Input(
+                    "sizes",
+                    default="1024x1024",
+                    multiline=True,
+                    tooltip=(
+                        "Image sizes as WIDTHxHEIGHT in pixels, separated by commas or lines, for "
+                        "example 1024x1024, 720x960."
+                    ),
+                ),
+                io.String.Input(
+                    "batches",
+                    default="1",
+                    tooltip="Batch sizes (images at once), separated by commas, for example 1, 2.",
+                ),
+            ],
+            outputs=[
+                io.String.Output(
+                    display_name="report", tooltip="The report after the warm-up, as text."
+                )
+            ],
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+            not_idempotent=True,
+        )
+
+    @classmethod
+    @override
+    def validate_inputs(cls, sizes: str | None = None, batches: str | None = None) -> bool | str:
+        try:
+            if sizes is not None:
+                parse_sizes(sizes)
+            if batches is not None:
+                parse_batches(batches)
+        except ValueError as error:
+            return str(error)
+        return True
+
+    @classmethod
+    @override
+    def fingerprint_inputs(cls, **_inputs: Any) -> float:
+        return float("nan")  # what was ready may have been evicted; costs little when it is not
+
+    @classmethod
+    @override
+    def execute(cls, model: ModelPatcher, sizes: str, batches: str) -> io.NodeOutput:
+        progress = node_progress(cls.hidden.unique_id)
+
+        def warm_up() -> dict[str, Any]:
+            return server.get_engine().warm_up(
+                model, parse_sizes(sizes), parse_batches(batches), on_progress=progress
+            )
+
+        return _report_output(warm_up)
+
+
+def parse_sizes(text: str) -> list[tuple[int, int]]:
+    """Return the (width, height) pairs, in pixels, that `text` lists, each once.
+
+    Raises:
+        ValueError: an entry is no WIDTHxHEIGHT, or a side is out of range.
+    """
+    sizes = []
+    for entry in _entries(text, "sizes", "1024x1024, 720x960"):
+        match = re.fullmatch("([0-9]{1,6}) *[xX*\u00d7] *([0-9]{1,6})", entry)
+        if match is None:
+            raise ValueError(f"sizes must be entries such as 1024x1024, got {entry!r}")
+        width, height = int(match[1]), int(match[2])
+        for side in (width, height):
+            if not LATENT_PIXEL <= side <= MAX_SIDE:
+                raise ValueError(
+                    f"sides must be from {LATENT_PIXEL} to {MAX_SIDE} pixels, got {entry!r}"
+                )
+        sizes.append((width, height))
+    return list(dict.fromkeys(sizes))
+
+
+def parse_batches(text: str) -> list[int]:
+    """Return the batch sizes that `text` lists, each once.
+
+    Raises:
+        ValueError: an entry is no whole number, or out of range.
+    """
+    batches = []
+    for entry in _entries(text, "batches", "1, 2, 4"):
+        number = int(entry) if re.fullmatch(r"[0-9]{1,6}", entry) else 0
+        if not 1 <= number <= MAX_BATCH:
+            raise ValueError(f"batches must be whole numbers from 1 to {MAX_BATCH}, got {entry!r}")
+        batches.append(number)
+    return list(dict.fromkeys(batches))
+
+
+def _entries(text: str, name: str, example: str) -> list[str]:
+    entries = [entry.strip() for entry in re.split(r"[,;\n]", text) if entry.strip()]
+    if not entries:
+        raise ValueError(f"{name} must have at least one entry, such as {example}")
+    if len(entries) > MAX_ENTRIES:
+        raise ValueError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(entries)}")
+    return entries
+
+
+def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
+    """Return a report as text; one that cannot be made says so and does not fail the prompt."""
+    try:
+        report = make_report()
+        report_id, text = report["id"], render_text(report)
+    except Exception as error:  # nothing may fail a prompt that eager would have finished
+        logger.exception("No report could be made")
+        report_id, text = "", f"no report: {error}"
+    ui = {"warmgraph": [{"id": report_id, "text": text}], "text": [text]}
+    return io.NodeOutput(text, ui=ui)

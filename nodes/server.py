@@ -1,0 +1,180 @@
+"""The server's side of the pack: one engine for the process, its two routes and its one event."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import folder_paths
+from aiohttp import web
+from server import PromptServer
+
+from ..backends.engine import Engine, Hooks, Paths
+from ..backends.folders import list_folders
+from ..backends.report import render_text
+from ..backends.settings import Settings
+from .summary import summary_text
+from .workflow import current_workflow, take_workflow_entry, workflows_root
+
+logger = logging.getLogger(__name__)
+
+EVENT = "warmgraph.report"
+EVENTS_PER_SECOND = 5
+STORE_FOLDER = "compiled_graphs"
+PRIVATE_USER = "warmgraph"
+FOLDER_LIST_SECONDS = 1.0
+
+_engine_lock = threading.Lock()
+
+
+class ReportEvent:
+    """Tell every open page that a report changed; a burst of changes becomes one message.
+
+    `changed` may be called from any thread, as often as it likes; it only starts a timer.
+    """
+
+    def __init__(self, send: Callable[[], None], *, per_second: float = EVENTS_PER_SECOND) -> None:
+        self._send = send
+        self._interval = 1 / per_second
+        self._lock = threading.Lock()
+        self._pending = False
+        self._sent = 0.0
+
+    def changed(self) -> None:
+        """Send soon, the last change for certain."""
+        with self._lock:
+            if self._pending:
+                return
+            self._pending = True
+            wait = max(0.0, self._sent + self._interval - time.monotonic())
+        timer = threading.Timer(wait, self._fire)
+        timer.daemon = True
+        timer.start()
+
+    def _fire(self) -> None:
+        with self._lock:
+            self._pending = False
+            self._sent = time.monotonic()
+        self._send()
+
+
+def register() -> None:
+    """Register the store's folder, the routes and the prompt handler; called once, at load."""
+    folder_paths.add_model_folder_path(
+        STORE_FOLDER, str(Path(folder_paths.models_dir, STORE_FOLDER))
+    )
+    instance = getattr(PromptServer, "instance", None)
+    if instance is None:  # the nodes are imported without a server
+        return
+    instance.routes.get("/warmgraph/report")(get_report)
+    instance.routes.post("/warmgraph/settings")(post_settings)
+    instance.add_on_prompt_handler(take_workflow_entry)
+
+
+@cache
+def get_settings() -> Settings:
+    """Return the settings of this server."""
+    return Settings(_private_directory())
+
+
+def get_engine() -> Engine:
+    """Return the engine of this process; the first call makes it."""
+    with _engine_lock:
+        return _make_engine()
+
+
+@cache
+def _make_engine() -> Engine:
+    event = ReportEvent(_send_report)
+    engine = Engine(
+        paths=Paths(
+            store=Path(folder_paths.get_folder_paths(STORE_FOLDER)[0]),
+            private=_private_directory(),
+            workflows=workflows_root,
+        ),
+        settings=get_settings(),
+        hooks=Hooks(
+            current_workflow=current_workflow,
+            on_change=event.changed,
+            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+        ),
+    )
+    atexit.register(engine.close)
+    return engine
+
+
+def graph_folders() -> list[str]:
+    """Return the graph folders that a user can pick; the folders are read once a second at most.
+
+    The host asks for a node's schema many times a prompt.
+    """
+    return _list_graph_folders(int(time.monotonic() / FOLDER_LIST_SECONDS))
+
+
+def report_payload() -> dict[str, Any]:
+    """Return the engine's snapshot, each model's report also in words."""
+    snapshot = get_engine().snapshot()
+    models = [
+        {**report, "summary": summary_text(report), "text": render_text(report)}
+        for report in snapshot["models"]
+    ]
+    return {**snapshot, "models": models}
+
+
+async def get_report(_request: web.Request) -> web.Response:
+    """GET /warmgraph/report: all that Warmgraph knows, as JSON."""
+    payload = await asyncio.to_thread(report_payload)
+    return web.json_response(payload)
+
+
+async def post_settings(request: web.Request) -> web.Response:
+    """POST /warmgraph/settings: change some settings, answer all of them.
+
+    Only with the JSON content type, which a form on another site cannot send.
+    """
+    if request.content_type != "application/json":
+        return _refusal(415, f"content type must be application/json, got {request.content_type}")
+    try:
+        changes = await request.json()
+    except ValueError as error:
+        return _refusal(400, f"body must be JSON, got {error}")
+    try:
+        values = await asyncio.to_thread(get_settings().update, changes)
+    except ValueError as error:
+        return _refusal(400, str(error))
+    except OSError as error:
+        logger.warning("Settings are in force but cannot be kept: %s", error)
+        return _refusal(500, f"settings are in force but cannot be kept: {error.strerror}")
+    return web.json_response(values)
+
+
+def _refusal(status: int, reason: str) -> web.Response:
+    return web.json_response({"error": reason}, status=status)
+
+
+def _private_directory() -> Path:
+    return Path(folder_paths.get_system_user_directory(PRIVATE_USER))
+
+
+def _send_report() -> None:
+    instance = getattr(PromptServer, "instance", None)
+    if instance is None or not instance.sockets:
+        return
+    payload = report_payload()
+    json.dumps(payload, allow_nan=False)  # the host's sender dies of a message that is not JSON
+    instance.send_sync(EVENT, payload)
+
+
+@lru_cache(maxsize=1)
+def _list_graph_folders(second: int) -> list[str]:
+    root = workflows_root(None)
+    return [] if root is None else list_folders(root)

@@ -1,0 +1,87 @@
+"""Know which saved workflow the running prompt came from.
+
+The host never tells a node the workflow's file name, so our page script adds it to each prompt as
+`workflow.extra.warmgraph`. When the prompt arrives that entry is moved out of the workflow into the
+prompt's `extra_data`, so that no image made from it carries a path or a user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+from comfy.cli_args import args
+from server import PromptServer
+
+from ..backends.engine import WorkflowRef
+
+ENTRY = "warmgraph"
+SINGLE_USER = "default"
+
+
+def take_workflow_entry(json_data: dict[str, Any]) -> dict[str, Any]:
+    """Move our entry of a posted prompt from its workflow to its `extra_data` (a prompt handler).
+
+    A program that posts prompts may put the entry into `extra_data` itself.
+    """
+    extra_data = json_data.get("extra_data")
+    workflow = _workflow(extra_data)
+    extra = workflow.get("extra")
+    if isinstance(extra, dict) and ENTRY in extra:
+        extra_data[ENTRY] = extra.pop(ENTRY)  # type: ignore[index]
+    return json_data
+
+
+def current_workflow() -> WorkflowRef | None:
+    """Return the saved workflow of the prompt that runs now, as the page named it, unchecked.
+
+    None when no prompt runs, the prompt has no saved workflow (API, unsaved tab), or its user is
+    not known (multi-user mode without our page script).
+    """
+    extra_data = _running_extra_data()
+    entry = extra_data.get(ENTRY)
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        return None
+    user = entry.get("user") if args.multi_user else SINGLE_USER
+    if not isinstance(user, str):
+        return None
+    identity = _workflow(extra_data).get("id")
+    return WorkflowRef(
+        path=entry["path"], user=user, id=identity if isinstance(identity, str) else None
+    )
+
+
+def workflows_root(user: str | None) -> Path | None:
+    """Return the workflows folder of a user that the host knows, else None.
+
+    Without a user it is the only one's, or None in multi-user mode.
+    """
+    if user is None and not args.multi_user:
+        user = SINGLE_USER
+    if user is None or user not in _known_users():
+        return None
+    directory = folder_paths.get_public_user_directory(user)
+    return None if directory is None else Path(directory, "workflows")
+
+
+def _known_users() -> set[str]:
+    instance = getattr(PromptServer, "instance", None)
+    if instance is None or not args.multi_user:
+        return {SINGLE_USER}
+    return set(instance.user_manager.users)
+
+
+def _running_extra_data() -> dict[str, Any]:
+    instance = getattr(PromptServer, "instance", None)
+    if instance is None:
+        return {}
+    running, _ = instance.prompt_queue.get_current_queue_volatile()
+    return running[0][3] if running else {}
+
+
+def _workflow(extra_data: object) -> dict[str, Any]:
+    """Return the workflow that came with a prompt, {} if none or not of the expected shape."""
+    for name in ("extra_pnginfo", "workflow"):
+        extra_data = extra_data.get(name) if isinstance(extra_data, dict) else None
+    return extra_data if isinstance(extra_data, dict) else {}

@@ -1,0 +1,176 @@
+"""What lies between the host's server and the engine, without a server."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warmgraph_backends.settings import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _module(pack: ModuleType, name: str) -> Any:
+    return sys.modules[f"{pack.__name__}.nodes.{name}"]
+
+
+def _posted(extra: Any) -> dict[str, Any]:
+    workflow = {"id": "a-b", "nodes": [], "extra": extra}
+    return {"prompt": {}, "extra_data": {"extra_pnginfo": {"workflow": workflow}}}
+
+
+def test_the_page_entry_leaves_the_workflow_that_images_carry(pack: ModuleType) -> None:
+    posted = _posted({"ds": 1, "warmgraph": {"path": "workflows/x.json"}})
+    taken = _module(pack, "workflow").take_workflow_entry(posted)
+    assert taken["extra_data"]["warmgraph"] == {"path": "workflows/x.json"}
+    assert taken["extra_data"]["extra_pnginfo"]["workflow"]["extra"] == {"ds": 1}
+
+
+@pytest.mark.parametrize(
+    "posted",
+    [
+        {},
+        {"extra_data": None},
+        {"extra_data": {"extra_pnginfo": None}},
+        {"extra_data": {"extra_pnginfo": {"workflow": []}}},
+        _posted(None),
+        _posted([1]),
+        _posted({}),
+    ],
+)
+def test_other_prompts_pass_as_they_are(pack: ModuleType, posted: dict[str, Any]) -> None:
+    before = repr(posted)
+    assert repr(_module(pack, "workflow").take_workflow_entry(posted)) == before
+
+
+@pytest.mark.parametrize(
+    ("extra_data", "multi_user", "expected"),
+    [
+        ({"warmgraph": {"path": "workflows/x.json"}}, False, ("workflows/x.json", "default")),
+        (
+            {"warmgraph": {"path": "workflows/x.json", "user": "ann"}},
+            False,
+            ("workflows/x.json", "default"),
+        ),
+        (
+            {"warmgraph": {"path": "workflows/x.json", "user": "ann"}},
+            True,
+            ("workflows/x.json", "ann"),
+        ),
+        ({"warmgraph": {"path": "workflows/x.json"}}, True, None),
+        ({"warmgraph": {"path": 3}}, False, None),
+        ({"warmgraph": "workflows/x.json"}, False, None),
+        ({}, False, None),
+    ],
+)
+def test_the_running_prompt_names_its_workflow(
+    pack: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    extra_data: dict[str, Any],
+    multi_user: bool,
+    expected: tuple[str, str] | None,
+) -> None:
+    from execution import PromptQueue
+
+    module = _module(pack, "workflow")
+    server = SimpleNamespace(queue_updated=lambda: None)
+    server.prompt_queue = PromptQueue(server)
+    monkeypatch.setattr(module.PromptServer, "instance", server)
+    monkeypatch.setattr(module.args, "multi_user", multi_user)
+    assert module.current_workflow() is None, "no prompt runs yet"
+    server.prompt_queue.put((0, "id", {}, {**_posted({})["extra_data"], **extra_data}, [], {}))
+    server.prompt_queue.get()
+    found = module.current_workflow()
+    assert (found and (found.path, found.user)) == expected
+    assert found is None or found.id == "a-b"
+
+
+def test_only_users_that_the_host_knows_have_a_workflows_folder(
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from app.user_manager import UserManager
+
+    module = _module(pack, "workflow")
+    root = Path(module.folder_paths.get_user_directory())
+    assert module.workflows_root(None) == root / "default" / "workflows"
+    root = tmp_path
+    monkeypatch.setattr(module.folder_paths, "get_user_directory", lambda: str(root))
+    monkeypatch.setattr(module.args, "multi_user", True)
+    (root / "users.json").write_text('{"ann_1": "Ann", "__system": "x"}')
+    server = SimpleNamespace(user_manager=UserManager())
+    monkeypatch.setattr(module.PromptServer, "instance", server)
+    assert module.workflows_root("ann_1") == root / "ann_1" / "workflows"
+    for unknown in (None, "default", "../ann_1", "__system", ""):
+        assert module.workflows_root(unknown) is None
+
+
+def test_a_burst_of_changes_is_a_few_messages_and_the_last_is_sent(pack: ModuleType) -> None:
+    state, seen = [0], []
+    event = _module(pack, "server").ReportEvent(lambda: seen.append(state[0]), per_second=20)
+    start = time.monotonic()
+    while time.monotonic() - start < 0.3:
+        state[0] += 1
+        event.changed()
+        time.sleep(0.001)
+    time.sleep(0.2)
+    assert 2 <= len(seen) <= 8
+    assert seen[-1] == state[0]
+
+
+def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
+    sent = threading.Event()
+    event = _module(pack, "server").ReportEvent(sent.set)
+    threads = [threading.Thread(target=event.changed) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert sent.wait(2)
+
+
+def _report(**changes: Any) -> dict[str, Any]:
+    regions = {"total": 203, "compiled": 200, "eager": 3}
+    return {"model": "SDXL", "regions": regions, "eager": [], "building": {}, "notes": []} | changes
+
+
+def test_the_node_says_what_runs_what_is_built_and_what_is_eager(pack: ModuleType) -> None:
+    text = _module(pack, "summary").summary_text(
+        _report(
+            building={"done": 4, "total": 23, "seconds_left": 41.7},
+            eager=[{"places": 3, "reason": "patched by FreeU"}],
+            notes=["the folder is not trusted yet"],
+        )
+    )
+    assert text.splitlines() == [
+        "SDXL: 200 of 203 regions compiled",
+        "building 4 of 23, about 42 s left",
+        "3 eager: patched by FreeU",
+        "the folder is not trusted yet",
+    ]
+
+
+def test_a_long_list_of_reasons_stays_short(pack: ModuleType) -> None:
+    reasons = [{"places": 1, "reason": f"reason {number}"} for number in range(9)]
+    lines = _module(pack, "summary").summary_text(_report(eager=reasons)).splitlines()
+    assert lines[-1] == "6 more reasons in Graph Report"
+    assert len(lines) == 5
+
+
+def test_sizes_and_batches_are_read_once_each(pack: ModuleType) -> None:
+    module = _module(pack, "report")
+    assert module.parse_sizes("64x32\n 64 x 32, 720X960") == [(64, 32), (720, 960)]
+    assert module.parse_batches("4, 1;4") == [4, 1]
+
+
+def test_the_page_offers_the_settings_that_the_server_has() -> None:
+    script = (ROOT / "web" / "js" / "settings.js").read_text(encoding="utf-8")
+    pattern = r'key: "(\w+)".*?defaultValue: ([\d.]+),\s*attrs: { min: ([\d.]+), max: ([\d.]+)'
+    offered = {
+        name: tuple(map(float, numbers)) for name, *numbers in re.findall(pattern, script, re.S)
+    }
+    assert offered == {s.name: (s.default, s.minimum, s.maximum) for s in SETTINGS.values()}

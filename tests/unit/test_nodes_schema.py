@@ -1,0 +1,149 @@
+"""The nodes' schemas, read by the real host: ids, order of widgets, tooltips, help pages."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WIDGETS = {  # saved workflows hold values by position: append, never insert, never reorder
+    "WarmgraphCompileModel": ["when_missing", "graphs", "backend"],
+    "WarmgraphLoadCompiledGraph": ["folder", "strict"],
+    "WarmgraphGraphReport": [],
+    "WarmgraphWarmUp": ["sizes", "batches"],
+}
+SOCKETS = {  # input sockets, outputs
+    "WarmgraphCompileModel": (["model"], ["MODEL"]),
+    "WarmgraphLoadCompiledGraph": (["model"], ["MODEL"]),
+    "WarmgraphGraphReport": (["model", "after"], ["STRING"]),
+    "WarmgraphWarmUp": (["model"], ["STRING"]),
+}
+
+
+@pytest.fixture(scope="module")
+def classes(pack: ModuleType) -> dict[str, Any]:
+    """The pack's node classes, by id, as the host gets them."""
+
+    async def load() -> list[Any]:
+        extension = await pack.comfy_entrypoint()
+        return list(await extension.get_node_list())
+
+    return {cls.GET_SCHEMA().node_id: cls for cls in asyncio.run(load())}
+
+
+@pytest.fixture(scope="module")
+def schemas(classes: dict[str, Any]) -> dict[str, Any]:
+    return {node_id: cls.GET_SCHEMA() for node_id, cls in classes.items()}
+
+
+def _is_widget(entry: Any) -> bool:
+    from comfy_api.latest import io
+
+    return isinstance(entry, io.WidgetInput)
+
+
+def test_the_four_ids_are_the_published_ones(classes: dict[str, Any]) -> None:
+    assert list(classes) == list(WIDGETS)
+
+
+@pytest.mark.parametrize("node_id", WIDGETS)
+def test_widgets_keep_their_positions(schemas: dict[str, Any], node_id: str) -> None:
+    inputs = schemas[node_id].inputs
+    assert [entry.id for entry in inputs if _is_widget(entry)] == WIDGETS[node_id]
+
+
+@pytest.mark.parametrize("node_id", WIDGETS)
+def test_sockets_are_the_published_ones(schemas: dict[str, Any], node_id: str) -> None:
+    schema = schemas[node_id]
+    sockets = [entry.id for entry in schema.inputs if not _is_widget(entry)]
+    assert (sockets, [entry.io_type for entry in schema.outputs]) == SOCKETS[node_id]
+
+
+@pytest.mark.parametrize("node_id", WIDGETS)
+def test_everything_says_what_it_is_for(schemas: dict[str, Any], node_id: str) -> None:
+    schema = schemas[node_id]
+    assert schema.category == "Warmgraph"
+    assert len(schema.description) > 80
+    for entry in (*schema.inputs, *schema.outputs):
+        assert entry.tooltip and entry.tooltip.endswith("."), f"{entry.id} has no tooltip"
+
+
+@pytest.mark.parametrize("node_id", WIDGETS)
+def test_each_node_has_a_help_page_that_names_its_inputs(
+    schemas: dict[str, Any], node_id: str
+) -> None:
+    page = (ROOT / "web" / "docs" / f"{node_id}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {schemas[node_id].display_name}\n")
+    for entry in schemas[node_id].inputs:
+        assert f"`{entry.id}`" in page
+
+
+def test_choices_and_defaults_of_compile_model(schemas: dict[str, Any]) -> None:
+    inputs = {entry.id: entry for entry in schemas["WarmgraphCompileModel"].inputs}
+    assert inputs["when_missing"].options == ["background", "wait", "never"]
+    assert inputs["when_missing"].default == "background"
+    assert inputs["graphs"].default == ""
+    assert inputs["backend"].options == ["auto", "inductor", "eager"]
+    assert inputs["backend"].advanced and not inputs["when_missing"].advanced
+
+
+def test_report_and_warm_up_run_by_themselves_and_never_from_the_cache(
+    classes: dict[str, Any], schemas: dict[str, Any]
+) -> None:
+    for node_id in ("WarmgraphGraphReport", "WarmgraphWarmUp"):
+        assert schemas[node_id].is_output_node and schemas[node_id].not_idempotent
+        first, second = (classes[node_id].fingerprint_inputs() for _ in range(2))
+        assert first != second
+    (after,) = (e for e in schemas["WarmgraphGraphReport"].inputs if e.id == "after")
+    assert after.optional and after.io_type == "*"
+
+
+def test_a_node_whose_result_is_cached_gets_its_text_back(schemas: dict[str, Any]) -> None:
+    assert schemas["WarmgraphCompileModel"].has_intermediate_output
+    assert schemas["WarmgraphLoadCompiledGraph"].has_intermediate_output
+
+
+@pytest.mark.parametrize(
+    ("node_id", "values", "words"),
+    [
+        ("WarmgraphCompileModel", {"graphs": "../../x"}, "../../x"),
+        ("WarmgraphCompileModel", {"graphs": "C:\\x"}, "C:"),
+        ("WarmgraphCompileModel", {"graphs": "n" * 300}, "120"),
+        ("WarmgraphWarmUp", {"sizes": "1024", "batches": "1"}, "got '1024'"),
+        ("WarmgraphWarmUp", {"sizes": "", "batches": "1"}, "sizes must have at least one entry"),
+        ("WarmgraphWarmUp", {"sizes": "9x9, 4x9", "batches": "1"}, "from 8 to 8192 pixels"),
+        ("WarmgraphWarmUp", {"sizes": "64x64", "batches": "1, two"}, "got 'two'"),
+        ("WarmgraphWarmUp", {"sizes": "64x64", "batches": "0"}, "from 1 to 64"),
+        ("WarmgraphWarmUp", {"sizes": "64x64", "batches": "65"}, "from 1 to 64"),
+        ("WarmgraphWarmUp", {"sizes": "8x8," * 65, "batches": "1"}, "at most 64 entries"),
+    ],
+)
+def test_bad_values_are_refused_in_words_when_queued(
+    classes: dict[str, Any], node_id: str, values: dict[str, str], words: str
+) -> None:
+    answer = classes[node_id].validate_inputs(**values)
+    assert isinstance(answer, str) and words in answer
+
+
+@pytest.mark.parametrize(
+    ("node_id", "values"),
+    [
+        ("WarmgraphCompileModel", {"graphs": ""}),
+        ("WarmgraphCompileModel", {"graphs": "  "}),
+        ("WarmgraphCompileModel", {"graphs": "Winter Märchen 冬"}),
+        ("WarmgraphCompileModel", {"graphs": None}),
+        ("WarmgraphLoadCompiledGraph", {"folder": "of another machine"}),
+        ("WarmgraphLoadCompiledGraph", {"folder": None}),
+        ("WarmgraphWarmUp", {"sizes": " 1024 x 1024,\n720X960;8\u00d78192 ", "batches": "1,64"}),
+        ("WarmgraphWarmUp", {"sizes": None, "batches": None}),
+    ],
+)
+def test_good_and_linked_values_pass(
+    classes: dict[str, Any], node_id: str, values: dict[str, str | None]
+) -> None:
+    assert classes[node_id].validate_inputs(**values) is True

@@ -1,0 +1,92 @@
+/**
+ * The text on our nodes: what runs compiled, what is being built, what is eager and why.
+ * It comes with the node's result and is kept live by the server's event.
+ */
+import { app } from "../../../scripts/app.js";
+import { openingReports, reportOf, watchReports } from "./reports.js";
+
+/** Least size of the text in pixels, and the part of the report that each node shows. */
+const NODES = {
+  WarmgraphCompileModel: { width: 300, height: 80, part: "summary" },
+  WarmgraphLoadCompiledGraph: { width: 300, height: 80, part: "summary" },
+  WarmgraphGraphReport: { width: 400, height: 260, part: "text" },
+  WarmgraphWarmUp: { width: 400, height: 140, part: "text" },
+};
+
+/** Space that the host leaves above and below a widget's element, in pixels each. */
+const MARGIN = 10;
+
+const NOT_RUN = "Not run yet.";
+
+/**
+ * The box has a height of its own and the text scrolls in it: new text never resizes the node,
+ * which the page would take for a change of the workflow.
+ * @param {number} height
+ */
+function makeBox(height) {
+  const box = document.createElement("div");
+  box.className = "warmgraph-status";
+  box.style.minHeight = `${height - 2 * MARGIN}px`;
+  const text = document.createElement("div");
+  text.textContent = NOT_RUN;
+  box.append(text);
+  return { box, text };
+}
+
+/**
+ * @param {any} node
+ * @param {{width: number, height: number, part: "summary" | "text"}} look
+ */
+function addStatus(node, look) {
+  const { box, text } = makeBox(look.height);
+  const closed = new AbortController();
+  let id = "";
+
+  const refresh = () => {
+    const newest = reportOf(id)?.[look.part];
+    if (newest && text.textContent !== newest) text.textContent = newest;
+  };
+  watchReports(refresh, closed.signal);
+
+  const widget = node.addDOMWidget("warmgraph_status", "warmgraph_status", box, {
+    serialize: false,
+    hideOnZoom: false,
+    margin: MARGIN,
+    getMinHeight: () => look.height,
+  });
+  widget.serialize = false; // leaves no slot among the stored widget values
+  node.setSize([Math.max(node.size[0], look.width), node.computeSize()[1]]);
+
+  const onExecuted = node.onExecuted;
+  node.onExecuted = function (output, ...rest) {
+    onExecuted?.call(this, output, ...rest);
+    const result = output?.warmgraph?.[0];
+    if (!result) return;
+    id = result.id;
+    text.textContent = result.text;
+    refresh();
+  };
+
+  const onRemoved = node.onRemoved;
+  node.onRemoved = function (...rest) {
+    closed.abort();
+    onRemoved?.apply(this, rest);
+  };
+}
+
+function addStylesheet() {
+  const link = document.createElement("link");
+  link.rel = "stylesheet";
+  link.href = new URL("../warmgraph.css", import.meta.url).href;
+  document.head.append(link);
+}
+
+app.registerExtension({
+  name: "Warmgraph.Node.Status",
+  init: addStylesheet,
+  setup: openingReports,
+  nodeCreated(node) {
+    const look = NODES[node.comfyClass];
+    if (look) addStatus(node, look);
+  },
+});

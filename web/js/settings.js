@@ -1,0 +1,97 @@
+/**
+ * Warmgraph's numbers under ComfyUI's Settings. The server owns them: the page shows the server's
+ * values when it opens and sends what the user changes.
+ */
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+import { openingReports } from "./reports.js";
+
+/** The server refuses what is outside these ranges as well. */
+const SETTINGS = [
+  {
+    key: "workers",
+    id: "Warmgraph.Builder.Workers",
+    category: ["Warmgraph", "Builder", "Workers"],
+    name: "Builder processes (0 = automatic)",
+    tooltip: "How many processes build graphs at the same time. Automatic looks at cores, RAM and VRAM.",
+    defaultValue: 0,
+    attrs: { min: 0, max: 64, step: 1 },
+  },
+  {
+    key: "job_limit_s",
+    id: "Warmgraph.Builder.JobLimit",
+    category: ["Warmgraph", "Builder", "JobLimit"],
+    name: "Time limit of one build (seconds)",
+    tooltip: "A build that takes longer is given up; its part of the model runs as without Warmgraph.",
+    defaultValue: 600,
+    attrs: { min: 30, max: 86400, step: 30 },
+  },
+  {
+    key: "idle_s",
+    id: "Warmgraph.Builder.Idle",
+    category: ["Warmgraph", "Builder", "Idle"],
+    name: "Builder processes end when idle for (seconds)",
+    tooltip: "Builder processes with nothing to do give their memory back after this time.",
+    defaultValue: 30,
+    attrs: { min: 1, max: 3600, step: 1 },
+  },
+  {
+    key: "store_cap_gib",
+    id: "Warmgraph.Store.Cap",
+    category: ["Warmgraph", "Store", "Cap"],
+    name: "Size limit of the shared graph store (GiB)",
+    tooltip: "Above it the least recently used graphs go. Graphs beside a saved workflow are never removed.",
+    defaultValue: 4,
+    attrs: { min: 0.1, max: 1024, step: 0.5, minFractionDigits: 1, maxFractionDigits: 2 },
+  },
+];
+
+/** The server's values, {} until they were read: before that nothing is sent. */
+let current = {};
+
+/** @param {Record<string, number>} values */
+async function show(values) {
+  current = values;
+  for (const { id, key } of SETTINGS) {
+    const setting = app.extensionManager?.setting;
+    if (key in values && setting?.get(id) !== values[key]) await setting?.set(id, values[key]);
+  }
+}
+
+/**
+ * @param {string} key
+ * @param {number} value
+ */
+async function send(key, value) {
+  if (!(key in current) || current[key] === value) return;
+  const response = await api.fetchApi("/warmgraph/settings", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ [key]: value }),
+  });
+  const answer = await response.json();
+  if (response.ok) {
+    current = answer;
+    return;
+  }
+  app.extensionManager?.toast?.add({
+    severity: "error",
+    summary: "Warmgraph",
+    detail: answer.error,
+    life: 8000,
+  });
+  await show(current);
+}
+
+app.registerExtension({
+  name: "Warmgraph.Settings.Numbers",
+  settings: SETTINGS.map(({ key, ...setting }) => ({
+    ...setting,
+    type: "number",
+    onChange: (value) => send(key, value),
+  })),
+  async setup() {
+    const { settings } = await openingReports();
+    if (settings) await show(settings);
+  },
+});
