@@ -1,0 +1,166 @@
+"""One build: a description goes in, a checked payload comes out. Runs in a worker process only."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import keys
+from .capture import Program, capture
+from .contract import Description
+from .errors import BuildError
+from .registry import backend_named
+from .regions.registry import form_of
+from .sources import fingerprint
+from .tolerance import within
+
+#: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
+_CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
+_CHECK_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 11}
+
+
+def prepare(hello: dict[str, Any]) -> None:
+    """Import the host under the parent's own arguments: attention choice and dtypes hang on them.
+
+    Args:
+        hello: "argv" (the parent's sys.argv) and "host" (folder of the ComfyUI tree).
+    """
+    sys.argv = list(hello["argv"])
+    sys.path.insert(0, hello["host"])
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.ldm.modules.diffusionmodules.openaimodel  # noqa: F401
+
+    from torch._inductor import config
+
+    config.compile_threads = 1
+    torch.set_num_threads(1 if torch.cuda.is_available() else max(1, torch.get_num_threads()))
+
+
+def run(
+    task: dict[str, Any], *, measure: Callable[[], AbstractContextManager[None]]
+) -> tuple[bytes, dict[str, Any]]:
+    """Build one kind.
+
+    Args:
+        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key).
+        measure: held while kernels are measured on the GPU.
+
+    Returns:
+        The payload, and facts for the manifest: "weights", "work", "kernels", "checks", "phases".
+
+    Raises:
+        BuildError: this process would build another graph than asked for, the build failed, or the
+            graph differs from eager.
+    """
+    description = Description.from_dict(task["description"])
+    backend = backend_named(task["backend"])
+    form = form_of(description.family, description.form)
+    started = time.monotonic()
+    program = capture(description, form)
+    _check_key(task, description, form, program)
+    captured = time.monotonic()
+    compiled = backend.compile(program, measure=measure)
+    built = time.monotonic()
+    checks = _check(program, backend.load(compiled.payload))
+    if description.device == "cuda":
+        torch.cuda.empty_cache()
+    facts = {
+        **compiled.facts,
+        "weights": [list(spec) for spec in program.weights],
+        "work": program.work,
+        "checks": checks,
+        "phases": {
+            "capture": round(captured - started, 3),
+            "compile": round(built - captured, 3),
+            "check": round(time.monotonic() - built, 3),
+        },
+    }
+    return compiled.payload, facts
+
+
+def _check_key(task: dict[str, Any], description: Description, form: Any, program: Program) -> None:
+    """The key must come out the same here, or this process sees another host or torch."""
+    twin_classes = sorted(_class_names(description.module))
+    here = fingerprint([type(form).reference], [_resolve(name) for name in twin_classes])
+    if here != description.sources:
+        changed = [n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)]
+        raise BuildError(
+            f"the worker sees other host code for {description.label}: {', '.join(sorted(changed)[:3])}"
+        )
+    target = keys.target(description.device, backend_named(task["backend"]))
+    if keys.graph_key(description, target) != task["key"]:
+        raise BuildError(f"the worker's torch or options differ from the server's: {target}")
+
+
+def _class_names(module: dict[str, Any]) -> set[str]:
+    names = {module["class"]}
+    for _, child in module["modules"]:
+        names |= _class_names(child)
+    return names
+
+
+def _resolve(name: str) -> type:
+    module, _, qualname = name.partition(":")
+    value: Any = sys.modules[module]
+    for part in qualname.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
+    """Run graph and eager side by side at the ends of every declared range."""
+    checks = []
+    for sizes in _extremes(program):
+        weights, inputs = program.example(sizes)
+        reference = program.run(weights, inputs)
+        result = call([*weights, *inputs])[0]
+        good, error = within(result, reference)
+        checks.append({"sizes": sizes, "error": error})
+        if not good:
+            raise BuildError(
+                f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
+            )
+        if not result.is_contiguous() or any(_shares(result, t) for t in (*weights, *inputs)):
+            raise BuildError(f"{program.description.label} must return a contiguous tensor of its own")
+    return checks
+
+
+def _shares(result: torch.Tensor, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and result.data_ptr() == other.data_ptr()
+
+
+def _extremes(program: Program) -> Iterator[dict[str, int]]:
+    """Each symbol at its lower and upper end, the others small; then all at the lower end."""
+    symbols = program.description.symbols
+    device = program.description.device
+    small = {s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)}
+    yield {s.name: s.minimum for s in symbols}
+    yield small
+    for symbol in symbols:
+        top = dict.fromkeys(small, 1) | {symbol.name: symbol.maximum}
+        if symbol.name in ("tokens", "context"):
+            top[symbol.name] = min(symbol.maximum, _CHECK_TOKENS[device])
+        while _elements(program, top) > _CHECK_ELEMENTS[device] and top[symbol.name] > 1:
+            top[symbol.name] = math.ceil(top[symbol.name] / 2)
+        yield top
+
+
+_SMALL = (3, 5, 7, 11, 13, 17, 19)
+
+
+def _elements(program: Program, sizes: dict[str, int]) -> float:
+    largest = 0
+    for spec in program.description.inputs:
+        if spec.dtype != "int":
+            largest = max(
+                largest, math.prod(sizes[d] if isinstance(d, str) else d for d in spec.dims)
+            )
+    return largest * program.work

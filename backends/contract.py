@@ -1,0 +1,130 @@
+"""The words that all parts share: what a region is, and what a backend must offer.
+
+A *kind* is one region of a model, written down as plain data (`Description`): everything that decides
+its graph and nothing else. A `Backend` turns a description's exported program into a payload of bytes
+and such bytes back into a callable. Graphs are pure functions of (weights, activations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+FORMAT_VERSION = 1
+
+Measure = Callable[[], AbstractContextManager[None]]
+"""Opens the gate around kernel measurements, so that a running prompt meets one of them at a time."""
+
+
+class WhenMissing(str, Enum):
+    """What Compile Model does about a graph that is not there yet."""
+
+    BACKGROUND = "background"
+    WAIT = "wait"
+    NEVER = "never"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One activation of a region.
+
+    `dims` holds fixed sizes as integers and symbolic ones as symbol names; tensors are contiguous.
+    `dtype` is a torch dtype's name, or "int" for a Python integer, whose single dim is its symbol.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A size that may change from call to call, with its declared range and the size it is tuned for."""
+
+    name: str
+    minimum: int
+    maximum: int
+    example: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """One kind of region as plain data: all that a worker needs, and all that the key covers.
+
+    Attributes:
+        family: the region plan it belongs to, for example "unet".
+        form: the plan's name for this sort of region, for example "residual".
+        label: for people, for example "ResBlock 320->640"; not part of the key.
+        module: the module tree (`describe.describe_module`): classes, plain attributes, parameter meta.
+        inputs: the activations, in call order.
+        symbols: every symbolic size that `inputs` names.
+        sources: hashes of the functions that the region runs through (`sources.fingerprint`).
+        device: "cuda" or "cpu".
+    """
+
+    family: str
+    form: str
+    label: str
+    module: dict[str, Any]
+    inputs: tuple[InputSpec, ...]
+    symbols: tuple[Symbol, ...]
+    sources: dict[str, str] = field(default_factory=dict)
+    device: str = "cuda"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description as JSON-plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Description:
+        """Rebuild a description from `to_dict` after a trip through JSON."""
+        rest = {k: v for k, v in data.items() if k not in ("inputs", "symbols")}
+        inputs = tuple(InputSpec(i["name"], i["dtype"], tuple(i["dims"])) for i in data["inputs"])
+        return Description(
+            inputs=inputs, symbols=tuple(Symbol(**s) for s in data["symbols"]), **rest
+        )
+
+
+class WeightSpec(NamedTuple):
+    """One weight that a graph takes, in call order: its name below the region's module, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Compiled(NamedTuple):
+    """What a backend made of an exported program."""
+
+    payload: bytes
+    facts: dict[str, Any]
+
+
+class Requirement(NamedTuple):
+    """One thing a backend needs: whether it is there, and in words what is missing and what to do."""
+
+    name: str
+    met: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+class Backend(Protocol):
+    """A way to turn a region into a graph. One module per backend; they never import one another."""
+
+    name: str
+
+    def requirements(self, device: str) -> Sequence[Requirement]:
+        """Say what this backend needs on this machine for `device`; never raises."""
+
+    def fingerprint(self, device: str) -> dict[str, Any]:
+        """Return every fact that changes generated code, as plain data; part of each key."""
+
+    def compile(self, program: Any, *, measure: Measure) -> Compiled:
+        """Compile a `capture.Program`; worker side only. Raises BuildError."""
+
+    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+        """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and empties it."""

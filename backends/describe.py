@@ -1,0 +1,148 @@
+"""Modules as plain data, and weightless twins made from it.
+
+A description names classes, the plain attributes that their code reads, and the meta of parameters;
+a twin is the same module tree rebuilt from it without running any constructor, so that the worker that
+exports it needs neither the checkpoint nor the constructor's arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from .errors import DescriptionError
+
+#: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
+#: twin has none of it and no key depends on it.
+HOST_STATE = frozenset(
+    "comfy_cast_weights prev_comfy_cast_weights comfy_patched_weights weight_function bias_function "
+    "weight_lowvram_function bias_lowvram_function weight_comfy_model_dtype bias_comfy_model_dtype "
+    "seed_key".split()
+)
+_TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
+
+
+def describe_module(
+    module: torch.nn.Module,
+    *,
+    reads: Callable[[type], Collection[str]],
+    dtype: Callable[[torch.nn.Module, str, torch.Tensor], torch.dtype],
+    children: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Write a module tree down as JSON-plain data.
+
+    Args:
+        module: the live module; its weights are not read, only their shapes.
+        reads: for a class, the attribute names that its code reads (`sources.attributes_read`).
+        dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
+        children: names of the direct children to keep; None keeps all.
+
+    Raises:
+        DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
+            not plain data.
+    """
+    cls = type(module)
+    where = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in cls.__qualname__:
+        raise DescriptionError(f"class {where} is made at run time, so no worker can import it")
+    wanted = reads(cls)
+    attributes = {}
+    for name, value in module.__dict__.items():
+        if name in _TORCH_STATE or name in HOST_STATE or name not in wanted:
+            continue
+        if name.startswith("_") and not name.startswith("_reversed"):
+            continue  # `_v`, `_pin_state`, ...: the host's bookkeeping of where weights are
+        try:
+            attributes[name] = _plain(value)
+        except TypeError:
+            raise DescriptionError(
+                f"attribute {name} of {where} is a {type(value).__name__}, not plain data"
+            ) from None
+    parameters = {}
+    for name, tensor in module._parameters.items():
+        if tensor is None:
+            parameters[name] = None
+            continue
+        if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
+            raise DescriptionError(f"{where}.{name} is a {type(tensor).__name__}, not a plain tensor")
+        final = dtype(module, name, tensor)
+        parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
+    if any(buffer is not None for buffer in module._buffers.values()):
+        raise DescriptionError(f"{where} has buffers, which no region takes yet")
+    return {
+        "class": where,
+        "attributes": dict(sorted(attributes.items())),
+        "parameters": parameters,
+        "modules": [
+            [name, describe_module(child, reads=reads, dtype=dtype)]
+            for name, child in module._modules.items()
+            if child is not None and (children is None or name in children)
+        ],
+    }
+
+
+def make_twin(
+    description: dict[str, Any], parameter: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+) -> torch.nn.Module:
+    """Rebuild a described module tree; `parameter` makes each tensor from shape and dtype.
+
+    Raises:
+        DescriptionError: a class cannot be imported here.
+    """
+    module_name, _, qualname = description["class"].partition(":")
+    try:
+        cls: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            cls = getattr(cls, part)
+    except (ImportError, AttributeError) as error:
+        raise DescriptionError(f"class {description['class']} cannot be imported: {error}") from error
+    twin = cls.__new__(cls)
+    torch.nn.Module.__init__(twin)
+    if hasattr(cls, "comfy_cast_weights"):
+        twin.comfy_cast_weights = False
+        twin.weight_function = []
+        twin.bias_function = []
+    for name, value in description["attributes"].items():
+        setattr(twin, name, _restore(value))
+    for name, meta in description["parameters"].items():
+        if meta is None:
+            twin.register_parameter(name, None)
+            continue
+        tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
+        twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    for name, child in description["modules"]:
+        twin.add_module(name, make_twin(child, parameter))
+    twin.eval()
+    return twin
+
+
+def module_classes(module: torch.nn.Module, children: Collection[str] | None = None) -> list[type]:
+    """Return the distinct classes of a module tree, in order of appearance."""
+    classes: dict[type, None] = {type(module): None}
+    for name, child in module._modules.items():
+        if child is not None and (children is None or name in children):
+            classes.update(dict.fromkeys(module_classes(child)))
+    return list(classes)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(v) for v in value]}
+    raise TypeError(type(value).__name__)
+
+
+def _restore(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    [(tag, content)] = value.items()
+    if tag == "dtype":
+        return getattr(torch, content)
+    items = [_restore(v) for v in content]
+    return tuple(items) if tag == "tuple" else items

@@ -1,0 +1,124 @@
+"""Backend `inductor`: one any-shape graph per region by torch's own compiler.
+
+https://docs.pytorch.org/docs/stable/torch.compiler.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import torch_private
+from .contract import Compiled, Measure, Requirement
+from .errors import BuildError
+
+PAYLOAD_VERSION = 1
+
+
+class Inductor:
+    """Compiles with `torch._inductor.standalone_compile`; kernels are Triton's on GPUs, C++ on CPUs."""
+
+    name = "inductor"
+
+    def requirements(self, device: str) -> Sequence[Requirement]:
+        """Say what is missing here; never raises."""
+        missing = torch_private.missing_api()
+        found = [
+            Requirement(
+                "torch", missing is None, missing or "", "update torch to 2.10 or newer"
+            )
+        ]
+        if device == "cuda":
+            found.append(
+                Requirement(
+                    "NVIDIA CUDA",
+                    torch.cuda.is_available() and torch.version.cuda is not None,
+                    "this backend runs on NVIDIA GPUs so far, and this torch has none",
+                    "models run as without this node",
+                )
+            )
+            found.append(
+                Requirement(
+                    "Triton",
+                    importlib.util.find_spec("triton") is not None,
+                    "Triton is not installed",
+                    "on Windows install triton-windows; on Linux reinstall torch with its dependencies",
+                )
+            )
+        elif device == "cpu":
+            compiler = "cl" if sys.platform == "win32" else "g++"
+            found.append(
+                Requirement(
+                    "C++ compiler",
+                    any(shutil.which(c) for c in (compiler, "c++", "clang++")),
+                    f"no C++ compiler ({compiler}) on the path",
+                    "install one; graphs that are already built still load",
+                )
+            )
+        else:
+            found.append(
+                Requirement(
+                    "device", False, f"this backend does not run on {device}", "models run eager there"
+                )
+            )
+        return found
+
+    def fingerprint(self, device: str) -> dict[str, Any]:
+        """Versions and options that change generated code."""
+        facts: dict[str, Any] = {
+            "payload": PAYLOAD_VERSION,
+            "options": dict(sorted(torch_private.CONFIG.items())),
+        }
+        if device == "cuda":
+            import triton
+
+            facts["triton"] = triton.__version__
+        return facts
+
+    def compile(self, program: Any, *, measure: Measure) -> Compiled:
+        """Compile a `capture.Program`; the kernels measure themselves on one call at the example sizes.
+
+        Raises:
+            BuildError: Inductor failed, or the graph is no pure function.
+        """
+        try:
+            with _attention_priority():
+                module, source = torch_private.compile_wrapper(
+                    program.graph_module, torch_private.CONFIG
+                )
+            weights, inputs = program.example()
+            with torch.no_grad(), measure():
+                module.call([*weights, *inputs])
+                if program.description.device == "cuda":
+                    torch.cuda.synchronize()
+            payload = torch_private.pack(module, source)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise BuildError(
+                f"Inductor failed on {program.description.label}: {type(error).__name__}: "
+                f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
+            ) from error
+        return Compiled(payload, {"kernels": source.count("async_compile.")})
+
+    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+        """Rebuild the callable of a verified payload."""
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        return torch_private.unpack(payload, device_index=index)
+
+
+def _attention_priority() -> contextlib.AbstractContextManager[Any]:
+    """Lower attention in the order of backends that the host itself asks for."""
+    try:
+        import comfy.ops
+        from torch.nn.attention import sdpa_kernel
+    except ImportError:
+        return contextlib.nullcontext()
+    order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
+    return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()

@@ -1,0 +1,100 @@
+"""Keys: what must be equal for a graph to be the right one, in canonical form.
+
+A key is the sha256 of three parts as canonical JSON: the *structure* of the region (classes, plain
+attributes, parameter meta, hashes of the functions it runs through), its *inputs* with their symbols, and
+the *target* (device, versions, backend options). Weights, checkpoint names, prompts, sizes of symbolic dims
+and object identities are in none of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+import torch
+
+from .canonical import canonical_json, sha256_hex
+from .contract import FORMAT_VERSION, Backend, Description
+
+
+def target(device: str, backend: Backend) -> dict[str, Any]:
+    """Return what generated code depends on besides the region, as plain data.
+
+    Args:
+        device: "cuda" or "cpu".
+        backend: adds its own name, version and options.
+    """
+    facts: dict[str, Any] = {
+        "device": device,
+        "torch": torch.__version__,
+        "torch_source": getattr(torch.version, "git_version", None),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "backend": backend.name,
+        **backend.fingerprint(device),
+    }
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        facts["capability"] = f"{major}.{minor}"
+        facts["cuda"] = torch.version.cuda or torch.version.hip
+    return facts
+
+
+def structure(description: Description) -> dict[str, Any]:
+    """Return the part of a description that says what is computed."""
+    return {
+        "family": description.family,
+        "form": description.form,
+        "module": description.module,
+        "sources": description.sources,
+    }
+
+
+def inputs(description: Description) -> dict[str, Any]:
+    """Return the part of a description that says what a graph takes."""
+    data = description.to_dict()
+    return {"inputs": data["inputs"], "symbols": data["symbols"]}
+
+
+def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
+    """Return the key of a kind on a target: 64 hex digits, the same in every process."""
+    parts = {
+        "format": FORMAT_VERSION,
+        "structure": structure(description),
+        "inputs": inputs(description),
+        "target": target_facts,
+    }
+    return sha256_hex(canonical_json(parts).encode())
+
+
+def explain_target(manifest: dict[str, Any], target_facts: dict[str, Any]) -> list[str]:
+    """Say in words how a graph file's target differs from this machine's; empty: it fits."""
+    made_for = manifest.get("target", {})
+    words = {"capability": "GPU compute capability", "torch_source": "torch build"}
+    lines = []
+    for name in sorted({*made_for, *target_facts}):
+        theirs, ours = made_for.get(name), target_facts.get(name)
+        if theirs != ours:
+            lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
+    return lines
+
+
+def explain_structure(manifest: dict[str, Any], description: Description) -> list[str]:
+    """Say in words how a graph file's region differs from a kind of the same form; empty: it fits."""
+    theirs, ours = manifest.get("structure", {}), structure(description)
+    lines = []
+    if theirs.get("module") != ours["module"]:
+        lines.append("the region's layers, sizes or dtypes differ")
+    changed = _differing(theirs.get("sources", {}), ours["sources"])
+    if changed:
+        lines.append("the host's code changed: " + ", ".join(changed[:4]))
+    recorded = {name: manifest.get(name) for name in ("inputs", "symbols")}
+    if recorded != inputs(description):
+        lines.append("its inputs differ")
+    return lines
+
+
+def _differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
+    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

@@ -1,0 +1,1 @@
+"""How host models are cut into regions; one module per model family."""

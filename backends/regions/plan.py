@@ -1,0 +1,132 @@
+"""What a region plan consists of: forms, places and the plan itself.
+
+A *form* is one sort of region (for a UNet: residual block, transformer block, ...). It names the region's
+activations, gives the host's own maths for it, and says how a place's `forward` is dispatched. A *place* is
+one occurrence of a form in a model; places with equal descriptions are one *kind* and share one graph.
+
+To support a new model family: write its forms, walk the model to find the places, register the walk in
+`regions.registry`. Nothing else in the package knows about model families.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..contract import Description, InputSpec, Symbol
+from ..describe import describe_module, module_classes
+from ..sources import attributes_read, fingerprint
+
+#: Runs one region on live activations: the graph's result, or None where the host must do it.
+Call = Callable[..., torch.Tensor | None]
+#: The forward that the host would call without us.
+Forward = Callable[..., Any]
+
+
+class Form(Protocol):
+    """One sort of region. Instances are stateless and known by `name` within their family."""
+
+    name: str
+    #: Names of the module's direct children that belong to the region; None: all of them.
+    children: tuple[str, ...] | None
+
+    def label(self, module: torch.nn.Module) -> str:
+        """Return a name for people, for example "ResBlock 320->640"."""
+
+    def inputs(self, module: torch.nn.Module, dtype: str) -> tuple[InputSpec, ...]:
+        """Return the activations that the region takes in a model that computes in `dtype`."""
+
+    def reference(self, module: torch.nn.Module, *inputs: Any) -> torch.Tensor:
+        """Compute the region by the host's own code: the oracle, and what is traced."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One occurrence of a region: its dotted name in the model, its module and its form."""
+
+    name: str
+    module: torch.nn.Module
+    form: Form
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How one module's `forward` is replaced while a step runs.
+
+    `regions` are the places that must all have graphs before the replacement is installed; `make`
+    builds it from one `Call` per region and the host's own forward.
+    """
+
+    module: torch.nn.Module
+    regions: tuple[Place, ...]
+    make: Callable[[Sequence[Call], Forward], Forward]
+
+
+@dataclass
+class Plan:
+    """A model cut into regions.
+
+    Attributes:
+        family: name of the model family, for example "unet".
+        dispatches: every module whose forward can be replaced.
+        outside: (place, reason) of what stays the host's, in words.
+        symbols: the declared sizes, by name.
+        patched: for the run's `transformer_options`, whether a dispatch must run the host's code.
+    """
+
+    family: str
+    dispatches: list[Dispatch] = field(default_factory=list)
+    outside: list[tuple[str, str]] = field(default_factory=list)
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[Place]:
+        """Every region of the model, in walking order."""
+        return [place for dispatch in self.dispatches for place in dispatch.regions]
+
+
+def describe_place(place: Place, plan: Plan, *, dtype: torch.dtype, device: str) -> Description:
+    """Write one place down as a kind.
+
+    Args:
+        dtype: the compute dtype of the model; operators of the host get their weights in it.
+        device: "cuda" or "cpu".
+
+    Raises:
+        DescriptionError: the module is not plain data.
+    """
+    form, module = place.form, place.module
+    inputs = form.inputs(module, str(dtype).removeprefix("torch."))
+    named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
+    classes = module_classes(module, form.children)
+
+    def weight_dtype(owner: torch.nn.Module, _name: str, tensor: torch.Tensor) -> torch.dtype:
+        return dtype if hasattr(owner, "comfy_cast_weights") else tensor.dtype
+
+    return Description(
+        family=plan.family,
+        form=form.name,
+        label=form.label(module),
+        module=describe_module(
+            module, reads=attributes_read, dtype=weight_dtype, children=form.children
+        ),
+        inputs=inputs,
+        symbols=tuple(plan.symbols[name] for name in sorted(named)),
+        sources=fingerprint([type(form).reference], classes),
+        device=device,
+    )
+
+
+def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:
+    """Return a module of the same class over the same weights, with some direct children replaced.
+
+    The original is not touched; an instance's own `forward` (a dispatcher, a patch) is left out.
+    """
+    twin = copy.copy(module)
+    twin.__dict__.pop("forward", None)
+    twin._modules = {**module._modules, **children}
+    return twin

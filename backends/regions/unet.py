@@ -1,0 +1,371 @@
+"""The region plan of the host's UNetModel: SD1.5, SD2, SDXL, its refiner and inpainting variants.
+
+Regions: residual block, transformer block, entry and exit of a spatial transformer, down- and
+upsampling, output head. Time embedding, label embedding and the first convolution stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from .plan import Call, Dispatch, Forward, Place, Plan, shallow_copy
+
+FAMILY = "unet"
+
+#: Patches that act inside a transformer block; any of them sends the block to the host's code.
+BLOCK_PATCHES = (
+    "attn1_patch",
+    "attn1_output_patch",
+    "middle_patch",
+    "attn2_patch",
+    "attn2_output_patch",
+)
+
+SYMBOLS = {
+    s.name: s
+    for s in (
+        Symbol("batch", 1, 64, 2),
+        Symbol("height", 1, 1024, 72),
+        Symbol("width", 1, 1024, 56),
+        Symbol("out_height", 1, 1024, 143),
+        Symbol("out_width", 1, 1024, 111),
+        Symbol("tokens", 1, 1024 * 1024, 4032),
+        Symbol("context", 1, 4096, 77),
+    )
+}
+
+
+class Residual:
+    """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
+
+    name = "residual"
+    children = None
+
+    def label(self, module: Any) -> str:
+        return f"ResBlock {module.channels}->{module.out_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", module.channels, "height", "width")),
+            InputSpec("emb", dtype, ("batch", module.emb_channels)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return type(module).forward(module, *inputs)
+
+
+class Block:
+    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s shape."""
+
+    name = "block"
+    children = None
+
+    def label(self, module: Any) -> str:
+        return f"Transformer block {module.norm1.normalized_shape[0]}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.norm1.normalized_shape[0]
+        context = module.attn2.to_k.weight.shape[1]
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            InputSpec("context", dtype, ("batch", "context", context)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, context = inputs
+        return type(module).forward(module, x, context=context, transformer_options={})
+
+
+class _Reached(Exception):
+    """Ends the host's forward at its first transformer block, carrying the tokens."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+
+class _Stop(torch.nn.Module):
+    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+        raise _Reached(x)
+
+
+class _Give(torch.nn.Module):
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+        return self.tokens
+
+
+class Entry:
+    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens, C']`."""
+
+    name = "entry"
+    children = ("norm", "proj_in")
+
+    def label(self, module: Any) -> str:
+        return f"Transformer entry {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        cut = shallow_copy(module, transformer_blocks=torch.nn.ModuleList([_Stop()]))
+        try:
+            type(module).forward(cut, inputs[0], None, {})
+        except _Reached as reached:
+            return reached.tokens
+        raise RuntimeError("SpatialTransformer.forward must call its transformer blocks")
+
+
+class Exit:
+    """SpatialTransformer after its last block.
+
+    `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height, width]`;
+    the tokens come as an image, so that their number needs no symbol of its own.
+    """
+
+    name = "exit"
+    children = ("proj_out",)
+
+    def label(self, module: Any) -> str:
+        return f"Transformer exit {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        inner = module.proj_out.weight.shape[1]
+        return (
+            InputSpec("tokens", dtype, ("batch", "height", "width", inner)),
+            InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        tokens, x = inputs
+        cut = shallow_copy(
+            module,
+            norm=torch.nn.Identity(),
+            proj_in=torch.nn.Identity(),
+            transformer_blocks=torch.nn.ModuleList([_Give(tokens.flatten(1, 2))]),
+        )
+        return type(module).forward(cut, x, None, {})
+
+
+class Down:
+    """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
+
+    name = "down"
+    children = None
+
+    def label(self, module: Any) -> str:
+        return f"Downsample {module.channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module.channels, "height", "width")),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return type(module).forward(module, *inputs)
+
+
+class Up:
+    """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`.
+
+    The output's size is that of the skip connection it meets, so 45 rows come from 23 as they should.
+    """
+
+    name = "up"
+    children = None
+
+    def label(self, module: Any) -> str:
+        return f"Upsample {module.channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", module.channels, "height", "width")),
+            InputSpec("out_height", "int", ("out_height",)),
+            InputSpec("out_width", "int", ("out_width",)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, height, width = inputs
+        return type(module).forward(module, x, (x.shape[0], x.shape[1], height, width))
+
+
+class Head:
+    """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
+
+    name = "head"
+    children = None
+
+    def label(self, module: Any) -> str:
+        return f"Output head {module[0].num_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module[0].num_channels, "height", "width")),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return type(module).forward(module, *inputs)
+
+
+FORMS = {f.name: f for f in (Residual(), Block(), Entry(), Exit(), Down(), Up(), Head())}
+
+
+def plan_unet(model: Any) -> Plan:
+    """Cut a UNetModel into regions.
+
+    Args:
+        model: an instance of the host's `UNetModel` (not of a subclass with other blocks).
+    """
+    plan = Plan(FAMILY, symbols=SYMBOLS)
+    for name, layer in _layers(model):
+        _plan_layer(plan, name, layer)
+    head = getattr(model, "out", None)
+    if type(head) is torch.nn.Sequential and len(head) and hasattr(head[0], "num_channels"):
+        plan.dispatches.append(_simple(Place("out", head, FORMS["head"]), _unary))
+    else:
+        plan.outside.append(("out", _unknown(head)))
+    return plan
+
+
+def patched(options: dict[str, Any]) -> str | None:
+    """Return why a transformer block must run the host's code in this call, or None.
+
+    Args:
+        options: the call's `transformer_options`.
+    """
+    patches = options.get("patches")
+    if patches:
+        for name in BLOCK_PATCHES:
+            if name in patches:
+                return f"another node patches {name}"
+    replaced = options.get("patches_replace")
+    if replaced:
+        block = options.get("block")
+        place = (*block, options.get("block_index", 0)) if block is not None else None
+        for name in ("attn1", "attn2"):
+            table = replaced.get(name)
+            if table and (place in table or block in table):
+                return f"another node replaces {name}"
+    if "optimized_attention_override" in options:
+        return "another node overrides the attention function"
+    return None
+
+
+def _layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    for i, sequence in enumerate(model.input_blocks):
+        for j, layer in enumerate(sequence):
+            yield f"input_blocks.{i}.{j}", layer
+    for j, layer in enumerate(model.middle_block or ()):
+        yield f"middle_block.{j}", layer
+    for i, sequence in enumerate(model.output_blocks):
+        for j, layer in enumerate(sequence):
+            yield f"output_blocks.{i}.{j}", layer
+
+
+def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
+    from comfy.ldm.modules.attention import BasicTransformerBlock, SpatialTransformer
+    from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
+
+    cls = type(layer)
+    if cls is ResBlock and not layer.skip_t_emb:
+        plan.dispatches.append(_simple(Place(name, layer, FORMS["residual"]), _residual))
+    elif cls is Upsample and layer.dims == 2:
+        plan.dispatches.append(_simple(Place(name, layer, FORMS["up"]), _up))
+    elif cls is Downsample and layer.dims == 2:
+        plan.dispatches.append(_simple(Place(name, layer, FORMS["down"]), _unary))
+    elif cls is SpatialTransformer:
+        ends = (
+            Place(f"{name}.entry", layer, FORMS["entry"]),
+            Place(f"{name}.exit", layer, FORMS["exit"]),
+        )
+        plan.dispatches.append(Dispatch(layer, ends, _spatial(layer)))
+        for i, block in enumerate(layer.transformer_blocks):
+            where = f"{name}.transformer_blocks.{i}"
+            if type(block) is BasicTransformerBlock and block.attn2 is not None and not block.ff_in:
+                plan.dispatches.append(_simple(Place(where, block, FORMS["block"]), _block))
+            else:
+                plan.outside.append((where, _unknown(block)))
+    elif not (name == "input_blocks.0.0" and isinstance(layer, torch.nn.Conv2d)):
+        plan.outside.append((name, _unknown(layer)))
+
+
+def _unknown(layer: Any) -> str:
+    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
+
+
+def _simple(place: Place, make: Callable[[Call, Forward], Forward]) -> Dispatch:
+    return Dispatch(place.module, (place,), lambda calls, host: make(calls[0], host))
+
+
+def _unary(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        result = call(x)
+        return host(x) if result is None else result
+
+    return forward
+
+
+def _residual(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
+        result = call(x, emb)
+        return host(x, emb) if result is None else result
+
+    return forward
+
+
+def _up(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
+        size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
+        result = call(x, int(size[0]), int(size[1]))
+        return host(x, output_shape=output_shape) if result is None else result
+
+    return forward
+
+
+def _block(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        reason = patched(options) if options else None
+        if reason is None and context is not None:
+            result = call(x, context)
+            if result is not None:
+                return result
+        elif hasattr(call, "decline"):
+            call.decline(reason or "called without a context")
+        return host(x, context=context, transformer_options=options)
+
+    return forward
+
+
+def _spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
+    def make(calls: Sequence[Call], host: Forward) -> Forward:
+        entry, leave = calls
+
+        def forward(
+            x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None
+        ) -> torch.Tensor:
+            options = {} if transformer_options is None else transformer_options
+            tokens = entry(x)
+            if tokens is None:
+                return host(x, context, options)
+            contexts = context if isinstance(context, list) else None
+            # What the host's forward leaves for patches to read (see `probe_spatial_transformer`).
+            options["activations_shape"] = list(x.shape)
+            for i, block in enumerate(module.transformer_blocks):
+                options["block_index"] = i
+                chosen = context if contexts is None else contexts[i]
+                tokens = block(tokens, context=chosen, transformer_options=options)
+            image = tokens.unflatten(1, x.shape[2:])
+            result = leave(image, x)
+            return FORMS["exit"].reference(module, image, x) if result is None else result
+
+        return forward
+
+    return make

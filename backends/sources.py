@@ -1,0 +1,204 @@
+"""Which functions a region runs through, and hashes of them.
+
+A graph that was traced through a function is wrong once the function changes, so their code is part of
+the key. Code objects are hashed (byte code, names, constants), not text: comments and file paths do not
+count. The walk is static and follows what a function names: globals, dotted names of modules, closures.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+#: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
+_NOT_TRACED = frozenset(
+    "run_every_op cast_bias_weight uncast_bias_weight forward_comfy_cast_weights "
+    "materialize_meta_param".split()
+)
+#: Hashed, but not followed: memory management, whose globals change while the server runs.
+_NOT_FOLLOWED = ("comfy.model_management", "comfy.memory_management", "comfy.utils", "comfy.quant_ops")
+_OWN = __name__.rpartition(".")[0]
+_FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
+
+
+def fingerprint(functions: Iterable[Callable[..., Any]], classes: Iterable[type]) -> dict[str, str]:
+    """Hash every function that `functions` and the forwards of `classes` run through.
+
+    Returns:
+        {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that such
+        a function reads; sorted, the same in every process.
+    """
+    found: dict[str, str] = {}
+    pending = [f for f in functions]
+    for cls in classes:
+        pending += _methods(cls)
+    seen: set[int] = set()
+    while pending:
+        function = pending.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or id(code) in seen or _outside(function.__module__):
+            continue
+        seen.add(id(code))
+        if function.__name__ in _NOT_TRACED:
+            continue
+        digest, values, callees = _examine(function)
+        found[f"{_module_name(function)}:{function.__qualname__}"] = digest
+        found.update(values)
+        pending += callees
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=None)
+def attributes_read(cls: type) -> frozenset[str]:
+    """Return every attribute name that the methods of a class (outside torch) read, and torch's own
+    plain settings for its classes."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith("torch."):
+            names.update(getattr(base, "__constants__", ()))
+            names.update(("eps", "p", "inplace", "_reversed_padding_repeated_twice"))
+        for function in vars(base).values():
+            function = getattr(function, "__func__", function)
+            code = getattr(function, "__code__", None)
+            if code is not None and function.__name__ != "__init__":
+                for inner in _codes(code):
+                    names.update(inner.co_names)
+    return frozenset(names)
+
+
+def _methods(cls: type) -> list[Callable[..., Any]]:
+    """The forward of a class and the methods of the class that it reaches by name."""
+    reached: dict[str, Callable[..., Any]] = {}
+    pending = ["forward"]
+    while pending:
+        name = pending.pop()
+        if name in reached or name in _NOT_TRACED:
+            continue
+        function = getattr(cls, name, None)
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is None or _outside(function.__module__):
+            continue
+        reached[name] = function
+        for inner in _codes(code):
+            pending += inner.co_names
+    return list(reached.values())
+
+
+@lru_cache(maxsize=4096)
+def _hash_code(code: types.CodeType) -> str:
+    return hashlib.sha256(_canonical(code).encode()).hexdigest()[:16]
+
+
+def _examine(
+    function: Any,
+) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
+    values: dict[str, str] = {}
+    callees: list[Callable[..., Any]] = []
+    module = _module_name(function)
+    follow = not module.startswith(_NOT_FOLLOWED)
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            continue
+        if isinstance(content, types.FunctionType):
+            callees.append(content)
+        elif (text := _value(content)) is not None:
+            values[f"{module}:{function.__qualname__}.<closure>"] = text
+    if follow:
+        for code in _codes(function.__code__):
+            for chain in _global_chains(code):
+                _resolve(function.__globals__, chain, values, callees)
+    digest = _hash_code(function.__code__) + _canonical(function.__defaults__ or ())
+    return hashlib.sha256(digest.encode()).hexdigest()[:16], values, callees
+
+
+def _resolve(
+    scope: dict[str, Any],
+    chain: list[str],
+    values: dict[str, str],
+    callees: list[Callable[..., Any]],
+) -> None:
+    if chain[0] not in scope:
+        return
+    value, owner = scope[chain[0]], str(scope.get("__name__"))
+    name = chain[0]
+    for part in chain[1:]:
+        if not isinstance(value, types.ModuleType) or not hasattr(value, part):
+            break
+        owner, name = value.__name__, part
+        value = getattr(value, part)
+    if isinstance(value, types.FunctionType):
+        if value.__name__ not in _NOT_TRACED:
+            callees.append(value)
+    elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
+        return
+    elif (text := _value(value)) is not None:
+        values[f"{owner}:{name}"] = text
+
+
+def _global_chains(code: types.CodeType) -> list[list[str]]:
+    """Dotted names that a code object loads, as lists: `comfy.ops.f` -> ["comfy", "ops", "f"]."""
+    chains: list[list[str]] = []
+    open_chain: list[str] | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            open_chain = [instruction.argval]
+            chains.append(open_chain)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and open_chain is not None:
+            open_chain.append(instruction.argval)
+        else:
+            open_chain = None
+    return chains
+
+
+def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        parts = (value.co_code.hex(), value.co_names, value.co_varnames, value.co_freevars)
+        return repr(parts) + "".join(_canonical(c) for c in value.co_consts)
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(_canonical(v) for v in value)) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(_canonical(v) for v in value) + ")"
+    if isinstance(value, types.FunctionType):
+        return value.__qualname__
+    if value is None or isinstance(value, (bool, int, float, str, bytes, complex)):
+        return repr(value)
+    return type(value).__name__
+
+
+def _value(value: Any) -> str | None:
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return repr(value)
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, (list, tuple)) and len(value) < 64:
+        texts = [_value(v) for v in value]
+        return None if any(t is None for t in texts) else f"[{', '.join(map(str, texts))}]"
+    return None
+
+
+def _outside(module: str | None) -> bool:
+    return module is None or module.partition(".")[0] in _FOREIGN
+
+
+def _module_name(function: Callable[..., Any]) -> str:
+    """A function's module; our own package goes by one name, whatever the host mangles it to."""
+    module = function.__module__ or ""
+    return f"warmgraph{module[len(_OWN) :]}" if module.startswith(_OWN) else module

@@ -1,0 +1,407 @@
+"""Every use of torch's private APIs, in one room, with a self-test that says in words what broke.
+
+Compile side: `compile_wrapper` runs `standalone_compile(..., aot=True)` and returns Inductor's generated
+module; `pack` takes out of it what a call needs (its Python source without kernel sources, the chosen
+binary of each kernel) and nothing else. Load side: `unpack` rebuilds the call from those bytes without
+Dynamo, AOTAutograd or any compiler.
+
+The payload is a pickle read through an allow-list; it is only ever read after the file's signature and
+hash were verified. Sources: torch/_inductor/{standalone_compile,codecache}.py and
+torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.abc
+import importlib.util
+import io
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .errors import BuildError, GraphFileError, RequirementError
+
+#: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
+#: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
+CONFIG: dict[str, Any] = {
+    "assume_32bit_indexing": True,
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+    "comment_origin": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.cudagraphs": False,
+}
+_KERNEL_CALLS = {"triton", "cpp_pybinding"}
+_EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+_ALLOWED = frozenset(
+    (
+        ("torch._inductor.runtime.triton_heuristics", "StaticTritonCompileResult"),
+        ("torch._inductor.runtime.static_triton_launcher", "StaticallyLaunchedCudaKernel"),
+        ("torch._inductor.runtime.hints", "DeviceProperties"),
+        ("torch._inductor.runtime.hints", "AttrsDescriptorWrapper"),
+        ("torch._inductor.runtime.hints", "TileHint"),
+        ("torch._inductor.runtime.hints", "ReductionHint"),
+        ("torch._inductor.runtime.hints", "HeuristicType"),
+        ("triton.runtime.autotuner", "Config"),
+        ("torch.utils._ordered_set", "OrderedSet"),
+        ("collections", "OrderedDict"),
+        ("torch", "device"),
+    )
+)
+
+
+def fake_mode() -> Any:
+    """Return a fresh FakeTensorMode with symbolic shapes, for twins without weights."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def size_oblivious() -> Any:
+    """Patch: symbols may be 0 or 1 without specialising; must be held while exporting and lowering."""
+    import torch.fx.experimental._config as config
+
+    return config.patch(backed_size_oblivious=True)
+
+
+def missing_api() -> str | None:
+    """Return which private API this torch lacks, in words, or None."""
+    try:
+        import inspect
+
+        from torch._inductor import standalone_compile
+        from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+        from torch.fx.experimental import _config
+    except ImportError as error:
+        return f"torch {torch.__version__} lacks {error.name or error}"
+    if "aot" not in inspect.signature(standalone_compile).parameters:
+        return f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
+    if not hasattr(_config, "backed_size_oblivious"):
+        return f"torch {torch.__version__} has no backed_size_oblivious setting"
+    if not hasattr(StaticTritonCompileResult, "make_launcher"):
+        return f"torch {torch.__version__} has no static Triton launcher"
+    return None
+
+
+def compile_wrapper(
+    graph_module: torch.fx.GraphModule, config: dict[str, Any]
+) -> tuple[ModuleType, str]:
+    """Lower an exported graph with Inductor.
+
+    Args:
+        graph_module: placeholders carry fakes on the run device in `meta["val"]`.
+        config: Inductor settings, scoped to this call.
+
+    Returns:
+        The generated module, whose `call(list)` runs the graph, and its source.
+
+    Raises:
+        BuildError: the graph changes an input, holds constants, or its module was not found.
+    """
+    from torch._inductor import standalone_compile
+    from torch._inductor.codecache import PyCodeCache
+
+    for node in graph_module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["example_value"] = node.meta["val"]
+    fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
+    known = len(PyCodeCache.modules)
+    with torch.no_grad(), size_oblivious():
+        artifact = standalone_compile(
+            graph_module,
+            fakes,
+            dynamic_shapes="from_graph",
+            aot=True,
+            options={"config_patches": _known_settings(config)},
+        )
+    graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
+    if graph.mutated_inputs or graph.constants:
+        raise BuildError("a region must be a pure function of its inputs")
+    for module in reversed(PyCodeCache.modules[known:] or PyCodeCache.modules):
+        path = getattr(module, "__file__", None)
+        if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
+            return module, graph.source_code
+    raise BuildError("Inductor's generated module was not found")
+
+
+def pack(module: ModuleType, source: str) -> bytes:
+    """Collect what a call of a generated module needs.
+
+    Must run after the module has been called once, which makes each Triton kernel choose its
+    configuration; only the chosen one is kept.
+    """
+    lean, kernels = _lean_source(source)
+    triton: dict[str, tuple[Any, bytes]] = {}
+    cpp: dict[str, bytes] = {}
+    for name in kernels:
+        kernel = getattr(module, name)
+        if hasattr(kernel, "launchers"):
+            triton[name] = _chosen(name, kernel)
+        else:
+            cpp[name] = _library_of(kernel).read_bytes()
+    return pickle.dumps({"source": lean, "triton": triton, "cpp": cpp}, protocol=4)
+
+
+def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], Any]:
+    """Rebuild the call of a packed module.
+
+    Args:
+        payload: bytes from `pack`, already verified by the store.
+        device_index: the CUDA device that kernels are loaded on.
+
+    Raises:
+        GraphFileError: the payload names anything outside the allow-list or does not fit this torch.
+    """
+    try:
+        parts = _Unpickler(io.BytesIO(payload)).load()
+        with tempfile.TemporaryDirectory(prefix="warmgraph-") as folder:
+            kernels: dict[str, Any] = {}
+            for name, (result, binary) in parts["triton"].items():
+                kernels[name] = _Kernel(_launcher(result, binary, Path(folder), device_index))
+            for name, library in parts["cpp"].items():
+                kernels[name] = _load_library(library)
+        return _execute(parts["source"], kernels)
+    except GraphFileError:
+        raise
+    except Exception as error:
+        raise GraphFileError(
+            f"its payload does not load with torch {torch.__version__}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def self_test(device: str) -> None:
+    """Compile, pack, unpack and run a one-line graph on `device`.
+
+    Raises:
+        RequirementError: in words, which step of the route does not work with this torch.
+    """
+    step = "finding the private APIs"
+    try:
+        if (missing := missing_api()) is not None:
+            raise RequirementError(missing)
+        step = "exporting with symbolic sizes"
+        rows = torch.export.Dim("rows", min=1, max=1024)
+        with torch.no_grad(), size_oblivious():
+            sample = torch.ones(2, 8, device=device)
+            exported = torch.export.export(
+                _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
+            )
+        step = "compiling"
+        module, source = compile_wrapper(exported.graph_module, CONFIG)
+        module.call([sample])
+        step = "packing"
+        payload = pack(module, source)
+        step = "loading"
+        call = unpack(payload)
+        step = "running"
+        value = torch.full((3, 8), 2.0, device=device)
+        if not torch.allclose(call([value])[0], _Probe()(value)):
+            raise RequirementError("a loaded graph computed something else")
+    except RequirementError:
+        raise
+    except Exception as error:
+        raise RequirementError(
+            f"{step} failed with torch {torch.__version__}: {type(error).__name__}: {error}"
+        ) from error
+
+
+class _Probe(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x) + x.mean(dim=1, keepdim=True)
+
+
+class _Kernel:
+    """A loaded Triton kernel; generated code calls `kernel.run(*args, stream=...)`."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise GraphFileError(f"its payload names {module}.{name}, which no graph needs")
+        return super().find_class(module, name)
+
+
+class _Extern:
+    """Library calls of generated code, without importing Inductor's kernel selection for them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _EXTERN:
+            return getattr(torch, name)
+        from torch._inductor.select_algorithm import extern_kernels
+
+        return getattr(extern_kernels, name)
+
+
+class _SourceLoader(importlib.abc.InspectLoader):
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self.source
+
+
+def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    loader = _SourceLoader(source)
+    spec = importlib.util.spec_from_loader("warmgraph_graph", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__.update(kernels, extern_kernels=_Extern())
+    loader.exec_module(module)
+    call: Callable[[list[Any]], Any] = module.call
+    return call
+
+
+def _known_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Drop settings that this torch does not have; each only tunes."""
+    from torch._inductor import config as inductor
+
+    known = inductor.get_config_copy()
+    return {name: value for name, value in config.items() if name in known}
+
+
+def _lean_source(source: str) -> tuple[str, list[str]]:
+    """Strip kernel sources, benchmarks and unused imports from a generated module."""
+    tree = ast.parse(source)
+    body: list[ast.stmt] = []
+    kernels: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and _is_kernel(node.value):
+            assert isinstance(node.targets[0], ast.Name)
+            kernels.append(node.targets[0].id)
+        elif not _is_dispensable(node):
+            body.append(node)
+    tree.body = _used(body, {"call", "runner"})
+    return ast.unparse(tree), kernels
+
+
+def _is_kernel(value: ast.expr) -> bool:
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and isinstance(value.func.value, ast.Name)
+        and value.func.value.id == "async_compile"
+        and value.func.attr in _KERNEL_CALLS
+    )
+
+
+def _is_dispensable(node: ast.stmt) -> bool:
+    text = ast.unparse(node) if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) else node.name
+    return (
+        (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        or "async_compile" in text
+        or "extern_kernels" in text
+        or text in ("benchmark_compiled_module", "get_args")
+        or isinstance(node, ast.If)
+    )
+
+
+def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+    """Keep, from the end backwards, the top-level statements that what is wanted needs."""
+    kept: list[ast.stmt] = []
+    for node in reversed(body):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in wanted]
+            if not node.names:
+                continue
+        elif isinstance(node, ast.Assign):
+            defined = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if not defined & wanted:
+                continue
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in wanted:
+            continue
+        wanted |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        kept.append(node)
+    return kept[::-1]
+
+
+def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
+    """The configuration that a Triton kernel chose, and its binary."""
+    from torch._inductor.codecache import GPU_KERNEL_BIN_EXTS
+    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+
+    if len(kernel.launchers) != 1:
+        raise BuildError(f"kernel {name} has not chosen among {len(kernel.launchers)} forms")
+    config = kernel.launchers[0].config
+    for result in kernel.compile_results:
+        if result.config == config and hasattr(result.kernel, "arg_tys"):
+            folder = triton_cache_dir(result.compile_meta.get("device", 0))
+            suffix = GPU_KERNEL_BIN_EXTS["cuda"]
+            file = f"{result.kernel.name}{suffix}"
+            path = Path(folder, triton_hash_to_path_key(result.kernel.hash), file)
+            return result, path.read_bytes()
+    raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
+
+
+def _launcher(result: Any, binary: bytes, folder: Path, device_index: int) -> Callable[..., None]:
+    path = folder / f"{result.kernel.hash}.cubin"
+    path.write_bytes(binary)
+    result.kernel.cubin_path = str(path)
+    result.compile_meta["device"] = device_index
+    launcher: Callable[..., None] = result.make_launcher()
+    return launcher
+
+
+def _library_of(kernel: Any) -> Path:
+    """The shared library behind a C++ kernel's Python binding."""
+    owner = getattr(kernel, "__self__", None)
+    path = getattr(owner, "__file__", None)
+    if path is None:
+        raise BuildError(f"the library of C++ kernel {kernel!r} was not found")
+    return Path(path)
+
+
+_libraries: contextlib.ExitStack = contextlib.ExitStack()
+_libraries_lock = threading.Lock()
+_library_folder: list[Path] = []
+
+
+def _load_library(binary: bytes) -> Any:
+    """Load a C++ kernel from its shared library; the file stays while the process lives."""
+    import hashlib
+
+    with _libraries_lock:
+        if not _library_folder:
+            folder = tempfile.TemporaryDirectory(prefix="warmgraph-", ignore_cleanup_errors=True)
+            _library_folder.append(Path(_libraries.enter_context(folder)))
+        digest = hashlib.sha256(binary).hexdigest()[:32]
+        path = _library_folder[0] / f"{digest}.so"
+        if not path.exists():
+            path.write_bytes(binary)
+        pointer = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+        # Read once by the library's own initialiser, as torch's loader does it.
+        with _environment("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", str(pointer)):
+            spec = importlib.util.spec_from_file_location(f"{digest}.kernel", path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    return module.kernel
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
