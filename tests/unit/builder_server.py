@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ worker.adopt_package()
 
 from warmgraph_backends.builder import Builder, Job  # noqa: E402
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 folder, pid_file, end_early, *fork = sys.argv[1:]
 builder = Builder(
     hello={},
