@@ -96,7 +96,7 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     if parts is None:
         raise _bad_name(name, "it is not a name from the list")
     folder = _kept_inside(root, root.joinpath(*parts[:-1], f"{parts[-1]}{SUFFIX}"), name)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
         raise GraphsNameError(
             f"there is no folder {_shown(name + SUFFIX)} in {root}",
             remedy="pick one from the list (press R to read it anew)",
@@ -265,7 +265,7 @@ def _workflow_file(root: Path, relative_path: str) -> Path | None:
             remedy="save the workflow under a plain name",
         )
     file = _kept_inside(root, root.joinpath(*parts), relative_path)
-    return file if file.is_file() and file.name.endswith(".json") else None
+    return file if os.path.isfile(file) and file.name.endswith(".json") else None
 
 
 def _left_behind(root: Path, beside: Path, workflow_id: str) -> Path | None:
@@ -273,15 +273,21 @@ def _left_behind(root: Path, beside: Path, workflow_id: str) -> Path | None:
     for folders in (_subfolders(beside), _graphs_folders(root)):
         orphans = [folder for folder in folders if _is_orphan_of(folder, workflow_id)]
         if orphans:
-            return max(orphans, key=lambda folder: (folder / RECORD).stat().st_mtime_ns)
+            return max(orphans, key=_last_used)
     return None
+
+
+def _last_used(folder: Path) -> int:
+    with suppress(OSError):
+        return os.stat(folder / RECORD).st_mtime_ns
+    return 0
 
 
 def _is_orphan_of(folder: Path, workflow_id: str) -> bool:
     if not folder.name.endswith(SUFFIX):
         return False
     own = folder.name.removesuffix(SUFFIX) + ".json"
-    if (folder.parent / own).exists():
+    if os.path.exists(folder.parent / own):
         return False
     record = read_record(folder)
     return (
