@@ -190,6 +190,11 @@ class Server:
         """Return what GET /warmgraph/report says."""
         return dict(self.get("/warmgraph/report"))
 
+    def model_reports(self, run: Run) -> list[dict[str, Any]]:
+        """Return the present reports of the models that our nodes attached to in a run."""
+        shown = {item["id"] for ui in run.outputs.values() for item in ui.get("warmgraph", [])}
+        return [report for report in self.report()["models"] if report["id"] in shown]
+
     def object_info(self) -> dict[str, Any]:
         """Return the description of every node class."""
         return dict(self.get("/object_info"))
