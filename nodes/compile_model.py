@@ -93,16 +93,15 @@ class WarmgraphCompileModel(io.ComfyNode):
     def execute(
         cls, model: ModelPatcher, when_missing: str, graphs: str, backend: str
     ) -> io.NodeOutput:
-        progress = node_progress(cls.hidden.unique_id)
-
         def attach() -> ModelPatcher:
-            return server.get_engine().compile_model(
-                model,
-                when_missing=when_missing,
-                graphs=graphs.strip(),
-                backend=backend,
-                on_progress=progress,
-            )
+            with node_progress(cls.hidden.unique_id) as progress:
+                return server.get_engine().compile_model(
+                    model,
+                    when_missing=when_missing,
+                    graphs=graphs.strip(),
+                    backend=backend,
+                    on_progress=progress,
+                )
 
         return _attached_or_unchanged(model, attach)
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import comfy.utils
-from server import PromptServer
+from comfy.model_management import InterruptProcessingException
+
+from . import server
+
+CANCELLED = "Cancelled. What is being built goes on in the background."
 
 
-def node_progress(node_id: str | None) -> Callable[[int, int, str], None]:
-    """Return a callback that shows progress as the host's bar and a line of text on a node.
+@contextmanager
+def node_progress(node_id: str | None) -> Iterator[Callable[[int, int, str], None]]:
+    """Give a callback that shows progress as the host's bar and a line of text on a node.
 
-    The callback raises the host's InterruptProcessingException when the user pressed Cancel.
+    The callback raises the host's InterruptProcessingException when the user pressed Cancel. The
+    host's own progress text is not used: the node grows by it, which modifies the workflow.
     """
     bar: comfy.utils.ProgressBar | None = None
+    shown = ""
 
     def show(done: int, total: int, text: str) -> None:
-        nonlocal bar
+        nonlocal bar, shown
         if bar is None:
             bar = comfy.utils.ProgressBar(total)
         bar.update_absolute(done, total)
-        send_node_text(text, node_id)
+        if text != shown:
+            shown = text
+            server.send_node_text(text, node_id)
 
-    return show
-
-
-def send_node_text(text: str, node_id: str | None) -> None:
-    """Show a line of text on a node of the page that started this prompt, if a page did."""
-    instance = getattr(PromptServer, "instance", None)
-    if instance is not None and instance.client_id is not None and node_id is not None:
-        instance.send_progress_text(text, node_id, sid=instance.client_id)
+    try:
+        yield show
+    except InterruptProcessingException:
+        server.send_node_text(CANCELLED, node_id)
+        raise

@@ -131,12 +131,11 @@ class WarmgraphWarmUp(io.ComfyNode):
     @classmethod
     @override
     def execute(cls, model: ModelPatcher, sizes: str, batches: str) -> io.NodeOutput:
-        progress = node_progress(cls.hidden.unique_id)
-
         def warm_up() -> dict[str, Any]:
-            return server.get_engine().warm_up(
-                model, parse_sizes(sizes), parse_batches(batches), on_progress=progress
-            )
+            with node_progress(cls.hidden.unique_id) as progress:
+                return server.get_engine().warm_up(
+                    model, parse_sizes(sizes), parse_batches(batches), on_progress=progress
+                )
 
         return _report_output(warm_up)
 

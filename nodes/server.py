@@ -157,6 +157,13 @@ async def post_settings(request: web.Request) -> web.Response:
     return web.json_response(values)
 
 
+def send_node_text(text: str, node_id: str | None) -> None:
+    """Show a text on a node of the page that started the running prompt, if a page did."""
+    instance = getattr(PromptServer, "instance", None)
+    if instance is not None and instance.client_id is not None and node_id is not None:
+        instance.send_sync(EVENT, {"node": node_id, "text": text}, instance.client_id)
+
+
 def _refusal(status: int, reason: str) -> web.Response:
     return web.json_response({"error": reason}, status=status)
 

@@ -34,6 +34,16 @@ function makeBox(height) {
 }
 
 /**
+ * The server names a node by its place in the prompt: "7", or "12:3" inside a subgraph.
+ * @param {any} node
+ * @param {string} place
+ */
+function isNode(node, place) {
+  const own = String(node.id);
+  return place === own || (!node.graph?.isRootGraph && place.endsWith(`:${own}`));
+}
+
+/**
  * @param {any} node
  * @param {{width: number, height: number, part: "summary" | "text"}} look
  */
@@ -42,9 +52,12 @@ function addStatus(node, look) {
   const closed = new AbortController();
   let id = "";
 
-  const refresh = () => {
-    const newest = reportOf(id)?.[look.part];
+  const show = (newest) => {
     if (newest && text.textContent !== newest) text.textContent = newest;
+  };
+  const refresh = (progress) => {
+    if (!progress) show(reportOf(id)?.[look.part]);
+    else if (isNode(node, progress.node)) show(progress.text);
   };
   watchReports(refresh, closed.signal);
 
@@ -63,7 +76,7 @@ function addStatus(node, look) {
     const result = output?.warmgraph?.[0];
     if (!result) return;
     id = result.id;
-    text.textContent = result.text;
+    show(result.text);
     refresh();
   };
 

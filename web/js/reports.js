@@ -1,6 +1,6 @@
 /**
- * The newest report of each model, from the server's one event; fetched once when the page opens.
- * This file shows nothing; the surfaces beside it do.
+ * What the server's one event says: the newest report of each model, or a line of progress for one
+ * node. The reports are also fetched once, when the page opens. The surfaces beside this file show it.
  */
 import { api } from "../../../scripts/api.js";
 
@@ -11,14 +11,21 @@ const EVENT = "warmgraph.report";
 /** @type {Map<string, ModelReport>} */
 const reports = new Map();
 
-/** @type {Set<() => void>} */
+/** @typedef {{node: string, text: string}} Progress */
+
+/** @type {Set<(progress?: Progress) => void>} */
 const watchers = new Set();
+
+/** @param {Progress} [progress] */
+function tell(progress) {
+  for (const watcher of watchers) watcher(progress);
+}
 
 /** @param {{models?: ModelReport[]}} snapshot */
 function keep(snapshot) {
   reports.clear();
   for (const report of snapshot.models ?? []) reports.set(report.id, report);
-  for (const watcher of watchers) watcher();
+  tell();
 }
 
 /**
@@ -30,8 +37,9 @@ export function reportOf(id) {
 }
 
 /**
- * Call `watcher` after each change until `signal` is aborted.
- * @param {() => void} watcher
+ * Call `watcher` after each change of the reports, and with each line of progress, until `signal`
+ * is aborted.
+ * @param {(progress?: Progress) => void} watcher
  * @param {AbortSignal} signal
  */
 export function watchReports(watcher, signal) {
@@ -57,4 +65,4 @@ export function openingReports() {
   return opened;
 }
 
-api.addEventListener(EVENT, (event) => keep(event.detail));
+api.addEventListener(EVENT, ({ detail }) => (detail.node ? tell(detail) : keep(detail)));
