@@ -64,8 +64,9 @@ def trust(folder: Path, signer: Signer) -> int:
 
     if not folder.is_dir():
         return _stop(f"{folder} is not a folder")
-    new_key = not signer.path.exists()
-    print(f"signing with key {signer.fingerprint} of {signer.path}{' (new)' if new_key else ''}")
+    if not signer.path.exists():
+        print("making a new signing key: run this as the user who runs ComfyUI")
+    print(f"signing with key {signer.fingerprint} of {signer.path}")
     trusted = refused = 0
     for path, problem in _graph_files(folder):
         try:
@@ -136,12 +137,23 @@ def _explain_file(path: Path, problem: str, signer: Signer) -> dict[str, Any] | 
 
 
 def _fit(manifest: dict[str, Any]) -> list[str]:
-    """Say whether a graph would be used on this machine, and why not; needs PyTorch."""
+    """Say whether a graph was made for a machine like this, and if not, why; needs PyTorch."""
     try:
-        from warmgraph_backends.keys import explain
+        from warmgraph_backends.keys import explain_target, target
+        from warmgraph_backends.registry import BACKENDS
     except ImportError as error:
-        return [f"whether it fits is not known: this Python lacks what would tell ({error})"]
-    return [f"does not fit: {line}" for line in explain(manifest)] or ["fits this machine"]
+        return [f"fits: not known, this Python cannot import PyTorch ({error})"]
+    facts = manifest.get("target")
+    facts = facts if isinstance(facts, dict) else {}
+    device, name = facts.get("device"), facts.get("backend")
+    backend = next((backend for backend in BACKENDS if backend.name == name), None)
+    if backend is None or device not in ("cuda", "cpu"):
+        return [f"does not fit: made by backend {name} for {device}, which is not known here"]
+    unmet = [item.reason for item in backend.requirements(device) if not item.met]
+    reasons = unmet or explain_target({"target": facts}, target(device, backend))
+    if reasons:
+        return [f"does not fit: {reason}" for reason in reasons]
+    return ["fits this machine; ComfyUI's own code is compared when a model is loaded"]
 
 
 def _graph_files(folder: Path) -> Iterator[tuple[Path, str]]:

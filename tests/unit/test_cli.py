@@ -1,0 +1,204 @@
+"""The console: trust signs what is intact and nothing else, explain says what a file is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from warmgraph_backends.canonical import sha256_hex
+from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.graph_file import compress_payload, file_name
+from warmgraph_backends.keys import target
+from warmgraph_backends.registry import backend_named
+from warmgraph_backends.signing import KEY_FILE, Signer
+from warmgraph_backends.store import Store
+
+CLI = Path(__file__).resolve().parents[2] / "cli.py"
+KEY, OTHER = sha256_hex("a graph"), sha256_hex("another graph")
+RAW = b"the graph itself " * 500
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(CLI), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def machine(tmp_path: Path, name: str) -> Store:
+    """Return the store of one machine, with a user folder and a signing key of its own."""
+    private = tmp_path / name / "user" / "__warmgraph"
+    (tmp_path / name / "user").mkdir(parents=True, exist_ok=True)
+    return Store(
+        tmp_path / name / "graphs", Signer(private), cap_bytes=lambda: 1 << 30, private=private
+    )
+
+
+def copied_folder(tmp_path: Path, facts: dict[str, object] | None = None) -> Path:
+    """Return a `NAME.graphs` that came from another machine."""
+    there, folder = machine(tmp_path, "there"), tmp_path / "My Flow.graphs"
+    for key in (KEY, OTHER):
+        manifest = {
+            "key": key,
+            "kind": "ResBlock 320->640",
+            "target": facts or {"torch": "2.11.0", "device": "cpu", "backend": "eager"},
+            "built": {"seconds": 12.5, "host": "0.30.0", "date": "2026-08-24"},
+        }
+        there.put(manifest, compress_payload(RAW))
+        assert there.link(key, folder)
+    return folder
+
+
+def flip_last_bit(path: Path) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def test_a_copied_folder_loads_once_it_is_trusted(tmp_path: Path) -> None:
+    folder, here = copied_folder(tmp_path), machine(tmp_path, "here")
+    with pytest.raises(GraphFileError, match=r"python cli\.py trust FOLDER"):
+        here.load(KEY, [folder])
+    done = run("trust", folder, "--user-directory", tmp_path / "here" / "user")
+    assert done.returncode == 0, done.stderr
+    assert f"trusted: .{KEY}.safetensors (ResBlock 320->640)" in done.stdout
+    assert "2 graphs trusted, 0 files refused" in done.stdout
+    for key in (KEY, OTHER):
+        graph = machine(tmp_path, "here").load(key, [folder])
+        assert graph is not None
+        assert graph.payload == RAW
+        assert graph.manifest["built"]["seconds"] == 12.5
+    assert sorted(os.listdir(folder)) == sorted(file_name(key, hidden=True) for key in (KEY, OTHER))
+    again = run("trust", folder, "--base-directory", tmp_path / "here")
+    assert again.stdout.count("already trusted: ") == 2
+
+
+def test_trust_does_not_reach_through_links_into_the_other_store(tmp_path: Path) -> None:
+    folder = copied_folder(tmp_path)
+    here = machine(tmp_path, "here")
+    done = run("trust", folder, "--user-directory", tmp_path / "here" / "user")
+    assert done.returncode == 0, done.stderr
+    assert here.load(KEY, [folder]) is not None
+    assert machine(tmp_path, "there").load(KEY) is not None  # was one file with the folder's
+
+
+def test_trust_refuses_what_is_not_an_intact_graph(tmp_path: Path) -> None:
+    folder, here = copied_folder(tmp_path), machine(tmp_path, "here")
+    path = folder / file_name(KEY, hidden=True)
+    renamed = folder / file_name("0" * 64, hidden=True)
+    renamed.write_bytes(path.read_bytes())
+    (folder / "model.safetensors").write_bytes(path.read_bytes())
+    (folder / "notes.txt").write_text("not a graph")
+    damaged = flip_last_bit(path)
+    done = run("trust", folder, "--user-directory", tmp_path / "here" / "user")
+    assert done.returncode == 1
+    assert f"refused: {path.name}: " in done.stdout
+    assert "does not match its hash" in done.stdout
+    assert "which is not what its name says" in done.stdout
+    assert "refused: model.safetensors: its name is not a graph file's" in done.stdout
+    assert "1 graphs trusted, 3 files refused" in done.stdout
+    assert path.read_bytes() == damaged
+    for key in (KEY, "0" * 64):
+        with pytest.raises(GraphFileError):
+            here.load(key, [folder])
+    assert here.load(OTHER, [folder]) is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="making a link needs rights on Windows")
+def test_trust_refuses_links_that_lead_out(tmp_path: Path) -> None:
+    folder = copied_folder(tmp_path)
+    machine(tmp_path, "here")
+    outside = tmp_path / "outside"
+    path = folder / file_name(KEY, hidden=True)
+    outside.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(outside)
+    before = outside.read_bytes()
+    done = run("trust", folder, "--user-directory", tmp_path / "here" / "user")
+    assert done.returncode == 1
+    assert "it is a link that leads out of" in done.stdout
+    assert path.is_symlink()
+    assert outside.read_bytes() == before
+
+
+def test_wrong_calls_say_what_is_wrong(tmp_path: Path) -> None:
+    machine(tmp_path, "here")
+    user = tmp_path / "here" / "user"
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        (["trust", tmp_path / "none", "--user-directory", user], "is not a folder"),
+        (["trust", tmp_path / "empty", "--user-directory", user], "no graph file"),
+        (["trust", tmp_path, "--user-directory", tmp_path / "none"], "name it with --user-dir"),
+        (["explain", tmp_path / "none", "--user-directory", user], "does not exist"),
+        (["explain", tmp_path / "empty", "--user-directory", user], "no graph file"),
+        ([], "required"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2, arguments
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_explain_says_what_a_file_is_and_changes_nothing(tmp_path: Path) -> None:
+    facts = target("cpu", backend_named("eager"))
+    folder = copied_folder(tmp_path, facts)
+    machine(tmp_path, "here")
+    path = folder / file_name(KEY, hidden=True)
+    before = path.read_bytes()
+    done = run("explain", path, "--user-directory", tmp_path / "here" / "user")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "kind: ResBlock 320->640",
+        "seconds 12.5",
+        f"torch {torch.__version__}",
+        "signed: not by this machine; `python cli.py trust FOLDER` trusts it",
+        "intact: yes",
+        "fits this machine",
+        f'"key": "{KEY}"',
+    ):
+        assert words in done.stdout
+    assert path.read_bytes() == before
+    assert not (tmp_path / "here" / "user" / "__warmgraph" / KEY_FILE).exists()
+    there = run("explain", folder, "--user-directory", tmp_path / "there" / "user")
+    assert there.stdout.count("signed: by this machine") == 2
+
+
+def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
+    facts = {**target("cpu", backend_named("eager")), "torch": "2.99.0"}
+    folder = copied_folder(tmp_path, facts)
+    flip_last_bit(folder / file_name(OTHER, hidden=True))
+    done = run("explain", folder, "--user-directory", tmp_path / "there" / "user")
+    assert done.returncode == 1
+    words = f"does not fit: torch: made for 2.99.0, this machine has {torch.__version__}"
+    assert done.stdout.count(words) == 1
+    assert "refused: graph file" in done.stdout
+    assert "does not match its hash" in done.stdout
+
+
+def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
+    there, folder = machine(tmp_path, "there"), tmp_path / "x.graphs"
+    there.put({"key": KEY, "kind": "\x1b[2Jx\nsigned\u202e"}, compress_payload(RAW))
+    there.link(KEY, folder)
+    (folder / "\x1b[2J.safetensors").write_bytes(b"")
+    done = run("explain", folder, "--user-directory", tmp_path / "there" / "user")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\u202e" not in done.stdout
+    assert "kind: \\x1b[2Jx\\nsigned\\u202e" in done.stdout
+
+
+def test_it_runs_from_any_folder_and_finds_the_user_folder_beside_custom_nodes(
+    tmp_path: Path,
+) -> None:
+    folder, here = copied_folder(tmp_path), machine(tmp_path, "here")
+    (tmp_path / "here" / "custom_nodes").mkdir()
+    pack = tmp_path / "here" / "custom_nodes" / "warmgraph"
+    pack.symlink_to(CLI.parent, target_is_directory=True)
+    command = [sys.executable, str(pack / "cli.py"), "trust", folder.name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert here.load(KEY, [folder]) is not None
