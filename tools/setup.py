@@ -101,12 +101,12 @@ def interpreter(folder: Path) -> Path:
 
 def _make_venv(folder: Path, python: Path) -> None:
     """Make the virtual environment, anew when it is of another Python or does not start."""
-    wanted = f"Python {sys.version.split()[0]}"
+    wanted = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if python.exists():
         answer = subprocess.run(
             [python, "--version"], capture_output=True, text=True, check=False
         ).stdout.strip()
-        if answer == wanted and _works(python, "import pip"):
+        if answer.startswith(f"{wanted}.") and _works(python, "import pip"):
             return
         say(f"{folder.name} has {answer or 'a broken Python'}, wanted is {wanted}: making it anew")
         shutil.rmtree(folder)

@@ -1,0 +1,137 @@
+"""Every shipped workflow, as it is, on a real server; only `steps` is lowered.
+
+Narrow models stand under the file names that the workflows ask for. Seeds change from run to run,
+as the page's "randomize" does, because the host would serve an equal prompt from its cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from PIL import Image
+
+from warmgraph_tools.convert import to_prompt
+from warmgraph_tools.host import Graph, Run, Server
+
+FOLDER = Path(__file__).parents[2] / "workflows"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+FILES = {  # file name -> kind of model, and the model that a LoRA is for
+    "sd_xl_base_1.0.safetensors": ("narrowxl", None),
+    "sd_xl_offset_example-lora_1.0.safetensors": ("lora", "narrowxl"),
+}
+STEPS = 2
+OURS = ("WarmgraphCompileModel", "WarmgraphLoadCompiledGraph")
+
+
+class Stage:
+    """A server with the named files, where text_to_image was saved, run and built."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.object_info = server.object_info()
+        self._seed = 0
+
+    def workflow(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+    def prompt(self, name: str, *, seed: int, eager: bool = False) -> Graph:
+        workflow = self.workflow(name)
+        for node in workflow["nodes"]:
+            if node["type"] == "KSampler":
+                node["widgets_values"][0] = seed
+                node["widgets_values"][2] = STEPS
+            elif eager and node["type"] in OURS:
+                node["mode"] = 4  # bypassed
+            elif eager and node["type"] == "WarmgraphGraphReport":
+                node["mode"] = 2  # muted
+        return to_prompt(workflow, self.object_info)
+
+    def run(self, name: str, *, path: str | None = None) -> tuple[Run, Run]:
+        """Run a workflow with and without our nodes on one new seed: (ours, eager)."""
+        self._seed += 1
+        workflow = self.workflow(name)
+        if path:  # what our page script adds to a saved workflow's prompt
+            workflow["extra"]["warmgraph"] = {"path": path, "user": "default"}
+        ours = self.server.run(self.prompt(name, seed=self._seed), workflow=workflow)
+        eager = self.server.run(self.prompt(name, seed=self._seed, eager=True))
+        return ours, eager
+
+    def report(self, run: Run) -> dict[str, Any]:
+        (report,) = self.server.model_reports(run)
+        return report
+
+    def pixels(self, run: Run) -> numpy.ndarray[Any, Any]:
+        (file,) = self.server.files(run)
+        return numpy.asarray(Image.open(file)).astype(numpy.int16)
+
+    def assert_same_picture(self, ours: Run, eager: Run) -> None:
+        a, b = self.pixels(ours), self.pixels(eager)
+        assert a.shape == b.shape
+        assert b.std() > 10  # something to see
+        distance = numpy.abs(a - b)
+        assert distance.max() <= 3 and distance.mean() < 0.1  # of 255, both rounded to 8 bits
+
+
+@pytest.fixture(scope="module")
+def stage(start_server: Callable[..., Server], place_model: Callable[..., str]) -> Stage:
+    """One server with the named files; text_to_image saved, run twice, everything built."""
+    server = start_server()
+    for name, (kind, base) in FILES.items():
+        place_model(server, kind, name=name, base=base)
+    stage = Stage(server)
+    path = server.save_workflow("text_to_image", stage.workflow("text_to_image"))
+    stage.assert_same_picture(*stage.run("text_to_image", path=path))  # eager, builds behind it
+    server.wait_until_built()
+    stage.assert_same_picture(*stage.run("text_to_image", path=path))
+    return stage
+
+
+def test_the_server_imports_the_pack_without_a_complaint(stage: Stage) -> None:
+    assert "IMPORT FAILED" not in stage.server.log
+    assert set(OURS) <= set(stage.object_info)
+
+
+def test_each_workflow_names_only_files_that_this_test_provides() -> None:
+    for name in NAMES:
+        workflow = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        asked = {
+            model["name"]
+            for node in workflow["nodes"]
+            for model in node["properties"].get("models", [])
+        }
+        assert asked and asked <= set(FILES), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(stage: Stage, name: str) -> None:
+    ours, eager = stage.run(name)
+    stage.assert_same_picture(ours, eager)
+    report = stage.report(ours)
+    built = report["builds"] if name != "text_to_image" else 0
+    assert built == 0 and report["misses"] == []
+    assert report["regions"]["eager"] == 0 and report["regions"]["compiled"] > 10, report["eager"]
+    texts = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
+    assert any("compiled" in text for text in texts)  # Graph Report
+
+
+def test_text_to_image_left_its_graphs_beside_the_saved_workflow(stage: Stage) -> None:
+    workflows = stage.server.base / "user" / "default" / "workflows"
+    graphs = list((workflows / "text_to_image.graphs").glob(".*.safetensors"))
+    listed = stage.server.get("/userdata?dir=workflows&recurse=true")
+    assert len(graphs) > 5
+    assert listed == ["text_to_image.json"]
+
+
+def test_after_a_restart_text_to_image_and_load_compiled_graph_build_nothing(stage: Stage) -> None:
+    stage.server.restart()
+    for name in ("load_compiled_graph", "text_to_image"):
+        ours, eager = stage.run(name)
+        stage.assert_same_picture(ours, eager)
+        report = stage.report(ours)
+        assert report["builds"] == 0 and report["loads"] > 0
+        assert report["regions"]["eager"] == 0, report["eager"]
