@@ -6,6 +6,7 @@ imported under alias names.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import time
@@ -30,6 +31,12 @@ def import_alias(name: str, folder: Path) -> None:
     spec.loader.exec_module(module)
 
 
+def import_engine() -> Any:
+    """Import the pack's engine and return the module, as a server does at its start."""
+    import_alias("warmgraph_backends", ROOT / "backends")
+    return importlib.import_module("warmgraph_backends.engine")
+
+
 def open_engine(store: Path, *, workers: int = 0) -> Any:
     """Open an engine on its own store; settings and key lie beside it.
 
@@ -38,8 +45,7 @@ def open_engine(store: Path, *, workers: int = 0) -> Any:
             built.
         workers: worker processes; 0 is the pack's default.
     """
-    import_alias("warmgraph_backends", ROOT / "backends")
-    from warmgraph_backends.engine import Engine, Hooks, Paths
+    engine = import_engine()
     from warmgraph_backends.settings import Settings
 
     private = store.with_name(store.name + "-private")
@@ -47,8 +53,8 @@ def open_engine(store: Path, *, workers: int = 0) -> Any:
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     settings.update({"workers": workers})
-    paths = Paths(store=store, private=private, workflows=lambda user: None)
-    return Engine(paths=paths, settings=settings, hooks=Hooks())
+    paths = engine.Paths(store=store, private=private, workflows=lambda user: None)
+    return engine.Engine(paths=paths, settings=settings, hooks=engine.Hooks())
 
 
 def graph_files(store: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..host import Size, load_unet
 from ..measure import Stopwatch
-from ..pack import brief, graph_files, open_engine, settle
+from ..pack import brief, graph_files, import_engine, open_engine, settle
 from .common import BUILD_LIMIT_S, sample
 
 FIRST_RUNS = 20  # graphs that load beside the first steps are waited for at most this many runs
@@ -27,6 +27,7 @@ def cold_build(
     if graph_files(folder):
         raise RuntimeError(f"store must be empty for a cold build, got files in {folder}")
     loaded = load_unet(Path(model))
+    import_engine()
     watch = Stopwatch()
     engine = open_engine(folder, workers=workers)
     ours = engine.compile_model(loaded, when_missing="wait")
@@ -66,6 +67,7 @@ def bind(
     target = Size(*size)
     if warm:
         sample(loaded, kind, target, steps=2)
+    import_engine()
     watch = Stopwatch()
     if not ours:
         sample(loaded, kind, target, steps=1)
