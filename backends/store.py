@@ -319,8 +319,6 @@ def _writing(target: Path) -> Iterator[None]:
 def _move_aside(path: Path, seen: tuple[int, ...] | None) -> None:
     """Rename the damaged file that was read, not a good one that has just taken its place."""
     broken = path.with_name(path.name + BROKEN)
-    if seen is None or identity(path) != seen:
-        return
     with suppress(OSError):
         os.replace(path, broken)
         if identity(broken) != seen:

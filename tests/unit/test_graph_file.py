@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -255,7 +256,12 @@ def test_payload_never_unpacks_to_more_than_it_says(path: Path, signer: Signer) 
     bomb = zlib.compress(bytes(64 << 20), 9)
     payload = CompressedPayload(bomb, sha256_hex(bomb), 1000)
     path.write_bytes(encode(MANIFEST, payload, signer))
-    assert fault_of(path, signer) is Fault.DAMAGED
+    tracemalloc.start()
+    try:
+        assert fault_of(path, signer) is Fault.DAMAGED
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
