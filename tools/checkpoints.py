@@ -2,7 +2,7 @@
 
 Nothing is downloaded; the names and shapes of weights come from the host's classes. As a script:
 `python -m tools.checkpoints --host TREE --models DIRECTORY KIND...`. The narrow kinds need
-`narrow_arch.py` registered in the host that loads them; `sd15` and `sdxl` need nothing.
+`narrow_arch.py` registered in the host that loads them; `sd15` needs nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .layouts import FOLDERS, UNETS
+from .layouts import FLUX, FOLDERS, UNETS
 
 Weights = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _VOCABULARY, _POSITIONS = 49408, 77
-_CLIP_L, _CLIP_G = (768, 3072, 12), (1280, 5120, 32)  # width, inner width, layers
+_CLIP_L = (768, 3072, 12)  # width, inner width, layers
 _DAMPED = (  # outputs of residual branches
     "out_layers.3.weight",
     "proj_out.weight",
@@ -182,12 +181,11 @@ def _prefixed(prefix: str, weights: Weights) -> Weights:
 
 def _checkpoint(kind: str, random: Random) -> Weights:
     """Return a whole checkpoint: UNet, text encoders, TAESD."""
-    narrow, xl = kind.startswith("narrow"), kind.endswith("xl")
+    xl = kind.endswith("xl")
+    size = (64, 128, 3 if xl else 1) if kind.startswith("narrow") else _CLIP_L
     weights = _prefixed("model.diffusion_model.", _unet(kind, random))
-    small = (64, 128, 3 if xl else 1)
-    clip_l = _text_encoder(small if narrow else _CLIP_L, random)
+    clip_l = _text_encoder(size, random)
     if xl:
-        size = small if narrow else _CLIP_G
         clip_g = _text_encoder(size, random)
         projection = random.normal((size[0], size[0]), 1 / math.sqrt(size[0]))
         clip_g["text_projection.weight"] = projection
@@ -239,25 +237,7 @@ def _flux(random: Random) -> Weights:
     from comfy.ldm.flux.model import Flux
 
     operations = comfy.ops.disable_weight_init
-    config: dict[str, Any] = {
-        "image_model": "flux",
-        "in_channels": 16,
-        "out_channels": 16,
-        "patch_size": 2,
-        "vec_in_dim": 768,
-        "context_in_dim": 4096,
-        "hidden_size": 128,
-        "mlp_ratio": 4.0,
-        "num_heads": 1,
-        "depth": 1,
-        "depth_single_blocks": 1,
-        "axes_dim": [16, 56, 56],
-        "theta": 10000,
-        "qkv_bias": True,
-        "guidance_embed": True,
-        "txt_ids_dims": [],
-    }
-    return random.like(_shapes(lambda: Flux(**config, device="meta", operations=operations)))
+    return random.like(_shapes(lambda: Flux(**FLUX, device="meta", operations=operations)))
 
 
 def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = False) -> Weights:
@@ -306,8 +286,8 @@ def ensure(
     """Return the path of a file of `kind` below `models`, written unless it is there.
 
     Args:
-        name: File name, made from the other arguments when empty; with the ending `.ckpt` a kind
-            with full-size text encoders takes 20 MB instead of 1.8 GB.
+        name: File name, made from the other arguments when empty; with the ending `.ckpt`,
+            sd15 (whose text encoder has its full size) takes 16 MB instead of 340.
     """
     stem = "-".join([kind, *([base] if base else []), *([str(seed)] if seed else [])])
     path = models / FOLDERS[kind] / (name or f"{stem}.safetensors")

@@ -28,23 +28,9 @@ _SD15: dict[str, Any] = {  # two levels: every kind of block of the real one
     "num_heads": 8,
     "num_head_channels": -1,
 }
-_SDXL: dict[str, Any] = {  # KOALA's depths, loaded as SDXL; no attention at the first level
-    **_BASE,
-    "num_res_blocks": [1, 1, 1],
-    "channel_mult": [1, 1, 1],
-    "transformer_depth": [0, 2, 5],
-    "transformer_depth_output": [0, 0, 1, 1, 1, 1],
-    "context_dim": 2048,
-    "use_linear_in_transformer": True,
-    "adm_in_channels": 2816,
-    "num_classes": "sequential",
-    "num_heads": -1,
-    "num_head_channels": 64,
-}
 _NARROW15 = {**_SD15, "model_channels": 64, "context_dim": 64}
 UNETS: dict[str, dict[str, Any]] = {
     "sd15": _SD15,
-    "sdxl": _SDXL,
     "narrow15": _NARROW15,
     "narrow15inpaint": {**_NARROW15, "in_channels": 9},
     "narrow20": {
@@ -53,15 +39,40 @@ UNETS: dict[str, dict[str, Any]] = {
         "num_heads": -1,
         "num_head_channels": 64,
     },
-    "narrowxl": {
-        **_SDXL,
+    "narrowxl": {  # three levels, the first one without attention
+        **_BASE,
         "model_channels": 64,
-        "context_dim": 128,
-        "adm_in_channels": 64 + 6 * 256,
+        "num_res_blocks": [1, 1, 1],
+        "channel_mult": [1, 1, 1],
         "transformer_depth": [0, 1, 2],
+        "transformer_depth_output": [0, 0, 1, 1, 1, 1],
+        "context_dim": 128,
+        "use_linear_in_transformer": True,
+        "adm_in_channels": 64 + 6 * 256,
+        "num_classes": "sequential",
+        "num_heads": -1,
+        "num_head_channels": 64,
     },
 }
 """UNet configurations: exactly what the host's detection reads back from the weights."""
+FLUX: dict[str, Any] = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": 2,
+    "vec_in_dim": 768,
+    "context_in_dim": 4096,
+    "hidden_size": 128,
+    "mlp_ratio": 4.0,
+    "num_heads": 1,
+    "depth": 1,
+    "depth_single_blocks": 1,
+    "axes_dim": [16, 56, 56],
+    "theta": 10000,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+}
 FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
     "locon": "loras",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from warmgraph_tools import checkpoints
 from warmgraph_tools.inprocess import Host
 
 KINDS = {
@@ -28,6 +29,15 @@ def test_each_narrow_checkpoint_samples_finite_images_through_the_real_loader(
     assert 0.02 < image.std() < 0.6
     other = host.sample(model, host.encode(clip, "a dog on a hill"), negative)
     assert (other - latent).norm() / latent.norm() > 0.02  # the prompt matters
+
+
+def test_the_demos_checkpoint_is_small_and_is_an_sd15_to_the_host(host: Host) -> None:
+    path = checkpoints.ensure(host.base / "models", "sd15", name="demo.ckpt")
+    assert path.stat().st_size < 20e6
+    model, clip, _ = host.node("CheckpointLoaderSimple", ckpt_name=path.name)
+    assert type(model.model.model_config).__name__ == "SD15"
+    prompt = host.encode(clip, "a cat")
+    assert host.sample(model, prompt, prompt).isfinite().all()
 
 
 def test_sampling_twice_is_bit_identical_and_another_seed_is_another_checkpoint(host: Host) -> None:
