@@ -279,7 +279,6 @@ class Builder:
         now = time.monotonic()
         for attendant in attendants:
             attendant.expire(now)
-        self._drop_cancelled()
         next_start_s = self._start_worker(now)
         if changed:
             self._tell()
@@ -326,7 +325,7 @@ class Builder:
         except Exception:
             logger.exception("A listener to the builder failed")
 
-    # Under the lock, but for `_resolve` and `_drop_cancelled`.
+    # All but `_resolve` are called under the lock.
 
     def _announce(self) -> None:
         self._changed = True
@@ -338,27 +337,18 @@ class Builder:
             entry = heapq.heappop(self._pending)[2]
             if entry.future.running() or entry.future.set_running_or_notify_cancel():
                 return entry
+            self._done += 1  # cancelled while it waited
             self._forget(entry)
+            self._announce()
         return None
 
     def _forget(self, entry: Entry) -> None:
-        self._done += 1
         if self._entries.get(entry.job.key) is entry:
             del self._entries[entry.job.key]
-        self._announce()
 
     def _remove(self, attendant: Attendant) -> None:
         if attendant in self._attendants:
             self._attendants.remove(attendant)
-
-    def _drop_cancelled(self) -> None:
-        with self._news:
-            dropped = [item[2] for item in self._pending if item[2].future.cancelled()]
-            if dropped:
-                self._pending = [item for item in self._pending if item[2] not in dropped]
-                heapq.heapify(self._pending)
-            for entry in dropped:
-                self._forget(entry)
 
     def _resolve(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
         """End a Future (its callbacks run now), then forget its key: no key is built twice."""
@@ -368,8 +358,7 @@ class Builder:
             else:
                 entry.future.set_exception(outcome)
         with self._news:
-            if self._entries.get(entry.job.key) is entry:
-                del self._entries[entry.job.key]
+            self._forget(entry)
 
 
 def _copy_failure(failure: BuildError | None) -> BuildError:

@@ -99,6 +99,13 @@ def make(tmp_path: Path, temp: Path) -> Iterator[Callable[..., Builder]]:
         builder.close()
 
 
+def warm_up(builder: Builder, workers: int) -> None:
+    """Have so many workers ready and idle."""
+    while len(builder.pids()) < workers:
+        for future in [builder.submit(job("sleep", seconds=0.5)) for _ in range(workers)]:
+            result_of(future)
+
+
 def starts(tmp_path: Path) -> int:
     roll = tmp_path / "roll"
     return len(roll.read_text().splitlines()) if roll.exists() else 0
@@ -189,6 +196,26 @@ def test_workers_start_as_needed_up_to_the_number_and_are_used_again(make, tmp_p
     }
     assert len(pids) == 2
     assert starts(tmp_path) == 2
+
+
+def test_workers_start_one_after_the_other(make, monkeypatch):
+    moments: list[float] = []
+
+    class TimedProcess(attendant.WorkerProcess):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            moments.append(time.monotonic())
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(attendant, "WorkerProcess", TimedProcess)
+    builder = make(workers=4)
+    futures = []
+    for _ in range(4):
+        futures.append(builder.submit(job("sleep", seconds=1.0)))
+        time.sleep(0.002)  # each submit wakes the supervisor
+    for future in futures:
+        result_of(future)
+    assert len(moments) == 4
+    assert moments[-1] - moments[0] >= 3 * 0.03 * 0.9
 
 
 def test_idle_workers_go_and_come_back_on_demand(make, temp, tmp_path):
@@ -354,18 +381,25 @@ def _overlaps(results: list[BuildResult]) -> int:
 @pytest.mark.parametrize("busy", [True, False])
 def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, busy):
     builder = make(workers=3, is_busy=lambda: busy)
-    for future in [builder.submit(job("sleep", seconds=0.5)) for _ in range(3)]:
-        result_of(future)
-    assert len(builder.pids()) == 3
+    warm_up(builder, 3)
     futures = [builder.submit(job("take_times", times=4, seconds=0.1)) for _ in range(3)]
     overlaps = _overlaps([result_of(future) for future in futures])
     assert overlaps == 0 if busy else overlaps > 0
 
 
 def test_waiting_to_measure_costs_no_build_time(make):
-    builder = make(workers=2, is_busy=lambda: True, limit_s=1.5)
-    futures = [builder.submit(job("take_times", times=1, seconds=1.0)) for _ in range(2)]
-    assert all(result_of(future).seconds < 1.5 for future in futures)
+    builder = make(workers=3, is_busy=lambda: True, limit_s=1.4)
+    warm_up(builder, 3)
+    futures = [builder.submit(job("take_times", times=1, seconds=0.8)) for _ in range(3)]
+    assert all(result_of(future).seconds < 1.4 for future in futures)
+
+
+def test_a_worker_that_hangs_while_it_measures_is_stopped_and_lets_the_next_one(make):
+    builder = make(workers=2, is_busy=lambda: True, limit_s=1.0)
+    hanging = builder.submit(job("take_times", times=1, seconds=600, cost=9))
+    good = builder.submit(job("take_times", times=1, seconds=0.01))
+    assert "longer than 1 s" in error_of(hanging).reason
+    result_of(good)
 
 
 def test_a_worker_that_dies_while_it_measures_lets_the_next_one(make):
