@@ -180,13 +180,15 @@ class Attendant:
             logger.exception("A build worker's thread failed")
             failure = BuildError(f"a build worker's thread failed ({error!r})")
         finally:
-            if self._process:
-                self._process.end(grace_s=0.0 if self.condemned else _LEAVE_S)
+            with contextlib.suppress(OSError):
+                self._end()
             self._desk.gone(self, None if self.is_ready else failure)
 
     def _begin(self) -> WorkerProcess:
         """Start the process and wait until it is ready for jobs."""
-        process = WorkerProcess(self._script, cwd=self._hello.get("cwd"))
+        process = WorkerProcess(
+            self._script, cwd=self._hello.get("cwd"), threads=int(self._hello.get("threads", 1))
+        )
         with self._lock:
             self._process = process
             sentence = self._sentence
@@ -203,6 +205,13 @@ class Attendant:
             raise failure
         logger.debug("Build worker %s ready after %s s", process.pid, answer.get("seconds"))
         return process
+
+    def _end(self) -> None:
+        process = self._process
+        if process:
+            process.end(grace_s=0.0 if self.condemned else _LEAVE_S)
+            for left in self._spool.glob(f"{process.cache.name}.*"):
+                left.unlink(missing_ok=True)  # written, but its worker died before it said so
 
     def _build(self, process: WorkerProcess, entry: Entry) -> bool:
         """Have one job done and end it whatever happens; False if the worker must not go on."""

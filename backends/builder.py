@@ -71,8 +71,8 @@ class Builder:
         """Set the builder up; no process starts before the first job.
 
         Args:
-            hello: JSON-plain data that every worker gets first; "cwd" is its working directory;
-                "cache" and "spool" are added.
+            hello: JSON-plain data that every worker gets first; "cwd" is its working directory,
+                "threads" (default 1) the threads of its libraries; "cache" and "spool" are added.
             spool: private folder through which results travel; made if missing.
             workers: upper bound of the workers, asked when there are jobs and no worker lives
                 (their own memory would weigh in the answer).

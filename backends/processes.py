@@ -43,8 +43,13 @@ class WorkerProcess:
     `send`, `receive` and `end` belong to one thread; `kill` may be called from any.
     """
 
-    def __init__(self, script: Path, *, cwd: str | None = None) -> None:
+    def __init__(self, script: Path, *, cwd: str | None = None, threads: int = 1) -> None:
         """Start `script` with this interpreter.
+
+        Args:
+            script: a script that serves the protocol.
+            cwd: working directory; the server's own if there is no such folder.
+            threads: processor threads that its numeric libraries use.
 
         Raises:
             OSError: the process or its cache folder cannot be made.
@@ -59,7 +64,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=cwd if cwd and Path(cwd).is_dir() else None,
-                env=_environment(os.environ, self.cache),
+                env=_environment(os.environ, self.cache, threads),
                 creationflags=_creation_flags(),
             )
         except BaseException:
@@ -207,8 +212,8 @@ def sweep(spool: Path) -> None:
                     file.unlink()
 
 
-def _environment(base: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """Return a worker's environment: caches and scratch of its own, one thread, no inner pools."""
+def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str, str]:
+    """Return a worker's environment: caches and scratch of its own, few threads, no inner pools."""
     scratch = cache / "tmp"
     scratch.mkdir()
     return {
@@ -216,8 +221,8 @@ def _environment(base: Mapping[str, str], cache: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         "TMPDIR": str(scratch),
         "TEMP": str(scratch),

@@ -48,7 +48,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
     _step_back()
     channel = _Channel()
     hello = channel.receive()
-    channel.cache = hello.get("cache")
+    channel.cache = Path(hello["cache"])
     started = time.monotonic()
     try:
         prepare(hello)
@@ -57,9 +57,10 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         channel.send({"unfit": one_line(error), "trace": _trace(error)})
         channel.leave(1)
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
+    spool, stem = Path(hello["spool"]), channel.cache.name
     while True:
         message = channel.receive()
-        channel.send_frame(_do(channel, run, compress_payload, Path(hello["spool"]), message))
+        channel.send_frame(_do(channel, run, compress_payload, spool, stem, message))
 
 
 def _do(
@@ -67,6 +68,7 @@ def _do(
     run: Run,
     compress: Callable[[bytes], CompressedPayload],
     spool: Path,
+    stem: str,
     message: dict[str, Any],
 ) -> bytes:
     """Run one job; returns the frame of its answer."""
@@ -76,7 +78,7 @@ def _do(
     try:
         raw, facts = run(message["task"], measure=gate.measure)
         payload = compress(raw)
-        file = spool / f"{number}.{os.getpid()}.part"
+        file = spool / f"{stem}.{number}.part"
         file.write_bytes(payload.data)
         return encode_message(
             {
@@ -119,7 +121,7 @@ class _Channel:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.cache: str | None = None
+        self.cache: Path | None = None
         with self._lock:
             self._outgoing.write(MARK)
             self._outgoing.flush()

@@ -104,6 +104,12 @@ def die_measuring(task: dict[str, Any], measure: serving.Measure) -> None:
         os._exit(7)
 
 
+def die_before_the_answer(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+    name = f"{Path(HELLO['cache']).name}.1.part"
+    (Path(HELLO["spool"]) / name).write_bytes(b"half a graph")
+    os._exit(7)
+
+
 def describe_process(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "OMP_NUM_THREADS")
     cache = Path(HELLO["cache"])
@@ -131,7 +137,7 @@ TASKS = {
     function.__name__: function
     for function in (
         sleep, fail, refuse, die, make_noise, flood_stderr, take_times, die_measuring,
-        describe_process, start_compiler, unprintable_facts,
+        die_before_the_answer, describe_process, start_compiler, unprintable_facts,
     )
 }  # fmt: skip
 
