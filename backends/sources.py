@@ -29,17 +29,40 @@ _OWN = __name__.rpartition(".")[0]
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
 
 
-def fingerprint(functions: Iterable[Callable[..., Any]], classes: Iterable[type]) -> dict[str, str]:
+class Watch:
+    """Remembers what names led to while hashing, to see at little cost whether that still holds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+
+    def add(self, scope: Any, name: str, value: Any) -> None:
+        """Remember that `name` in `scope` (a namespace dict) is `value`."""
+        self._seen[id(scope), name] = (scope, name, value)
+
+    def changed(self) -> bool:
+        """Tell whether any name leads to something else now."""
+        return any(scope.get(name) is not value for scope, name, value in self._seen.values())
+
+
+def fingerprint(
+    functions: Iterable[Callable[..., Any]],
+    classes: Iterable[type],
+    watch: Watch | None = None,
+) -> dict[str, str]:
     """Hash every function that `functions` and the forwards of `classes` run through.
+
+    Args:
+        watch: gets every name that was followed, to notice later changes.
 
     Returns:
         {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that such
         a function reads; sorted, the same in every process.
     """
     found: dict[str, str] = {}
-    pending = [f for f in functions]
+    watch = watch or Watch()
+    pending = list(functions)
     for cls in classes:
-        pending += _methods(cls)
+        pending += _methods(cls, watch)
     seen: set[int] = set()
     while pending:
         function = pending.pop()
@@ -49,7 +72,7 @@ def fingerprint(functions: Iterable[Callable[..., Any]], classes: Iterable[type]
         seen.add(id(code))
         if function.__name__ in _NOT_TRACED:
             continue
-        digest, values, callees = _examine(function)
+        digest, values, callees = _examine(function, watch)
         found[f"{_module_name(function)}:{function.__qualname__}"] = digest
         found.update(values)
         pending += callees
@@ -74,7 +97,7 @@ def attributes_read(cls: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _methods(cls: type) -> list[Callable[..., Any]]:
+def _methods(cls: type, watch: Watch) -> list[Callable[..., Any]]:
     """The forward of a class and the methods of the class that it reaches by name."""
     reached: dict[str, Callable[..., Any]] = {}
     pending = ["forward"]
@@ -88,6 +111,8 @@ def _methods(cls: type) -> list[Callable[..., Any]]:
         if code is None or _outside(function.__module__):
             continue
         reached[name] = function
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        watch.add(vars(owner), name, vars(owner)[name])
         for inner in _codes(code):
             pending += inner.co_names
     return list(reached.values())
@@ -99,7 +124,7 @@ def _hash_code(code: types.CodeType) -> str:
 
 
 def _examine(
-    function: Any,
+    function: Any, watch: Watch
 ) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
     values: dict[str, str] = {}
     callees: list[Callable[..., Any]] = []
@@ -117,7 +142,7 @@ def _examine(
     if follow:
         for code in _codes(function.__code__):
             for chain in _global_chains(code):
-                _resolve(function.__globals__, chain, values, callees)
+                _resolve(function.__globals__, chain, values, callees, watch)
     digest = _hash_code(function.__code__) + _canonical(function.__defaults__ or ())
     return hashlib.sha256(digest.encode()).hexdigest()[:16], values, callees
 
@@ -127,25 +152,29 @@ def _resolve(
     chain: list[str],
     values: dict[str, str],
     callees: list[Callable[..., Any]],
+    watch: Watch,
 ) -> None:
     if chain[0] not in scope:
         return
     value, owner = scope[chain[0]], str(scope.get("__name__"))
-    name = chain[0]
+    name, names = chain[0], scope
     for part in chain[1:]:
         if not isinstance(value, types.ModuleType) or not hasattr(value, part):
             break
-        owner, name = value.__name__, part
+        owner, name, names = value.__name__, part, vars(value)
         value = getattr(value, part)
     if isinstance(value, types.FunctionType):
-        if value.__name__ not in _NOT_TRACED:
+        if value.__name__ not in _NOT_TRACED and not _outside(value.__module__):
             callees.append(value)
+            watch.add(names, name, value)
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
     elif (text := _value(value)) is not None:
         values[f"{owner}:{name}"] = text
+        watch.add(names, name, value)
 
 
+@lru_cache(maxsize=4096)
 def _global_chains(code: types.CodeType) -> list[list[str]]:
     """Dotted names that a code object loads, as lists: `comfy.ops.f` -> ["comfy", "ops", "f"]."""
     chains: list[list[str]] = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import importlib.abc
 import importlib.util
 import io
@@ -46,6 +47,7 @@ _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 _ALLOWED = frozenset(
     (
         ("torch._inductor.runtime.triton_heuristics", "StaticTritonCompileResult"),
+        ("torch._inductor.runtime.triton_heuristics", "InductorConfig"),
         ("torch._inductor.runtime.static_triton_launcher", "StaticallyLaunchedCudaKernel"),
         ("torch._inductor.runtime.hints", "DeviceProperties"),
         ("torch._inductor.runtime.hints", "AttrsDescriptorWrapper"),
@@ -333,7 +335,6 @@ def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     """The configuration that a Triton kernel chose, and its binary."""
-    from torch._inductor.codecache import GPU_KERNEL_BIN_EXTS
     from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
 
     if len(kernel.launchers) != 1:
@@ -342,10 +343,13 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     for result in kernel.compile_results:
         if result.config == config and hasattr(result.kernel, "arg_tys"):
             folder = triton_cache_dir(result.compile_meta.get("device", 0))
-            suffix = GPU_KERNEL_BIN_EXTS["cuda"]
-            file = f"{result.kernel.name}{suffix}"
-            path = Path(folder, triton_hash_to_path_key(result.kernel.hash), file)
-            return result, path.read_bytes()
+            path = Path(folder, triton_hash_to_path_key(result.kernel.hash))
+            path /= f"{result.kernel.name}.cubin"
+            kept = copy.copy(result)
+            kept.kernel = copy.copy(result.kernel)
+            kept.kernel.__dict__.pop("C_impl", None)
+            kept.kernel.cubin_raw = None
+            return kept, path.read_bytes()
     raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
 
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ..contract import Description, InputSpec, Symbol
-from ..describe import describe_module, module_classes
-from ..sources import attributes_read, fingerprint
+from ..describe import HOST_STATE, describe_module, module_classes
+from ..sources import Watch, attributes_read, fingerprint
 
 #: Runs one region on live activations: the graph's result, or None where the host must do it.
 Call = Callable[..., torch.Tensor | None]
@@ -75,7 +75,6 @@ class Plan:
         dispatches: every module whose forward can be replaced.
         outside: (place, reason) of what stays the host's, in words.
         symbols: the declared sizes, by name.
-        patched: for the run's `transformer_options`, whether a dispatch must run the host's code.
     """
 
     family: str
@@ -89,12 +88,20 @@ class Plan:
         return [place for dispatch in self.dispatches for place in dispatch.regions]
 
 
-def describe_place(place: Place, plan: Plan, *, dtype: torch.dtype, device: str) -> Description:
+def describe_place(
+    place: Place,
+    plan: Plan,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    watch: Watch | None = None,
+) -> Description:
     """Write one place down as a kind.
 
     Args:
         dtype: the compute dtype of the model; operators of the host get their weights in it.
         device: "cuda" or "cpu".
+        watch: gets the names of the host's code that the kind hangs on.
 
     Raises:
         DescriptionError: the module is not plain data.
@@ -116,9 +123,38 @@ def describe_place(place: Place, plan: Plan, *, dtype: torch.dtype, device: str)
         ),
         inputs=inputs,
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
-        sources=fingerprint([type(form).reference], classes),
+        sources=fingerprint([type(form).reference], classes, watch),
         device=device,
     )
+
+
+def quick_signature(place: Place) -> tuple[Any, ...]:
+    """Return what two places of one kind have in common, for a fraction of a description's cost.
+
+    Places with equal signatures have equal descriptions: it holds the classes, the plain attributes
+    and the parameters' meta of the whole region.
+    """
+    module, kept = place.module, place.form.children
+    parts: list[Any] = [place.form.name]
+    pending = [("", module)]
+    while pending:
+        path, part = pending.pop()
+        parts.append((path, type(part)))
+        parts += [
+            (name, value)
+            for name, value in part.__dict__.items()
+            if isinstance(value, (bool, int, float, str, torch.dtype)) and name not in HOST_STATE
+        ]
+        parts += [
+            (name, None if p is None else (type(p), p.shape, p.dtype))
+            for name, p in part._parameters.items()
+        ]
+        pending += [
+            (name, child)
+            for name, child in part._modules.items()
+            if child is not None and (path or kept is None or name in kept)
+        ]
+    return tuple(parts)
 
 
 def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:

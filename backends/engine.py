@@ -1,0 +1,433 @@
+"""The engine: everything a server process needs to compile models, behind a few calls for the nodes.
+
+It owns the store, the builder and the graphs, makes a session for each compiled MODEL, and keeps each saved
+workflow's graph folder filled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import folders
+from .builder import Builder
+from .contract import WhenMissing
+from .errors import GraphFileError, RequirementError, StrictError, WarmgraphError
+from .host import HostModel, compute_dtype, host_arguments, run_forward
+from .regions.registry import plan_model
+from .registry import resolve_backend
+from .report import model_report
+from .runtime.graphs import Graph, Graphs, State
+from .runtime.session import Options, Session
+from .runtime.verified import Verified
+from .schedule import worker_count
+from .settings import Settings
+from .signing import Signer
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+KEY = "warmgraph"
+_POLL_S = 0.1
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class WorkflowRef:
+    """The saved workflow of a prompt, as a page named it: nothing in it is checked yet."""
+
+    path: str
+    user: str | None
+    id: str | None
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things are kept.
+
+    Attributes:
+        store: the shared store of graph files.
+        private: the pack's folder that no HTTP route reaches.
+        workflows: a user's workflows folder, None for a user that is not known.
+    """
+
+    store: Path
+    private: Path
+    workflows: Callable[[str | None], Path | None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the engine asks its server.
+
+    Attributes:
+        current_workflow: the saved workflow of the prompt that runs now, if any.
+        on_change: called from any thread when a report changed.
+        check_cancelled: raises the host's interrupt when the user pressed Cancel.
+    """
+
+    current_workflow: Callable[[], WorkflowRef | None]
+    on_change: Callable[[], None]
+    check_cancelled: Callable[[], None]
+
+
+class Engine:
+    """Compiles models for one server process."""
+
+    def __init__(self, *, paths: Paths, settings: Settings, hooks: Hooks) -> None:
+        """Set up; no worker starts and nothing is read before the first model."""
+        self._paths = paths
+        self._settings = settings
+        self._hooks = hooks
+        self._numbers = itertools.count(1)
+        self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        self._sampling = 0
+        self._lock = threading.Lock()
+        self._spare_vram: int | None = None
+        paths.private.mkdir(parents=True, exist_ok=True)
+        self._store = Store(
+            paths.store,
+            Signer(paths.private),
+            cap_bytes=lambda: settings.store_cap_bytes,
+            private=paths.private,
+        )
+        self._builder = Builder(
+            hello=host_arguments(),
+            spool=self._store.spool,
+            workers=self._count_workers,
+            time_limit_s=lambda: settings.job_limit_s,
+            idle_s=settings.idle_s,
+            is_busy=lambda: self._sampling > 0,
+            on_change=hooks.on_change,
+        )
+        self._graphs = Graphs(self._store, self._builder, self._changed)
+        self._verified = Verified(paths.private, _machine())
+
+    # --- the nodes' calls -------------------------------------------------------------------------
+
+    def compile_model(
+        self,
+        model: Any,
+        *,
+        when_missing: WhenMissing | str = WhenMissing.BACKGROUND,
+        graphs: str = "",
+        backend: str = "auto",
+        on_progress: Progress | None = None,
+    ) -> Any:
+        """Return a clone of a ModelPatcher that runs through compiled graphs; `model` is not changed.
+
+        Args:
+            when_missing: what to do about graphs that are not there yet; only "wait" blocks.
+            graphs: a graph folder's name; empty is beside the prompt's saved workflow.
+            backend: "auto" or a backend's name.
+            on_progress: (done, total, text), called while "wait" waits.
+
+        Raises:
+            GraphsNameError: `graphs` is not a plain name.
+            Whatever `hooks.check_cancelled` raises, at once when the user cancels.
+        """
+        name = folders.validate_graphs_name(graphs) if graphs else ""
+        options = Options(WhenMissing(when_missing), name)
+        compiled, session = self._attach(model, options, backend)
+        if session is None:
+            return compiled
+        wanted = self._describe(session, compiled)
+        build = options.when_missing is not WhenMissing.NEVER
+        self._graphs.request(wanted, self._folders(session), build=build)
+        if options.when_missing is WhenMissing.WAIT:
+            self._wait(wanted, on_progress)
+        return compiled
+
+    def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
+        """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
+
+        Raises:
+            StrictError: with `strict`, if anything would run eager; the text lists what and why.
+        """
+        options = Options(WhenMissing.NEVER, folder, folder_only=True)
+        compiled, session = self._attach(model, options, "auto")
+        if session is not None:
+            wanted = self._describe(session, compiled)
+            self._graphs.request(wanted, self._folders(session), build=False)
+            self._graphs.settle()
+            session.warn_once()
+        if strict:
+            self._refuse_eager(compiled, session, folder)
+        return compiled
+
+    def warm_up(
+        self,
+        model: Any,
+        sizes: Sequence[tuple[int, int]],
+        batches: Sequence[int],
+        *,
+        on_progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Load or build all that a compiled model needs, then run one empty step at each size.
+
+        Args:
+            sizes: (width, height) in pixels.
+            batches: images at once; each runs doubled, as with guidance.
+
+        Returns:
+            The model's report.
+        """
+        session = self._session(model)
+        if session is not None and session.kinds:
+            wanted = [kind.graph for kind in session.kinds if kind.graph is not None]
+            build = session.options.when_missing is not WhenMissing.NEVER
+            self._graphs.request(wanted, self._folders(session), build=build)
+            self._wait(wanted, on_progress)
+            shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
+            for number, shape in enumerate(shapes):
+                self._hooks.check_cancelled()
+                if on_progress is not None:
+                    text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
+                    on_progress(number, len(shapes), text)
+                run_forward(model, *shape)
+        return self.report(model)
+
+    def report(self, model: Any) -> dict[str, Any]:
+        """Return a MODEL's report as JSON-plain data; says so if the MODEL is not one of ours."""
+        session = self._session(model)
+        note = model.get_attachment(KEY) if session is None else None
+        text = note.text if isinstance(note, _Note) else "this model did not come out of Warmgraph"
+        return model_report(session, self._graphs, self._builder, None if session else text)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all reports, the builder's progress, the store's use and the settings."""
+        progress = self._builder.progress()
+        usage = self._store.usage()
+        return {
+            "models": [
+                model_report(session, self._graphs, self._builder, None)
+                for session in list(self._sessions.values())
+            ],
+            "building": progress._asdict(),
+            "store": usage._asdict(),
+            "settings": self._settings.as_dict(),
+        }
+
+    def graph_folders(self, user: str | None = None) -> list[str]:
+        """Return the names of a user's graph folders."""
+        root = self._paths.workflows(user)
+        return [] if root is None else folders.list_folders(root)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._builder.close()
+        self._graphs.close()
+
+    # --- attaching --------------------------------------------------------------------------------
+
+    def _attach(self, model: Any, options: Options, backend: str) -> tuple[Any, Session | None]:
+        """Clone a patcher and put a session on it, or a note that says why there is none."""
+        from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+        clone = model.clone()
+        clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
+        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
+            clone.remove_callbacks_with_key(kind, KEY)
+        try:
+            session = self._make_session(clone, options, backend)
+        except RequirementError as error:
+            clone.set_attachments(KEY, _Note(str(error)))
+            logger.warning("Runs as without Warmgraph: %s", error)
+            return clone, None
+        clone.set_attachments(KEY, session)
+        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, session.step)
+        clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _Starts(self, session))
+        clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _Ends(self, session))
+        self._sessions[session.id] = session
+        return clone, session
+
+    def _make_session(self, patcher: Any, options: Options, choice: str) -> Session:
+        device = patcher.load_device.type
+        resolution = resolve_backend(choice, device)
+        plan = plan_model(patcher.model.diffusion_model)
+        if isinstance(plan, str):
+            raise RequirementError(plan)
+        if resolution.backend.name == "eager":
+            reasons = "; ".join(resolution.refused) or "backend eager is chosen"
+            raise RequirementError(reasons)
+        session = Session(
+            next(self._numbers),
+            patcher.model,
+            plan,
+            resolution.backend,
+            options,
+            self._graphs,
+            self._verified,
+        )
+        session.notes += resolution.refused
+        return session
+
+    def _session(self, model: Any) -> Session | None:
+        session = model.get_attachment(KEY)
+        return session if isinstance(session, Session) else None
+
+    def _describe(self, session: Session, patcher: Any) -> list[Graph]:
+        self._spare_vram = HostModel(patcher).spare_vram()
+        return session.describe(patcher.load_device, compute_dtype(patcher))
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def begin_run(self, session: Session, patcher: Any) -> None:
+        """A sampling run starts: look again at what may have changed since the node was executed."""
+        self._sampling += 1
+        dtype = compute_dtype(patcher)
+        if session.is_stale(dtype):
+            session.describe(patcher.load_device, dtype)
+        wanted = [k.graph for k in session.kinds if k.graph and k.graph.state is State.MISSING]
+        if wanted:
+            build = session.options.when_missing is not WhenMissing.NEVER
+            self._graphs.request(wanted, self._folders(session), build=build)
+        session.begin_run()
+
+    def end_run(self, session: Session) -> None:
+        """A sampling run ended: file its graphs with the workflow and tell what ran."""
+        self._sampling = max(0, self._sampling - 1)
+        session.end_run()
+        session.warn_once()
+        workflow = self._hooks.current_workflow()
+        self._graphs.when_loaded(lambda: self._file(session, workflow))
+        self._hooks.on_change()
+
+    def _file(self, session: Session, workflow: WorkflowRef | None) -> None:
+        """Link every ready graph of a session into its graph folder (in the loader's thread)."""
+        if session.options.folder_only:
+            return
+        folder = self._folder(session, workflow)
+        ready = [k.graph for k in session.kinds if k.graph and k.graph.state is State.READY]
+        if folder is None or not ready:
+            return
+        try:
+            kept = [g.key for g in ready if self._store.link(g.key, folder)]
+            path = workflow.path if workflow else ""
+            folders.remember(folder, path, workflow.id if workflow else None, kept)
+        except (OSError, GraphFileError) as error:
+            session.notes.append(f"the graphs could not be put into {folder.name}: {error}")
+            logger.warning("Graphs could not be put into %s: %s", folder, error)
+        if len(ready) < sum(1 for k in session.kinds if k.graph):
+            session.unfiled = workflow
+
+    def _folders(self, session: Session) -> list[Path]:
+        folder = self._folder(session, self._hooks.current_workflow())
+        return [] if folder is None else [folder]
+
+    def _folder(self, session: Session, workflow: WorkflowRef | None) -> Path | None:
+        """The graph folder of a session: the named one, or the one beside the workflow."""
+        user = workflow.user if workflow else None
+        root = self._paths.workflows(user)
+        if root is None:
+            return None
+        try:
+            if session.options.folder_only:
+                return folders.listed_folder(root, session.options.graphs)
+            if session.options.graphs:
+                return folders.named_folder(root, session.options.graphs)
+            if workflow is None:
+                return None
+            return folders.workflow_folder(root.parent, workflow.path, workflow.id)
+        except (WarmgraphError, OSError) as error:
+            session.notes = [*dict.fromkeys([*session.notes, str(error)])]
+            return None
+
+    def _changed(self) -> None:
+        for session in list(self._sessions.values()):
+            workflow = session.unfiled
+            if workflow is not None and not any(
+                k.graph and self._graphs.is_pending(k.graph) for k in session.kinds
+            ):
+                session.unfiled = None
+                self._graphs.when_loaded(lambda s=session, w=workflow: self._file(s, w))
+        self._hooks.on_change()
+
+    # --- waiting, counting ------------------------------------------------------------------------
+
+    def _wait(self, graphs: Sequence[Graph], on_progress: Progress | None) -> None:
+        total = len(graphs)
+        told: tuple[int, str] | None = None
+        while True:
+            self._hooks.check_cancelled()
+            pending = [g for g in graphs if self._graphs.is_pending(g)]
+            progress = self._builder.progress()
+            left = progress.seconds_left
+            text = f"building {progress.done}/{progress.total}" if progress.total else "loading"
+            if left is not None and pending:
+                text += f", about {left:.0f} s left"
+            if on_progress is not None and told != (total - len(pending), text):
+                told = (total - len(pending), text)
+                on_progress(total - len(pending), total, text)
+            if not pending:
+                return
+            time.sleep(_POLL_S)
+
+    def _refuse_eager(self, model: Any, session: Session | None, folder: str) -> None:
+        eager = self.report(model)["eager"] if session is not None else []
+        if session is None:
+            raise StrictError(f"strict loading of {folder!r}: {self.report(model)['notes'][0]}")
+        if eager:
+            lines = [f"{e['places']} places: {e['reason']}" for e in eager[:4]]
+            raise StrictError(
+                f"strict loading of {folder!r} found parts that would run eager: "
+                + "; ".join(lines),
+                remedy="switch strict off, or use Compile Model to build what is missing",
+            )
+
+    def _count_workers(self) -> int:
+        import psutil
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return worker_count(
+            cores or 1,
+            self._settings.workers,
+            psutil.virtual_memory().available,
+            self._spare_vram,
+        )
+
+
+class _Note:
+    """Attached in place of a session: why there is none."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _Starts:
+    """The host's ON_PRE_RUN callback of a session."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
+
+    def __call__(self, patcher: Any) -> None:
+        self._engine.begin_run(self._session, patcher)
+
+
+class _Ends:
+    """The host's ON_CLEANUP callback of a session."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
+
+    def __call__(self, patcher: Any) -> None:
+        self._engine.end_run(self._session)
+
+
+def _machine() -> str:
+    """A name for this machine's device, for the memory of comparisons."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return f"{platform.node()}/{device}/{sys.platform}"

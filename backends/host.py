@@ -1,0 +1,95 @@
+"""Small questions to the host about a loaded model and about itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SAMPLING_VRAM = 2 << 30
+
+
+def host_arguments() -> dict[str, Any]:
+    """Return what a worker needs to import the host as this process did."""
+    import comfy
+
+    return {
+        "argv": _parsed_arguments(),
+        "host": str(Path(next(iter(comfy.__path__))).parent),
+        "cwd": os.getcwd(),
+    }
+
+
+def _parsed_arguments() -> list[str]:
+    """The command line that the host parsed; empty where it was started without parsing one."""
+    import comfy.options
+
+    if comfy.options.args_parsing:
+        return list(sys.argv)
+    from comfy.cli_args import args
+
+    flags = ["main.py"]
+    if args.cpu:
+        flags.append("--cpu")
+    if args.use_pytorch_cross_attention:
+        flags.append("--use-pytorch-cross-attention")
+    return flags
+
+
+def compute_dtype(patcher: Any) -> torch.dtype:
+    """Return the dtype in which a model's operators compute."""
+    manual: torch.dtype | None = patcher.get_model_object("manual_cast_dtype")
+    stored: torch.dtype = patcher.model.get_dtype()
+    return manual if manual is not None else stored
+
+
+class HostModel:
+    """Figures of a ModelPatcher that decide how many workers have room."""
+
+    def __init__(self, patcher: Any) -> None:
+        self._patcher = patcher
+
+    def spare_vram(self) -> int | None:
+        """Return the bytes of VRAM that sampling will not need; None without CUDA."""
+        device = self._patcher.load_device
+        if device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(device)
+        to_load = max(0, self._patcher.model_size() - self._patcher.loaded_size())
+        return max(0, free - to_load - _SAMPLING_VRAM)
+
+
+def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:
+    """Run one model evaluation on empty inputs, with the patcher's own wrappers.
+
+    Args:
+        batch: rows of the batch as the model sees it.
+        height, width: sides of the latent.
+    """
+    import comfy.model_management as management
+    from comfy.patcher_extension import merge_nested_dicts
+
+    management.load_models_gpu([patcher])
+    model, device = patcher.model, patcher.load_device
+    config = model.model_config.unet_config
+    options = dict(patcher.model_options.get("transformer_options", {}))
+    options["wrappers"] = merge_nested_dicts(options.get("wrappers", {}), patcher.wrappers)
+    extra: dict[str, Any] = {}
+    if config.get("adm_in_channels"):
+        extra["y"] = torch.zeros(batch, config["adm_in_channels"], device=device)
+    patcher.pre_run()
+    try:
+        with torch.inference_mode():
+            channels = config["in_channels"]
+            model.apply_model(
+                torch.zeros(batch, channels, height, width, device=device),
+                torch.ones(batch, device=device),
+                c_crossattn=torch.zeros(batch, 77, config["context_dim"], device=device),
+                transformer_options=options,
+                **extra,
+            )
+    finally:
+        patcher.cleanup()

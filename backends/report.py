@@ -1,0 +1,136 @@
+"""What runs compiled, what does not and why: plain data, and the same in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from .builder import Builder
+from .runtime.graphs import Graphs, State
+from .runtime.session import Session
+
+_EXAMPLES = 3
+
+
+def model_report(
+    session: Session | None, graphs: Graphs, builder: Builder, note: str | None
+) -> dict[str, Any]:
+    """Return the report of one MODEL as JSON-plain data.
+
+    Args:
+        session: what is attached to the MODEL; None gives a report that holds only `note`.
+    """
+    progress = builder.progress()
+    building = {
+        "done": progress.done,
+        "total": progress.total,
+        "seconds_left": progress.seconds_left,
+        "running": progress.running,
+    }
+    if session is None:
+        return {**_EMPTY, "building": building, "notes": [note] if note else []}
+    total = len(session.plan.places) + len(session.plan.outside)
+    eager = session.eager_places()
+    ours = [kind.graph for kind in session.kinds if kind.graph is not None]
+    ready = [g for g in ours if g.state is State.READY]
+    return {
+        "id": session.id,
+        "model": session.model_name,
+        "backend": session.backend.name,
+        "when_missing": session.options.when_missing.value,
+        "graphs": session.options.graphs,
+        "regions": {"total": total, "compiled": total - len(eager), "eager": len(eager)},
+        "eager": _by_reason(eager),
+        "kinds": [_kind(kind) for kind in session.kinds],
+        "builds": sum(g.source == "built" for g in ready),
+        "loads": sum(g.source == "loaded" for g in ready),
+        "calls": {"compiled": sum(g.calls for g in ours), "eager": sum(session.steps.values())},
+        "misses": [
+            {"kind": g.description.label, "reason": g.reason or g.state.value}
+            for g in ours
+            if g.state is not State.READY
+        ],
+        "disk_bytes": sum(g.bytes or 0 for g in ready),
+        "vram_bytes": 0,
+        "seconds_saved": round(
+            sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
+        ),
+        "building": building,
+        "notes": [*session.notes, *(f"{n} steps eager: {r}" for r, n in session.steps.items())],
+    }
+
+
+def render_text(report: dict[str, Any]) -> str:
+    """Put a report into words, a line each."""
+    regions = report["regions"]
+    if not regions["total"]:
+        return "\n".join(report["notes"]) or "nothing to report"
+    lines = [
+        f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled "
+        f"({report['backend']})"
+    ]
+    for entry in report["eager"]:
+        lines.append(f"  eager: {entry['places']} x {entry['reason']}")
+        lines.append(f"         {', '.join(entry['examples'])}")
+    building = report["building"]
+    if building["done"] < building["total"]:
+        left = building["seconds_left"]
+        rest = "" if left is None else f", about {left:.0f} s left"
+        lines.append(f"building: {building['done']} of {building['total']}{rest}")
+    lines.append(
+        f"graphs: {report['builds']} built, {report['loads']} loaded, "
+        f"{len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
+    )
+    for miss in report["misses"]:
+        lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
+    lines.append(
+        f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM for weights 0 MiB (the host's own are "
+        f"used), {report['seconds_saved']:.0f} s of compiling saved"
+    )
+    lines += report["notes"]
+    return "\n".join(lines)
+
+
+def _kind(kind: Any) -> dict[str, Any]:
+    graph = kind.graph
+    known = graph is not None
+    return {
+        "kind": kind.label,
+        "places": len(kind.places),
+        "state": graph.state.value if known else "eager",
+        "reason": graph.reason if known else kind.reason,
+        "key": graph.key if known else None,
+        "source": graph.source if known else None,
+        "build_seconds": graph.build_seconds if known else None,
+        "load_ms": graph.load_ms if known else None,
+        "bytes": graph.bytes if known else None,
+    }
+
+
+def _by_reason(eager: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, reason in eager:
+        places[reason].append(place)
+    return [
+        {"reason": reason, "places": len(names), "examples": names[:_EXAMPLES]}
+        for reason, names in sorted(places.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+_EMPTY: dict[str, Any] = {
+    "id": "",
+    "model": "",
+    "backend": "eager",
+    "when_missing": "",
+    "graphs": "",
+    "regions": {"total": 0, "compiled": 0, "eager": 0},
+    "eager": [],
+    "kinds": [],
+    "builds": 0,
+    "loads": 0,
+    "calls": {"compiled": 0, "eager": 0},
+    "misses": [],
+    "disk_bytes": 0,
+    "vram_bytes": 0,
+    "seconds_saved": 0.0,
+}

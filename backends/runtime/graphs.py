@@ -1,0 +1,291 @@
+"""The graphs of this process: found in the store, loaded, or built, each under its key.
+
+A `Graph` is shared by every model that has its kind. States: missing -> loading -> ready, or
+missing -> building -> ready; a failed build is tried once more by a later prompt, then not again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from .. import keys
+from ..builder import Builder, BuildResult, Job
+from ..contract import Backend, Description, WeightSpec
+from ..errors import BuildError, GraphFileError, WarmgraphError
+from ..graph_file import CompressedPayload
+from ..store import Store
+
+logger = logging.getLogger(__name__)
+
+#: Builds of one graph in one process; a worker may have died of something that has passed.
+MAX_ATTEMPTS = 2
+
+
+class State(str, Enum):
+    """Where a graph is in its life."""
+
+    MISSING = "missing"
+    LOADING = "loading"
+    BUILDING = "building"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Graph:
+    """One kind on one target, and the callable for it once there is one."""
+
+    def __init__(self, key: str, description: Description, backend: Backend) -> None:
+        self.key = key
+        self.description = description
+        self.backend = backend
+        self.state = State.MISSING
+        self.reason: str | None = None
+        self.remedy = ""
+        self.call: Callable[[list[Any]], Any] | None = None
+        self.weights: list[WeightSpec] = []
+        self.work = 1.0
+        self.source: str | None = None
+        self.payload_sha256 = ""
+        self.build_seconds: float | None = None
+        self.load_ms: float | None = None
+        self.bytes: int | None = None
+        self.calls = 0
+        self.attempts = 1
+
+    def drop(self, reason: str) -> None:
+        """Never use this graph again in this process."""
+        self.state, self.reason, self.call = State.FAILED, reason, None
+        self.attempts = MAX_ATTEMPTS
+
+
+class Graphs:
+    """All graphs of the process. `request` returns at once; loads run in one thread of their own."""
+
+    def __init__(self, store: Store, builder: Builder, on_change: Callable[[], None]) -> None:
+        """Args: where files are, who builds, and what to call (from any thread) after a change."""
+        self._store = store
+        self._builder = builder
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._graphs: dict[str, Graph] = {}
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
+        #: Raised by one after each change of a state; sessions compare it before each step.
+        self.version = 0
+        self.builds = 0
+        self.loads = 0
+
+    def graph(self, description: Description, backend: Backend, target: dict[str, Any]) -> Graph:
+        """Return the process's one graph for a kind."""
+        key = keys.graph_key(description, target)
+        with self._lock:
+            return self._graphs.setdefault(key, Graph(key, description, backend))
+
+    def request(self, graphs: Iterable[Graph], folders: Sequence[Path], *, build: bool) -> None:
+        """Have graphs loaded, or built where there is no file; nothing is waited for.
+
+        Args:
+            folders: graph folders to look in besides the store.
+            build: whether to build what no file has.
+        """
+        wanted = []
+        with self._lock:
+            for graph in graphs:
+                if graph.state is State.MISSING or (
+                    graph.state is State.FAILED and graph.attempts < MAX_ATTEMPTS
+                ):
+                    graph.attempts += graph.state is State.FAILED
+                    graph.state, graph.reason, graph.remedy = State.LOADING, None, ""
+                    wanted.append(graph)
+        for graph in sorted(wanted, key=_cost, reverse=True):
+            self._loader.submit(self._load_or_build, graph, tuple(folders), build)
+
+    def settle(self) -> None:
+        """Wait until everything requested so far was looked for on disk (builds may go on)."""
+        self._loader.submit(int).result()
+
+    def is_pending(self, graph: Graph) -> bool:
+        """Tell whether a graph is on its way."""
+        return graph.state in (State.LOADING, State.BUILDING)
+
+    def close(self) -> None:
+        """Stop loading; the builder is closed by its owner."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def when_loaded(self, task: Callable[[], None]) -> None:
+        """Run a task in the loader's thread, after what was requested before it."""
+        self._loader.submit(_logged, task)
+
+    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], build: bool) -> None:
+        try:
+            if self._load(graph, folders):
+                return
+        except GraphFileError as error:
+            # A file that must not be used is named, and built anew where that is allowed.
+            logger.warning("%s: %s", graph.description.label, error)
+            graph.reason, graph.remedy = error.reason, error.remedy
+        except Exception as error:
+            logger.exception("Loading %s failed", graph.description.label)
+            graph.reason = f"loading failed: {error}"
+        if build:
+            self._build(graph)
+        else:
+            graph.reason = graph.reason or self._explain_missing(graph, folders)
+            self._set(graph, State.MISSING)
+
+    def _load(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
+        started = time.perf_counter()
+        file = self._store.load(graph.key, folders)
+        if file is None:
+            return False
+        graph.call = graph.backend.load(file.payload)
+        manifest = file.manifest
+        graph.source = "loaded"
+        self._adopt(graph, manifest)
+        graph.bytes = file.path.stat().st_size
+        graph.load_ms = (time.perf_counter() - started) * 1e3
+        self.loads += 1
+        self._set(graph, State.READY)
+        return True
+
+    def _adopt(self, graph: Graph, manifest: dict[str, Any]) -> None:
+        graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in manifest["weights"]]
+        graph.work = float(manifest["work"])
+        graph.build_seconds = manifest["built"]["seconds"]
+        graph.payload_sha256 = manifest["payload"]["sha256"]
+        graph.reason, graph.remedy = None, ""
+
+    def _build(self, graph: Graph) -> None:
+        job = Job(
+            key=graph.key,
+            label=graph.description.label,
+            cost=_cost(graph),
+            task={
+                "key": graph.key,
+                "description": graph.description.to_dict(),
+                "backend": graph.backend.name,
+            },
+        )
+        self._set(graph, State.BUILDING)
+        future = self._builder.submit(job)
+        future.add_done_callback(lambda done: self._loader.submit(_logged, self._arrived, graph, done))
+
+    def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
+        if future.cancelled():
+            graph.reason = "its build was cancelled"
+            self._set(graph, State.MISSING)
+            return
+        error = future.exception()
+        if error is not None:
+            reason = error.reason if isinstance(error, WarmgraphError) else str(error)
+            logger.warning("%s runs eager: %s", graph.description.label, reason)
+            graph.reason = f"build failed: {reason}"
+            self._set(graph, State.FAILED)
+            return
+        result = future.result()
+        try:
+            self._keep(graph, result)
+        except WarmgraphError as failure:
+            logger.warning("%s runs eager: %s", graph.description.label, failure)
+            graph.drop(failure.reason)
+            self._set(graph, State.FAILED)
+            return
+        self.builds += 1
+        self._set(graph, State.READY)
+
+    def _keep(self, graph: Graph, result: BuildResult) -> None:
+        """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
+        manifest = manifest_of(graph, result.facts, result.seconds)
+        call = graph.backend.load(_raw(result.payload))
+        try:
+            path = self._store.put(manifest, result.payload)
+            graph.bytes = path.stat().st_size
+            self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
+        except (GraphFileError, OSError) as error:
+            logger.warning("%s is not kept on disk: %s", graph.description.label, error)
+        graph.source = "built"
+        self._adopt(graph, {**manifest, "payload": {"sha256": result.payload.sha256}})
+        graph.call = call
+
+    def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
+        """Say why no file serves: none at all, or one for another target or another host."""
+        for path in self._similar(graph, folders):
+            try:
+                manifest, _ = self._store.read_manifest(path)
+            except GraphFileError:
+                continue
+            if manifest.get("kind") != graph.description.label:
+                continue
+            target = keys.target(graph.description.device, graph.backend)
+            lines = keys.explain_target(manifest, target)
+            lines += keys.explain_structure(manifest, graph.description)
+            if lines:
+                return "no saved graph fits: " + "; ".join(lines[:3])
+        return "no saved graph"
+
+    def _similar(self, graph: Graph, folders: Sequence[Path]) -> list[Path]:
+        found: list[Path] = []
+        for folder in (*folders, self._store.root):
+            found += sorted(Path(folder).glob("*.safetensors"))[:256]
+            found += sorted(Path(folder).glob(".*.safetensors"))[:256]
+        return found
+
+    def _snapshot(self) -> list[Graph]:
+        with self._lock:
+            return list(self._graphs.values())
+
+    def _set(self, graph: Graph, state: State) -> None:
+        graph.state = state
+        self.version += 1
+        self._on_change()
+
+
+def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return what a graph file says about itself; the file layer adds key, payload and signature."""
+    description = graph.description
+    return {
+        "key": graph.key,
+        "kind": description.label,
+        "structure": keys.structure(description),
+        **keys.inputs(description),
+        "target": keys.target(description.device, graph.backend),
+        "weights": facts["weights"],
+        "work": facts["work"],
+        "checks": facts["checks"],
+        "built": {
+            "seconds": round(seconds, 3),
+            "phases": facts["phases"],
+            "date": datetime.date.today().isoformat(),
+        },
+    }
+
+
+def _raw(payload: CompressedPayload) -> bytes:
+    try:
+        return zlib.decompress(payload.data)
+    except zlib.error as error:
+        raise BuildError(f"a worker's result does not unpack: {error}") from error
+
+
+def _cost(graph: Graph) -> int:
+    """A measure of build time: the number of modules in the region."""
+    return _count(graph.description.module)
+
+
+def _count(module: dict[str, Any]) -> int:
+    return 1 + sum(_count(child) for _, child in module["modules"])
+
+
+def _logged(task: Callable[..., None], *arguments: Any) -> None:
+    try:
+        task(*arguments)
+    except Exception:
+        logger.exception("Warmgraph's background work failed")

@@ -1,0 +1,329 @@
+"""Live weights: the tensors that the host's own forward would use in this very call.
+
+A module's weights are in one of four *classes*:
+
+- resident: the parameter itself, on the device in the compute dtype;
+- cast: on the device in another dtype or with functions on top (fp8, weight wrappers): made anew a call;
+- streamed: elsewhere, brought over by the host for one call (partly loaded model, VRAM full);
+- dynamic: in the host's dynamic VRAM, at a virtual address that is fixed for the model's life.
+
+Whatever is not resident comes from the host's own functions, all modules of a region in one call where a
+second call would reuse the first one's buffer. Lists of resident and dynamic weights are kept until an
+*epoch* ends: a load, a change of patches or residency, an evicted page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..contract import WeightSpec
+
+CLASSES = ("resident", "cast", "streamed", "dynamic")
+
+
+class Fetched(NamedTuple):
+    """Weights for one call in the graph's order; `release` must be called once the call is queued."""
+
+    tensors: list[torch.Tensor]
+    weight_class: str
+    release: Callable[[], None] | None
+
+
+class _Slot(NamedTuple):
+    owner: torch.nn.Module
+    attribute: str
+
+
+class ModelWeights:
+    """Where the weights of one loaded model are, step by step.
+
+    One object per model and device; `begin_run` and `begin_step` must be called before regions fetch.
+    """
+
+    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+        """Args: the host's BaseModel, its load device and its compute dtype."""
+        self.model = model
+        self.device = device
+        self.dtype = dtype
+        self.epoch = 0
+        self._state: tuple[Any, ...] = ()
+        self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
+        self._range_fits = True
+        self._pinned = False
+
+    def begin_run(self) -> None:
+        """Forget all lists: the host may have loaded, moved or patched anything between two runs."""
+        self._new_epoch()
+        self._range_fits = True
+
+    def begin_step(self) -> None:
+        """Start a new epoch if weights were moved or replaced since the last step."""
+        model = self.model
+        state = (
+            model.device,
+            model.model_loaded_weight_memory,
+            model.current_weight_patches_uuid,
+            model.model_lowvram,
+        )
+        if state != self._state:
+            self._state = state
+            self._new_epoch()
+            return
+        for parameters, name, tensor in self._watched:
+            if parameters.get(name) is not tensor:
+                self._new_epoch()
+                return
+
+    def end_step(self) -> None:
+        """Let the pinned range of dynamic VRAM go; all work of the step is queued."""
+        if self._pinned:
+            vbar = self._vbar()
+            if vbar is not None:
+                vbar.unpin(vbar.base_addr, vbar.offset)
+            self._pinned = False
+
+    def watch(self, slots: Sequence[_Slot]) -> None:
+        """Start a new epoch when one of these parameters is replaced."""
+        for owner, name in slots:
+            self._watched.append((owner._parameters, name, owner._parameters.get(name)))
+
+    def pin_range(self) -> Any:
+        """Fault the model's whole range of dynamic VRAM in and pin it.
+
+        Returns:
+            The signature of its pages, None when they do not all fit or there is no such range.
+        """
+        vbar = self._vbar()
+        if vbar is None or not vbar.offset or not self._range_fits:
+            return None
+        signature = vbar.fault(vbar.base_addr, vbar.offset)
+        if signature is None:
+            vbar.unpin(vbar.base_addr, vbar.offset)
+            self._range_fits = False  # until the next run; pages come one region at a time
+            self._pinned = False
+        else:
+            self._pinned = True
+        return signature
+
+    def _vbar(self) -> Any:
+        return getattr(self.model, "dynamic_vbars", {}).get(self.device)
+
+    def _new_epoch(self) -> None:
+        self.epoch += 1
+        self._watched.clear()
+
+
+class RegionWeights:
+    """The live weights of one region of a loaded model."""
+
+    def __init__(
+        self, module: torch.nn.Module, specs: Sequence[WeightSpec], source: ModelWeights
+    ) -> None:
+        """Args: the region's module, the graph's weights in call order, where the model's are."""
+        self._source = source
+        self._specs = [(s.shape, getattr(torch, s.dtype)) for s in specs]
+        self._slots = []
+        for spec in specs:
+            path, _, attribute = spec.name.rpartition(".")
+            self._slots.append(_Slot(module.get_submodule(path), attribute))
+        self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
+        self._kept: Fetched | None = None
+        self._epoch = -1
+        self._signature: Any = None
+
+    def fetch(self) -> Fetched:
+        """Get the weights for one call.
+
+        Raises:
+            ValueError: the host's weights do not have the shapes, dtypes or layout the graph takes.
+        """
+        source = self._source
+        if self._kept is not None and self._epoch == source.epoch:
+            if self._kept.weight_class != "dynamic":
+                return self._kept
+            signature = source.pin_range()
+            if signature is not None and memoryview(signature) == memoryview(self._signature):
+                return self._kept
+        return self._fetch_anew()
+
+    def _fetch_anew(self) -> Fetched:
+        source = self._source
+        self._kept = None
+        found: dict[int, tuple[Any, Any]] = {}
+        releases: list[Callable[[], None]] = []
+        classes = set()
+        dynamic = [m for m in self._owners if _is_dynamic(m, source.device)]
+        for owner in self._owners:
+            if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
+                weight_class, pair, release = _fetch_plain(owner, source)
+                classes.add(weight_class)
+                found[id(owner)] = pair
+                if release is not None:
+                    releases.append(release)
+        keepable = True
+        if dynamic:
+            pairs, resident, release = _fetch_dynamic(dynamic, source)
+            found.update(pairs)
+            releases.append(release)
+            keepable = resident
+            classes.add("dynamic" if resident else "streamed")
+        tensors = []
+        for slot in self._slots:
+            pair = found.get(id(slot.owner))
+            if pair is None or slot.attribute not in ("weight", "bias"):
+                tensors.append(getattr(slot.owner, slot.attribute))
+                classes.add("resident")
+            else:
+                tensors.append(pair[0 if slot.attribute == "weight" else 1])
+        weight_class = max(classes or {"resident"}, key=CLASSES.index)
+        fetched = Fetched(tensors, weight_class, _all(releases))
+        try:
+            self._check(tensors)
+        except ValueError:
+            if fetched.release is not None:
+                fetched.release()
+            raise
+        if keepable and not classes & {"cast", "streamed"}:
+            source.watch([s for s in self._slots if s.owner not in dynamic])
+            self._keep(fetched, bool(dynamic))
+        return fetched
+
+    def _keep(self, fetched: Fetched, dynamic: bool) -> None:
+        if dynamic:
+            # The host's functions pinned these modules for this call; the range pin replaces that.
+            self._signature = self._source.pin_range()
+            if self._signature is None:
+                return
+        self._epoch = self._source.epoch
+        self._kept = Fetched(fetched.tensors, fetched.weight_class, None)
+
+    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
+        device = self._source.device
+        for tensor, (shape, dtype), slot in zip(tensors, self._specs, self._slots, strict=True):
+            if (
+                type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+                or tensor.dtype != dtype
+                or tuple(tensor.shape) != shape
+                or not _same_device(tensor.device, device)
+                or not tensor.is_contiguous()
+                or tensor.data_ptr() % 16
+            ):
+                kind = type(tensor).__name__
+                facts = "" if tensor is None else f" {tensor.dtype} {tuple(tensor.shape)}"
+                raise ValueError(
+                    f"{slot.attribute} must be a contiguous {dtype} {shape} on {device}, "
+                    f"got a {kind}{facts}"
+                )
+
+
+def _is_dynamic(module: Any, device: torch.device) -> bool:
+    weight = getattr(module, "weight", None)
+    return hasattr(module, "_v") and weight is not None and not _same_device(weight.device, device)
+
+
+def _same_device(a: torch.device, b: torch.device) -> bool:
+    return a.type == b.type and (a.index or 0) == (b.index or 0)
+
+
+def _fetch_plain(
+    module: Any, source: ModelWeights
+) -> tuple[str, tuple[Any, Any], Callable[[], None] | None]:
+    """A module's weights the old way; see `comfy.ops.cast_bias_weight`."""
+    import comfy.ops
+
+    weight, bias = module.weight, module.bias
+    functions = bool(module.weight_function) or bool(module.bias_function)
+    here = _same_device(weight.device, source.device) and (
+        bias is None or _same_device(bias.device, source.device)
+    )
+    casts = weight.dtype != source.dtype or (bias is not None and bias.dtype != source.dtype)
+    if here and not functions and not casts:
+        return "resident", (weight, bias), None
+    weight, bias, token = comfy.ops.cast_bias_weight(
+        module,
+        dtype=source.dtype,
+        device=source.device,
+        bias_dtype=source.dtype,
+        offloadable=True,
+    )
+    if here:
+        comfy.ops.uncast_bias_weight(module, weight, bias, token)
+        return "cast", (weight, bias), None
+    if _reuses_buffers(token):
+        # The next cast on this stream writes over the buffer; a region needs all its weights at once.
+        copies = (weight.clone(), None if bias is None else bias.clone())
+        comfy.ops.uncast_bias_weight(module, weight, bias, token)
+        return "streamed", copies, None
+    return (
+        "streamed",
+        (weight, bias),
+        lambda: comfy.ops.uncast_bias_weight(module, weight, bias, token),
+    )
+
+
+def _reuses_buffers(token: Any) -> bool:
+    from comfy.cli_args import args
+
+    return token is not None and token[0] is not None and not args.cuda_malloc
+
+
+def _fetch_dynamic(
+    modules: list[Any], source: ModelWeights
+) -> tuple[dict[int, tuple[Any, Any]], bool, Callable[[], None]]:
+    """The weights of several modules in dynamic VRAM, in one call of the host's functions.
+
+    Returns:
+        {id(module): (weight, bias)}, whether all of them stay where they are after the call, and what
+        to call once the work that uses them is queued.
+    """
+    import comfy.model_management as management
+    import comfy.ops
+    import comfy_aimdo.model_vbar
+
+    device, dtype = source.device, source.dtype
+    fresh = [m for m in modules if not hasattr(m, "_prefetch")]
+    stream = comfy.ops.cast_modules_with_vbar(
+        fresh, dtype, device, dtype, management.device_supports_non_blocking(device)
+    )
+    management.sync_stream(device, stream)
+    found: dict[int, tuple[Any, Any]] = {}
+    pinned = []
+    stays = True
+    for module in modules:
+        weight, bias = comfy.ops.resolve_cast_module_with_vbar(
+            module, dtype, device, dtype, None, False
+        )
+        found[id(module)] = (weight, bias)
+        in_place = module._prefetch["signature"] is not None
+        if in_place:
+            pinned.append(module)
+        same = weight is module._v_weight and bias is module._v_bias if in_place else False
+        stays = stays and same
+    for module in fresh:
+        for name in ("weight_lowvram_function", "bias_lowvram_function"):
+            function = getattr(module, name, None)
+            if function is not None:
+                function.clear_prepared()
+        del module._prefetch
+
+    def release() -> None:
+        for module in pinned:
+            comfy_aimdo.model_vbar.vbar_unpin(module._v)
+        if stream is not None:
+            stream.wait_stream(management.current_stream(device))
+
+    return found, stays, release
+
+
+def _all(releases: list[Callable[[], None]]) -> Callable[[], None] | None:
+    if not releases:
+        return None
+
+    def release() -> None:
+        for each in releases:
+            each()
+
+    return release
