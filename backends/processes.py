@@ -30,6 +30,14 @@ CACHE_PREFIX = "warmgraph-"
 STALE_SECONDS = 2 * 24 * 3600.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
+_REMOVE = """
+import os, shutil, sys, time
+for _ in range(20):
+    time.sleep(0.2)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.exists(sys.argv[1]):
+        break
+"""
 _ERROR_LINE = re.compile(r"Fatal Python error|\b\w+(Error|Exception|Interrupt)\b")
 
 
@@ -128,9 +136,10 @@ class WorkerProcess:
             self._process.kill()
 
     def end(self, *, grace_s: float = 0.0) -> None:
-        """Let the process go (closed pipe), kill it after the grace, and remove its cache."""
+        """Let the process go, kill it after the grace, and remove its cache."""
         if grace_s > 0:
             with contextlib.suppress(OSError):
+                write_message(self._stdin, {"leave": True})
                 self._stdin.close()
             self._reap(grace_s)
         self.kill()
@@ -175,6 +184,19 @@ class WorkerProcess:
             rest = rest[-_LINE_CHARACTERS:]
         self._lines.append(rest.decode("utf-8", "replace").rstrip())
         stream.close()
+
+
+def remove_after_me(folder: Path) -> None:
+    """Start a process that outlives this one just to remove a folder that is still written to."""
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _REMOVE, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            creationflags=_creation_flags(),
+            start_new_session=True,
+        )
 
 
 def exit_words(returncode: int | None) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
 from .errors import WarmgraphError
+from .processes import remove_after_me
 from .protocol import MARK, encode_message, read_message
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         from .graph_file import compress_payload
     except BaseException as error:  # the outermost frame: everything becomes words
         channel.send({"unfit": one_line(error), "trace": _trace(error)})
-        channel.leave(1)
+        channel.wait_for_the_end()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
     spool, stem = Path(hello["spool"]), channel.cache.name
     while True:
@@ -121,6 +121,7 @@ class _Channel:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._orphaned = True  # until the builder says otherwise
         self.cache: Path | None = None
         with self._lock:
             self._outgoing.write(MARK)
@@ -143,19 +144,26 @@ class _Channel:
     def receive(self) -> dict[str, Any]:
         return self._inbox.get()
 
+    def wait_for_the_end(self) -> NoReturn:
+        """Take no more messages; the listener ends the process when the builder lets it go."""
+        while True:
+            self._inbox.get()
+
     def leave(self, status: int) -> NoReturn:
-        """End this process, with the compilers that it started and the cache that it filled."""
-        if self.cache:
-            shutil.rmtree(self.cache, ignore_errors=True)
+        """End this process, with the compilers that it started and, in time, the cache."""
+        if self.cache and self._orphaned:
+            remove_after_me(self.cache)  # the main thread and its compilers still write there
         if sys.platform != "win32" and os.getpgid(0) == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(status)
 
     def _listen(self, incoming: BinaryIO) -> None:
-        # Also while a job runs: a pipe that ends means that the builder lets this worker go, or is
-        # gone itself.
+        # Also while a job runs: a pipe that ends without a last message means a dead builder.
         try:
             while (message := read_message(incoming)) is not None:
+                if message.get("leave"):
+                    self._orphaned = False
+                    break
                 self._inbox.put(message)
         finally:
             self.leave(0)

@@ -27,6 +27,15 @@ worker.adopt_package()
 from warmgraph_backends import errors, serving  # noqa: E402
 
 HELLO: dict[str, Any] = {}
+SCRIBBLE = """
+import os, sys, time
+while True:
+    os.makedirs(sys.argv[1] + "/sub", exist_ok=True)
+    for number in range(9):
+        with open(f"{sys.argv[1]}/sub/{sys.argv[2]} {number}", "w") as file:
+            file.write("x")
+    time.sleep(0.001)
+"""
 
 
 def prepare(hello: dict[str, Any]) -> None:
@@ -124,9 +133,10 @@ def describe_process(task: dict[str, Any], measure: serving.Measure) -> dict[str
 
 
 def start_compiler(task: dict[str, Any], measure: serving.Measure) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen([sys.executable, "-c", SCRIBBLE, HELLO["cache"], "of a compiler"])
     Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
-    time.sleep(600)
+    sys.argv = ["", HELLO["cache"], "of the worker"]
+    exec(SCRIBBLE, {})  # noqa: S102
 
 
 def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:

@@ -531,7 +531,10 @@ def test_no_worker_outlives_its_server(tmp_path, how):
             os.killpg(server.pid, how)  # the whole group, as a terminal's Ctrl+C
         server.wait(20)
         assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)), 5)
-        assert wait_until(lambda: not Path(cache).exists(), 2)
+        assert wait_until(lambda: not Path(cache).exists(), 5)
+        time.sleep(0.5)
+        assert not Path(cache).exists()
+        assert wait_until(lambda: list(temp.iterdir()) == [], 5)
     finally:
         server.kill()
         server.wait()
