@@ -96,6 +96,7 @@ def _speed(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Call
             f"{row['ours']['unet_ms']['median']} ms, x{row['speedup']}, "
             f"rel L2 {row['rel_l2']:.1e}, KSampler "
             f"{row['eager'].get('ksampler_seconds')} -> {row['ours'].get('ksampler_seconds')} s"
+            + (f", {row['eager_calls']} region calls EAGER" if row["eager_calls"] else "")
             for size, row in result["rows"].items()
         ]
         return {**result, "lines": lines}

@@ -53,8 +53,11 @@ def open_engine(store: Path, *, workers: int = 0) -> Any:
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     settings.update({"workers": workers})
+    hooks = engine.Hooks(
+        current_workflow=lambda: None, on_change=lambda: None, check_cancelled=lambda: None
+    )
     paths = engine.Paths(store=store, private=private, workflows=lambda user: None)
-    return engine.Engine(paths=paths, settings=settings, hooks=engine.Hooks())
+    return engine.Engine(paths=paths, settings=settings, hooks=hooks)
 
 
 def graph_files(store: Path) -> dict[str, int]:

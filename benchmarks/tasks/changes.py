@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..host import Size, load_lora
 from ..pack import brief, graph_files, open_engine, settle
-from .common import BUILD_LIMIT_S, Pair, errors, partial, sample
+from .common import BUILD_LIMIT_S, Pair, errors, partial, sample, unserved
 
 STEPS = 2
 
@@ -54,7 +54,8 @@ def changes(
     pair = Pair(engine, Path(model))
     if part == "first":
         pair.settle(kind, square)
-    first_builds = len(set(graph_files(folder)) - set(files_before))
+    files_after_first = set(graph_files(folder))
+    first_builds = len(files_after_first - set(files_before))
     second: Pair | None = None
     rows: list[dict[str, Any]] = []
     for change in _first(square, scale) if part == "first" else _restart(square, scale):
@@ -65,9 +66,10 @@ def changes(
         partial({"first_builds": first_builds, "rows": rows})
     report = brief(engine.report(pair.ours))
     engine.close()
+    new_files = len(set(graph_files(folder)) - files_after_first)
     return {
         "first_builds": first_builds,
-        "builds": sum(row["builds"] for row in rows),
+        "builds": max(new_files, sum(row["builds"] for row in rows)),
         "max_rel_l2": max(row["rel_l2"] for row in rows),
         "rows": rows,
         "report": report,
@@ -125,7 +127,7 @@ def _row(
     }
     sample(ours, kind, change.size, **options)
     settle(engine, ours, limit_s=BUILD_LIMIT_S)
-    before = dict(engine.report(ours)["calls"])
+    before = engine.report(ours)["calls"]["compiled"]
     found = errors(ours, pair.ours_probe, eager, pair.eager_probe, kind, change.size, **options)
     report = engine.report(ours)
     on_disk = len(set(graph_files(folder)) - files)
@@ -135,6 +137,7 @@ def _row(
         "builds": max(on_disk, said),
         "rel_l2": max(found),
         "rel_l2_calls": found,
-        "compiled_calls": report["calls"]["compiled"] - before["compiled"],
-        "eager_calls": report["calls"]["eager"] - before["eager"],
+        "compiled_calls": report["calls"]["compiled"] - before,
+        "eager_calls": unserved(report, before, unet_calls=len(found)),
+        "eager": report["eager"],
     }

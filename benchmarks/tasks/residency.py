@@ -12,7 +12,7 @@ from typing import Any
 from ..host import Size, conditioning, ksampler, load_lora
 from ..measure import MIB, Call, Mode, rel_l2, vram_used_mib
 from ..pack import brief, open_engine
-from .common import Pair, errors, partial, sample
+from .common import Pair, errors, partial, sample, unserved
 
 
 def equal_to_eager(
@@ -36,7 +36,7 @@ def equal_to_eager(
     phases = []
     for leave in leave_mib:
         ballast = None if leave is None else fill_vram(leave)
-        before = pair.calls()
+        before = pair.compiled_calls()
         rows = {}
         for width, height, batch in sizes:
             rows[f"{width}x{height} batch {batch}"] = errors(
@@ -48,17 +48,18 @@ def equal_to_eager(
                 Size(width, height, batch),
                 steps=steps,
             )
-        after = pair.calls()
+        report = engine.report(pair.ours)
+        unet_calls = sum(len(found) for found in rows.values())
         phases.append(
             {
                 "leave_mib": leave,
                 "max_rel_l2": max(max(found) for found in rows.values()),
                 "rows": rows,
-                "compiled_calls": after["compiled"] - before["compiled"],
-                "eager_calls": after["eager"] - before["eager"],
+                "compiled_calls": report["calls"]["compiled"] - before,
+                "eager_calls": unserved(report, before, unet_calls=unet_calls),
                 "loaded_mib": round(pair.ours.loaded_size() / MIB),
                 "model_mib": round(pair.ours.model_size() / MIB),
-                "report": brief(engine.report(pair.ours)),
+                "report": brief(report),
             }
         )
         del ballast
@@ -119,10 +120,10 @@ def lora_swaps(
                 ),
             }
         )
-    calls = pair.calls()
+    compiled = pair.compiled_calls()
     del ballast
     engine.close()
-    return {"rows": rows, "calls": calls}
+    return {"rows": rows, "compiled_calls": compiled}
 
 
 def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, Any]:
