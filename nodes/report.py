@@ -125,11 +125,6 @@ class WarmgraphWarmUp(io.ComfyNode):
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, **_inputs: Any) -> float:
-        return float("nan")  # what was ready may have been evicted; costs little when it is not
-
-    @classmethod
-    @override
     def execute(cls, model: ModelPatcher, sizes: str, batches: str) -> io.NodeOutput:
         def warm_up() -> dict[str, Any]:
             with node_progress(cls.hidden.unique_id) as progress:

@@ -122,6 +122,22 @@ class Chromium:
             time.sleep(0.1)
         raise TimeoutError(f"not within {seconds:g} s: {condition}")
 
+    def type_text(self, text: str) -> None:
+        """Type into what has the focus."""
+        self.send("Input.insertText", text=text)
+
+    def press_enter(self) -> None:
+        """Press the Enter key."""
+        for kind in ("keyDown", "keyUp"):
+            self.send(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key="Enter",
+                code="Enter",
+                windowsVirtualKeyCode=13,
+                text="\r",
+            )
+
     def screenshot(self, file: Path) -> None:
         """Save what the page shows now."""
         picture = self.send("Page.captureScreenshot", format="png")["data"]

@@ -135,7 +135,9 @@ def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
 
 def _report(**changes: Any) -> dict[str, Any]:
     regions = {"total": 203, "compiled": 200, "eager": 3}
-    return {"model": "SDXL", "regions": regions, "eager": [], "building": {}, "notes": []} | changes
+    building = {"done": 0, "total": 0, "seconds_left": None, "running": []}
+    plain = {"model": "SDXL", "regions": regions, "eager": [], "building": building, "notes": []}
+    return plain | changes
 
 
 def test_the_node_says_what_runs_what_is_built_and_what_is_eager(pack: ModuleType) -> None:
@@ -159,6 +161,12 @@ def test_a_long_list_of_reasons_stays_short(pack: ModuleType) -> None:
     lines = _module(pack, "summary").summary_text(_report(eager=reasons)).splitlines()
     assert lines[-1] == "6 more reasons in Graph Report"
     assert len(lines) == 5
+
+
+def test_a_model_that_is_not_ours_says_only_why(pack: ModuleType) -> None:
+    nothing = {"total": 0, "compiled": 0, "eager": 0}
+    report = _report(model="", regions=nothing, notes=["no region plan for Flux yet"])
+    assert _module(pack, "summary").summary_text(report) == "no region plan for Flux yet"
 
 
 def test_sizes_and_batches_are_read_once_each(pack: ModuleType) -> None:

@@ -1,0 +1,217 @@
+"""The page in a real Chromium: a user opens a shipped workflow, saves it and runs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmgraph_tools.convert import to_prompt
+from warmgraph_tools.host import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "my first"
+OPEN = "app.extensionManager.workflow.activeWorkflow"
+STATUS = "[...document.querySelectorAll('.warmgraph-status')].map(e => e.innerText)"
+
+HOST_NOISE = (  # what the page logs without this pack as well, for a user who has no files yet
+    "/user.css",
+    "/userdata?dir=",
+    "/userdata/comfy.templates.json",
+    "/userdata/workflows%2F.index.json",
+    "ComfyApp graph accessed before initialization",
+    "/assets/missingModelDownload",  # asks the internet about models of the default workflow
+)
+
+
+def _chromium_module() -> Any:
+    """Import the module beside this one: tests are no package."""
+    name = "warmgraph_chromium"
+    if name not in sys.modules:
+        file = Path(__file__).with_name("chromium.py")
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser with the server's page open."""
+    chromium = _chromium_module()
+    program = chromium.find_chromium()
+    if program is None:
+        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
+    server.request("/settings/Comfy.TutorialCompleted", True)  # no welcome page over everything
+    with chromium.Chromium(program, tmp_path_factory.mktemp("profile")) as browser:
+        _open_page(browser, server)
+        yield browser
+
+
+def _open_page(page: Any, server: Server) -> None:
+    page.open(server.url)
+    page.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
+
+
+def _shipped() -> list[str]:
+    return sorted(file.stem for file in (ROOT / "workflows").glob("*.json"))
+
+
+def _open_shipped(page: Any, name: str) -> None:
+    """Open a workflow as the Templates page does: from the host's own route."""
+    page.run(
+        f"""
+        const templates = await (await app.api.fetchApi('/workflow_templates')).json();
+        const pack = Object.keys(templates).find((key) => templates[key].includes({name!r}));
+        const url = `/api/workflow_templates/${{pack}}/{name}.json`;
+        const workflow = await (await fetch(url)).json();
+        await app.loadGraphData(workflow, true, true, {name!r}, {{ openSource: 'template' }});
+        """
+    )
+    page.wait_for(f"{OPEN}?.filename.startsWith({name!r})")
+
+
+def _save_as(page: Any, name: str) -> None:
+    """Save with the host's own command, typing the name into its dialog."""
+    page.run("void app.extensionManager.command.execute('Comfy.SaveWorkflow')")
+    page.wait_for("document.activeElement?.tagName === 'INPUT'")
+    page.run("document.activeElement.select()")
+    page.type_text(name)
+    page.press_enter()
+    page.wait_for(f"{OPEN}.path === 'workflows/{name}.json' && !{OPEN}.isTemporary")
+
+
+def _set_widget(page: Any, kind: str, widget: str, value: Any) -> None:
+    page.run(
+        f"""
+        const node = app.rootGraph.nodes.find((n) => n.comfyClass === {kind!r});
+        node.widgets.find((w) => w.name === {widget!r}).value = {json.dumps(value)};
+        """
+    )
+
+
+def _run(page: Any, server: Server) -> None:
+    """Queue the open workflow as Run does, and wait until the server has finished it."""
+    before = len(server.get("/history"))
+    page.run("await app.queuePrompt(0, 1)")
+    page.wait_for(
+        f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
+    )
+    (*_, last) = server.get("/history").values()
+    assert last["status"]["status_str"] == "success", last["status"]["messages"]
+
+
+def _own_errors(page: Any) -> list[str]:
+    return [text for text in page.errors if not any(noise in text for noise in HOST_NOISE)]
+
+
+@pytest.mark.parametrize("name", _shipped())
+def test_the_page_sends_the_prompt_that_our_converter_makes(
+    page: Any, server: Server, name: str
+) -> None:
+    _open_shipped(page, name)
+    sent = page.run("return (await app.graphToPrompt()).output")
+    workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    made = to_prompt(workflow, server.object_info())
+    assert {key: entry["class_type"] for key, entry in sent.items()} == {
+        key: entry["class_type"] for key, entry in made.items()
+    }
+    for key, entry in made.items():
+        assert sent[key]["inputs"] == entry["inputs"], f"node {key} ({entry['class_type']})"
+
+
+@pytest.mark.parametrize("name", _shipped())
+def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: str) -> None:
+    _open_shipped(page, name)
+    time.sleep(0.5)
+    page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
+    assert page.run(f"return {OPEN}.isModified") is False
+    assert "Not run yet." in page.run(f"return {STATUS}")
+
+
+def test_a_user_saves_and_runs_a_shipped_workflow(
+    page: Any, server: Server, place_model: Callable[..., str], tmp_path: Path
+) -> None:
+    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
+    workflows = server.base / "user" / "default" / "workflows"
+    before = set(workflows.glob("*.graphs"))
+    _open_page(page, server)  # so that the loader's list has the model
+    _open_shipped(page, "text_to_image")
+    _set_widget(page, "KSampler", "steps", 2)
+    _set_widget(page, "KSampler", "control_after_generate", "fixed")
+    _run(page, server)
+    assert set(workflows.glob("*.graphs")) == before, "a tab that was never saved has no folder"
+
+    _set_widget(page, "KSampler", "seed", 2)  # or the host has nothing left to run
+    _save_as(page, NAME)
+    server.wait_until_built()
+    _run(page, server)
+    folder = workflows / f"{NAME}.graphs"
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(".*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    names = [file.name for file in folder.iterdir()]
+    assert any(name.endswith(".safetensors") for name in names), names
+    assert all(name.startswith(".") for name in names), names
+
+    compiled = page.wait_for(f"{STATUS}.find((text) => /regions compiled/.test(text))")
+    done, total = compiled.split(": ")[1].split(" regions")[0].split(" of ")
+    assert done == total and int(total) > 10, compiled
+    page.screenshot(tmp_path / "run.png")
+    assert page.run(f"return {OPEN}.isModified") is False, "neither texts nor the entry count"
+
+    page.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.workflows')")
+    page.run("await app.extensionManager.workflow.syncWorkflows?.()")
+    listed = page.wait_for(
+        f"(document.querySelector('.side-bar-panel')?.innerText ?? '').includes({NAME!r})"
+        " && document.querySelector('.side-bar-panel').innerText"
+    )
+    assert ".graphs" not in listed and "safetensors" not in listed
+    paths = page.run("return app.extensionManager.workflow.persistedWorkflows.map((w) => w.path)")
+    assert f"workflows/{NAME}.json" in paths
+    assert all(path.endswith(".json") for path in paths), paths
+    assert _own_errors(page) == []
+
+
+def test_the_text_is_shown_by_the_newer_nodes_too(page: Any) -> None:
+    page.run("await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
+    box = page.wait_for(
+        "(() => { const e = document.querySelector('[data-node-id] .warmgraph-status');"
+        " const r = e?.getBoundingClientRect(); return r && [r.width, r.height]; })()"
+    )
+    page.run("await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
+    assert box[0] > 50 and box[1] > 20
+    assert _own_errors(page) == []
+
+
+def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Any) -> None:
+    pictures = list((server.base / "output").rglob("*.png"))
+    assert pictures, "the run before this test saved one"
+    for picture in pictures:
+        data = picture.read_bytes()
+        assert b"workflow" in data and f"workflows/{NAME}.json".encode() not in data
+    sent = page.run("return (await app.graphToPrompt()).workflow.extra.warmgraph")
+    assert sent["path"] == f"workflows/{NAME}.json"
+    assert page.run("return app.rootGraph.extra.warmgraph ?? null") is None
+
+
+def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Server) -> None:
+    set_workers = "await app.extensionManager.setting.set('Warmgraph.Builder.Workers', {})"
+    page.run(set_workers.format(1))
+    page.wait_for(
+        "(await (await fetch('/warmgraph/report')).json()).settings.workers === 1", seconds=10
+    )
+    server.request("/warmgraph/settings", {"workers": 2})
+    _open_page(page, server)
+    page.wait_for("app.extensionManager.setting.get('Warmgraph.Builder.Workers') === 2", seconds=10)
+    page.run(set_workers.format(0))
+    page.wait_for(
+        "(await (await fetch('/warmgraph/report')).json()).settings.workers === 0", seconds=10
+    )
