@@ -26,7 +26,7 @@ from .protocol import ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
-CACHE_PREFIX = "warmgraph-"
+CACHE_PREFIX = "warmgraph-worker-"
 STALE_SECONDS = 2 * 24 * 3600.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500

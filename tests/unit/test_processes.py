@@ -45,23 +45,23 @@ def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spool = tmp_path / "spool"
     old = time.time() - processes.STALE_SECONDS - 60
-    for name in ("warmgraph-old", "warmgraph-new", "other-old", "spool"):
+    for name in ("warmgraph-worker-old", "warmgraph-worker-new", "warmgraph-old", "spool"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
     for file in (spool / "1.2.part", spool / "3.4.part", spool / "kept.txt"):
         file.write_text("x")
     for path in (
+        tmp_path / "warmgraph-worker-old",
         tmp_path / "warmgraph-old",
-        tmp_path / "other-old",
         spool / "1.2.part",
         spool / "kept.txt",
     ):
         os.utime(path, (old, old))
     processes.sweep(spool)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "other-old",
+        "warmgraph-old",
         "spool",
-        "warmgraph-new",
+        "warmgraph-worker-new",
     ]
     assert sorted(path.name for path in spool.iterdir()) == ["3.4.part", "file", "kept.txt"]
 
