@@ -59,8 +59,8 @@ def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, mo
         os.utime(path, (old, old))
     processes.sweep(spool)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "warmgraph-old",
         "spool",
+        "warmgraph-old",
         "warmgraph-worker-new",
     ]
     assert sorted(path.name for path in spool.iterdir()) == ["3.4.part", "file", "kept.txt"]
