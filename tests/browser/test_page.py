@@ -144,7 +144,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     before = set(workflows.glob("*.graphs"))
     _open_page(page, server)  # so that the loader's list has the model
     _open_shipped(page, "text_to_image")
-    _set_widget(page, "KSampler", "steps", 2)
+    _set_widget(page, "KSampler", "steps", 1)
     _set_widget(page, "KSampler", "control_after_generate", "fixed")
     _run(page, server)
     assert set(workflows.glob("*.graphs")) == before, "a tab that was never saved has no folder"

@@ -1,0 +1,198 @@
+"""The nodes over the API of a real server, with no page open."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import websocket
+
+from warmgraph_tools.host import Graph, HostError, Server
+
+
+def _graph(checkpoint: str, *, seed: int = 1, **compile_inputs: str) -> Graph:
+    """Return a prompt of 64x64 pixels with Compile Model, and a report after its sampling."""
+    inputs = {"when_missing": "background", "graphs": "", "backend": "auto"} | compile_inputs
+    return {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": checkpoint}},
+        "2": {"class_type": "WarmgraphCompileModel", "inputs": {"model": ["1", 0], **inputs}},
+        "3": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a cat"}},
+        "4": {
+            "class_type": "EmptyLatentImage",
+            "inputs": {"width": 64, "height": 64, "batch_size": 1},
+        },
+        "5": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["2", 0],
+                "positive": ["3", 0],
+                "negative": ["3", 0],
+                "latent_image": ["4", 0],
+                "seed": seed,
+                "steps": 1,
+                "cfg": 7.0,
+                "sampler_name": "euler",
+                "scheduler": "normal",
+                "denoise": 1.0,
+            },
+        },
+        "6": {
+            "class_type": "WarmgraphGraphReport",
+            "inputs": {"model": ["2", 0], "after": ["5", 0]},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def checkpoint(server: Server, place_model: Callable[..., str]) -> str:
+    return place_model(server, "narrow15")
+
+
+def _loading(checkpoint: str, **inputs: Any) -> Graph:
+    graph = _graph(checkpoint, seed=7)
+    graph["2"] = {
+        "class_type": "WarmgraphLoadCompiledGraph",
+        "inputs": {"model": ["1", 0], "folder": "not here", "strict": False, **inputs},
+    }
+    return graph
+
+
+def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
+    server: Server, checkpoint: str
+) -> None:
+    graph = _graph(checkpoint, seed=3, when_missing="never")
+    first, second = server.run(graph), server.run(graph)
+    assert {"2", "5"} <= second.cached and "6" not in second.cached
+    for run in (first, second):
+        assert "regions compiled" in run.outputs["6"]["text"][0]
+        assert "regions compiled" in run.outputs["2"]["warmgraph"][0]["text"]
+    assert first.outputs["2"] == second.outputs["2"], "the text comes back with the cached result"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"graphs": "../../x"}, "../../x"),
+        ({"graphs": "C:\\x"}, "C:"),
+        ({"when_missing": "sometimes"}, "sometimes"),
+        ({"backend": "magic"}, "magic"),
+    ],
+)
+def test_bad_values_are_refused_when_queued(
+    server: Server, checkpoint: str, changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(HostError, match="refused") as caught:
+        server.run(_graph(checkpoint, **changes))
+    assert json.dumps(words).strip('"') in str(caught.value)
+
+
+def test_bad_sizes_are_refused_when_queued(server: Server, checkpoint: str) -> None:
+    graph = _graph(checkpoint)
+    graph["6"] = {
+        "class_type": "WarmgraphWarmUp",
+        "inputs": {"model": ["2", 0], "sizes": "big", "batches": "1"},
+    }
+    with pytest.raises(HostError, match="sizes must be entries such as 1024x1024, got 'big'"):
+        server.run(graph)
+
+
+def test_a_folder_that_is_not_there_costs_only_speed(server: Server, checkpoint: str) -> None:
+    run = server.run(_loading(checkpoint))
+    assert "not here" in run.outputs["6"]["text"][0]
+
+
+def test_strict_refuses_and_says_what_is_missing(server: Server, checkpoint: str) -> None:
+    with pytest.raises(HostError, match="strict loading of 'not here'"):
+        server.run(_loading(checkpoint, strict=True))
+
+
+def test_a_report_of_any_other_model_says_so(server: Server, checkpoint: str) -> None:
+    graph = _graph(checkpoint)
+    graph["6"]["inputs"] = {"model": ["1", 0]}
+    run = server.run({key: graph[key] for key in ("1", "6")})
+    assert run.outputs["6"]["text"] == ["this model did not come out of Warmgraph"]
+
+
+def test_cancel_ends_the_waiting_at_once_and_the_builds_go_on(
+    start_server: Callable[..., Server], place_model: Callable[..., str]
+) -> None:
+    own = start_server()
+    graph = _graph(place_model(own, "narrow15"), when_missing="wait")
+    prompt = own.submit(graph)
+    deadline = time.monotonic() + 120
+    while not own.report()["building"]["total"]:
+        assert time.monotonic() < deadline, "nothing is being built"
+        time.sleep(0.1)
+    time.sleep(1)
+    pressed = time.monotonic()
+    own.post("/interrupt", {})
+    entry = own.wait(prompt, 60)
+    assert time.monotonic() - pressed < 3
+    assert [event for event, _ in entry["status"]["messages"]][-1] == "execution_interrupted"
+    building = own.report()["building"]
+    assert building["done"] < building["total"]
+    own.stop()
+
+
+def test_an_open_page_is_told_of_changes(server: Server, checkpoint: str) -> None:
+    heard: list[dict[str, Any]] = []
+    address = server.url.replace("http", "ws") + "/ws?clientId=listener"
+    socket = websocket.create_connection(address, timeout=20)
+
+    def listen() -> None:
+        while not heard:
+            message = socket.recv()
+            if isinstance(message, str):
+                event = json.loads(message)
+                if event["type"] == "warmgraph.report":
+                    heard.append(event["data"])
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    server.run(_graph(checkpoint, seed=11, when_missing="never"))
+    listener.join(20)
+    socket.close()
+    assert heard, "no event within 20 s"
+    assert {"models", "building", "store", "settings"} <= set(heard[0])
+    assert all("regions" in report and report["text"] for report in heard[0]["models"])
+
+
+def _post(server: Server, body: bytes, kind: str, **headers: str) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(server.url + "/warmgraph/settings", data=body)
+    for name, value in {"Content-Type": kind, **headers}.items():
+        request.add_header(name.replace("_", "-"), value)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode()
+        return error.code, json.loads(text) if text.startswith("{") else {"error": text}
+
+
+def test_settings_are_changed_as_json_only(server: Server) -> None:
+    before = server.report()["settings"]
+    good = json.dumps({"idle_s": 31}).encode()
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data"):
+        status, answer = _post(server, good, kind)
+        assert status == 415 and "application/json" in answer["error"]
+    status, _ = _post(server, good, "application/json", Sec_Fetch_Site="cross-site")
+    assert status == 403  # the host's own check
+    for bad, words in [
+        (b'{"idle_s": 0}', "idle_s must be"),
+        (b'{"signing_key": 1}', "setting must be one of"),
+        (b"[1]", "must be a JSON object"),
+        (b"{", "body must be JSON"),
+        (b"\xff", "body must be JSON"),
+    ]:
+        status, answer = _post(server, bad, "application/json")
+        assert status == 400 and words in answer["error"]
+    assert server.report()["settings"] == before
+    assert _post(server, good, "application/json")[1]["idle_s"] == 31
+    assert server.report()["settings"]["idle_s"] == 31
+    _post(server, json.dumps(before).encode(), "application/json")
