@@ -70,12 +70,16 @@ KINDS: dict[str, Kind] = {
     "narrow15": Kind(64, None),
     "narrowxl": Kind(128, 64),
 }
-# Last layers of a residual branch: damped, or the activations of a random net grow with its depth.
+# Last layers of a residual branch are damped, or the activations of a random net grow with its depth.
+# Not those of the cross-attention: random tokens average out, and the prompt must stay visible.
 _RESIDUAL_ENDS = ("out_layers.3.weight", "proj_out.weight", "to_out.0.weight", "ff.net.2.weight")
 _RESIDUAL_GAIN = 0.3
-_PROMPT_GAIN = 2.0  # random tokens average out in cross-attention: keep the prompt visible
 _LORA_RANK = 16
-_LORA_UP_STD = 0.05  # with rank 16 and alpha 16: a change of 20 % of each weight's norm
+# With rank and alpha 16 a weight's norm changes by 50 % (linear) and 40 % (conv), so the output moves
+# far more than half precision does. Queries and keys change by 20 %: sharper attention would not
+# test more, it would only amplify the rounding of whatever runs it.
+_LORA_UP_STD = {False: 0.12, True: 0.1}
+_LORA_UP_STD_LOGITS = 0.05
 
 
 def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
@@ -84,11 +88,11 @@ def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     import torch
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
+    class Operations(comfy.ops.disable_weight_init):
+        Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
+
     model = UNetModel(
-        **_unet_config(kind),
-        dtype=torch.float16,
-        device="meta",
-        operations=comfy.ops.disable_weight_init,
+        **_unet_config(kind), dtype=torch.float16, device="meta", operations=Operations
     )
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
@@ -106,9 +110,7 @@ def write_unet(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> 
     for name, shape in unet_shapes(kind).items():
         if len(shape) >= 2:
             std = 1.0 / math.sqrt(math.prod(shape[1:]))
-            if name.endswith(("attn2.to_q.weight", "attn2.to_k.weight")):
-                std *= _PROMPT_GAIN
-            elif name.endswith(_RESIDUAL_ENDS):
+            if name.endswith(_RESIDUAL_ENDS) and not name.endswith("attn2.to_out.0.weight"):
                 std *= _RESIDUAL_GAIN
             tensors[name] = draw(shape, std)
         elif name.endswith("weight"):
@@ -135,7 +137,9 @@ def write_lora(path: Path, kind: str, *, conv: bool, seed: int, device: str) -> 
         down = (_LORA_RANK, *shape[1:])
         up = (shape[0], _LORA_RANK, *(1,) * (len(shape) - 2))
         tensors[f"{stem}.lora_down.weight"] = draw(down, 1.0 / math.sqrt(math.prod(shape[1:])))
-        tensors[f"{stem}.lora_up.weight"] = draw(up, _LORA_UP_STD)
+        logits = name.endswith((".to_q.weight", ".to_k.weight"))
+        up_std = _LORA_UP_STD_LOGITS if logits else _LORA_UP_STD[conv]
+        tensors[f"{stem}.lora_up.weight"] = draw(up, up_std)
         tensors[f"{stem}.alpha"] = torch.tensor(float(_LORA_RANK))
     return _write(path, tensors)
 
