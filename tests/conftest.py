@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,17 +68,26 @@ def start_server(
 ) -> Iterator[Callable[..., Server]]:
     """Start real servers with the pack installed; all that still run are stopped at the end.
 
-    `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None)`: a fresh
-    base directory unless one is given; `Server.restart()` keeps it.
+    `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None,
+    graphs_from=None)`: a fresh base directory unless one is given; `Server.restart()` keeps it.
+    `graphs_from` is a server whose store and signing key are copied, to spare a test the builds.
     """
     started: list[Server] = []
 
     def start(
-        base: Path | None = None, *, pack: bool = True, narrow: bool = True, **options: Any
+        base: Path | None = None,
+        *,
+        pack: bool = True,
+        narrow: bool = True,
+        graphs_from: Server | None = None,
+        **options: Any,
     ) -> Server:
         base = prepare_base(
             base or tmp_path_factory.mktemp("base"), host_tree, pack=pack, narrow=narrow
         )
+        for part in ("models/compiled_graphs", "user/__warmgraph"):
+            if graphs_from is not None:
+                shutil.copytree(graphs_from.base / part, base / part, dirs_exist_ok=True)
         server = Server(host_tree, base, **options)
         started.append(server)
         server.start()
