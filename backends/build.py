@@ -54,7 +54,7 @@ def run(
         measure: held while kernels are measured on the GPU.
 
     Returns:
-        The payload, and facts for the manifest: "weights", "work", "kernels", "checks", "phases".
+        The payload, and facts for the manifest: "weights", "work", "binary_bytes", "checks", "phases".
 
     Raises:
         BuildError: this process would build another graph than asked for, the build failed, or the

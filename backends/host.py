@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def compute_dtype(patcher: Any) -> torch.dtype:
     manual: torch.dtype | None = patcher.get_model_object("manual_cast_dtype")
     stored: torch.dtype = patcher.model.get_dtype()
     return manual if manual is not None else stored
+
+
+def pause_host_compiler() -> AbstractContextManager[Any]:
+    """Keep the host's own compiler (ComfyUI 0.33 and newer) from recording what runs inside.
+
+    Its recording counts foreign allocations as faults; hosts without it have nothing to pause.
+    """
+    prefetch = sys.modules.get("comfy.model_prefetch")
+    pause = getattr(prefetch, "pause_malloc_graph", None)
+    scope = pause() if callable(pause) else None
+    return scope if isinstance(scope, AbstractContextManager) else nullcontext()
 
 
 class HostModel:

@@ -97,7 +97,7 @@ class Inductor:
                 module.call([*weights, *inputs])
                 if program.description.device == "cuda":
                     torch.cuda.synchronize()
-            payload = torch_private.pack(module, source)
+            payload, binary_bytes = torch_private.pack(module, source)
         except BuildError:
             raise
         except Exception as error:
@@ -105,7 +105,7 @@ class Inductor:
                 f"Inductor failed on {program.description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
             ) from error
-        return Compiled(payload, {"kernels": source.count("async_compile.")})
+        return Compiled(payload, {"binary_bytes": binary_bytes})
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""

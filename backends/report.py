@@ -51,7 +51,7 @@ def model_report(
             if g.state is not State.READY
         ],
         "disk_bytes": sum(g.bytes or 0 for g in ready),
-        "vram_bytes": 0,
+        "vram_bytes": sum(g.binary_bytes for g in ready if g.description.device == "cuda"),
         "seconds_saved": round(
             sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
         ),
@@ -84,8 +84,8 @@ def render_text(report: dict[str, Any]) -> str:
     for miss in report["misses"]:
         lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
     lines.append(
-        f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM for weights 0 MiB (the host's own are "
-        f"used), {report['seconds_saved']:.0f} s of compiling saved"
+        f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM {report['vram_bytes'] / 2**20:.1f} MiB "
+        f"(kernels; weights are the host's own), {report['seconds_saved']:.0f} s of compiling saved"
     )
     lines += report["notes"]
     return "\n".join(lines)

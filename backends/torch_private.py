@@ -137,8 +137,8 @@ def compile_wrapper(
     raise BuildError("Inductor's generated module was not found")
 
 
-def pack(module: ModuleType, source: str) -> bytes:
-    """Collect what a call of a generated module needs.
+def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
+    """Collect what a call of a generated module needs; returns it and the bytes of its binaries.
 
     Must run after the module has been called once, which makes each Triton kernel choose its
     configuration; only the chosen one is kept.
@@ -152,7 +152,9 @@ def pack(module: ModuleType, source: str) -> bytes:
             triton[name] = _chosen(name, kernel)
         else:
             cpp[name] = _library_of(kernel).read_bytes()
-    return pickle.dumps({"source": lean, "triton": triton, "cpp": cpp}, protocol=4)
+    binaries = [binary for _, binary in triton.values()] + list(cpp.values())
+    parts = {"source": lean, "triton": triton, "cpp": cpp}
+    return pickle.dumps(parts, protocol=4), sum(map(len, binaries))
 
 
 def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], Any]:
@@ -204,7 +206,7 @@ def self_test(device: str) -> None:
         module, source = compile_wrapper(exported.graph_module, CONFIG)
         module.call([sample])
         step = "packing"
-        payload = pack(module, source)
+        payload, _ = pack(module, source)
         step = "loading"
         call = unpack(payload)
         step = "running"

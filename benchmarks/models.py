@@ -70,12 +70,12 @@ KINDS: dict[str, Kind] = {
     "narrow15": Kind(64, None),
     "narrowxl": Kind(128, 64),
 }
-# Last layers of a residual branch are damped, or the activations of a random net grow with its depth.
+# Last layers of a residual branch are damped, or a random net's activations grow with its depth.
 # Not those of the cross-attention: random tokens average out, and the prompt must stay visible.
 _RESIDUAL_ENDS = ("out_layers.3.weight", "proj_out.weight", "to_out.0.weight", "ff.net.2.weight")
 _RESIDUAL_GAIN = 0.3
 _LORA_RANK = 16
-# With rank and alpha 16 a weight's norm changes by 50 % (linear) and 40 % (conv), so the output moves
+# With rank and alpha 16 a weight's norm changes by 50 % (linear) or 40 % (conv): the output moves
 # far more than half precision does. Queries and keys change by 20 %: sharper attention would not
 # test more, it would only amplify the rounding of whatever runs it.
 _LORA_UP_STD = {False: 0.12, True: 0.1}

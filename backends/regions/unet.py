@@ -7,6 +7,7 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -254,6 +255,61 @@ def patched(options: dict[str, Any]) -> str | None:
     return None
 
 
+class _Witness(torch.nn.Module):
+    """A transformer block that records how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        options = kwargs.get("transformer_options", {})
+        shapes = [tuple(a.shape) for a in args]
+        self.calls.append((shapes, sorted(kwargs), kwargs.get("context"), dict(options)))
+        return args[0] + 1.0
+
+
+def spatial_transformer_change() -> str | None:
+    """Say whether this host's SpatialTransformer does what `_spatial` does in its place.
+
+    Both run once on a tiny instance with recording blocks: same calls, same options left behind, same
+    result; a host that came to do more keeps its own forward, and the report says so.
+    """
+    from comfy.ldm.modules.attention import SpatialTransformer
+    from comfy.ops import disable_weight_init
+
+    key = SpatialTransformer.forward
+    if key not in _PROBED:
+        _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)
+    return _PROBED[key]
+
+
+_PROBED: dict[Any, str | None] = {}
+
+
+def _compare_spatial(cls: Any, operations: Any) -> str | None:
+    seen = []
+    for ours in (False, True):
+        with torch.no_grad():
+            layer = cls(32, 1, 32, depth=2, context_dim=8, operations=operations, device="cpu")
+            for parameter in layer.parameters():
+                parameter.fill_(0.01)
+            blocks = [_Witness(), _Witness()]
+            layer.transformer_blocks = torch.nn.ModuleList(blocks)
+            x = torch.linspace(-1, 1, 2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
+            options: dict[str, Any] = {"block": ("input", 1)}
+            forward = layer.forward
+            if ours:
+                calls = [partial(FORMS[n].reference, layer) for n in ("entry", "exit")]
+                forward = _spatial(layer)(calls, layer.forward)
+            result = forward(x, ["first", "second"], options)
+        seen.append(([b.calls for b in blocks], options, result))
+    (theirs, left, expected), (calls_made, left_by_us, got) = seen
+    if theirs != calls_made or left != left_by_us or not torch.equal(expected, got):
+        return "this host's SpatialTransformer does more than Warmgraph knows"
+    return None
+
+
 def _layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     for i, sequence in enumerate(model.input_blocks):
         for j, layer in enumerate(sequence):
@@ -277,11 +333,14 @@ def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
     elif cls is Downsample and layer.dims == 2:
         plan.dispatches.append(_simple(Place(name, layer, FORMS["down"]), _unary))
     elif cls is SpatialTransformer:
-        ends = (
-            Place(f"{name}.entry", layer, FORMS["entry"]),
-            Place(f"{name}.exit", layer, FORMS["exit"]),
-        )
-        plan.dispatches.append(Dispatch(layer, ends, _spatial(layer)))
+        if (change := spatial_transformer_change()) is None:
+            ends = (
+                Place(f"{name}.entry", layer, FORMS["entry"]),
+                Place(f"{name}.exit", layer, FORMS["exit"]),
+            )
+            plan.dispatches.append(Dispatch(layer, ends, _spatial(layer)))
+        else:
+            plan.outside += [(f"{name}.entry", change), (f"{name}.exit", change)]
         for i, block in enumerate(layer.transformer_blocks):
             where = f"{name}.transformer_blocks.{i}"
             if type(block) is BasicTransformerBlock and block.attn2 is not None and not block.ff_in:
@@ -356,7 +415,7 @@ def _spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
             if tokens is None:
                 return host(x, context, options)
             contexts = context if isinstance(context, list) else None
-            # What the host's forward leaves for patches to read (see `probe_spatial_transformer`).
+            # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
             options["activations_shape"] = list(x.shape)
             for i, block in enumerate(module.transformer_blocks):
                 options["block_index"] = i

@@ -58,6 +58,7 @@ class Graph:
         self.build_seconds: float | None = None
         self.load_ms: float | None = None
         self.bytes: int | None = None
+        self.binary_bytes = 0
         self.calls = 0
         self.attempts = 1
 
@@ -159,6 +160,7 @@ class Graphs:
     def _adopt(self, graph: Graph, manifest: dict[str, Any]) -> None:
         graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in manifest["weights"]]
         graph.work = float(manifest["work"])
+        graph.binary_bytes = int(manifest["binary_bytes"])
         graph.build_seconds = manifest["built"]["seconds"]
         graph.payload_sha256 = manifest["payload"]["sha256"]
         graph.reason, graph.remedy = None, ""
@@ -259,6 +261,7 @@ def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str
         "target": keys.target(description.device, graph.backend),
         "weights": facts["weights"],
         "work": facts["work"],
+        "binary_bytes": facts["binary_bytes"],
         "checks": facts["checks"],
         "built": {
             "seconds": round(seconds, 3),

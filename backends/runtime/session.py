@@ -19,6 +19,7 @@ import torch
 
 from ..contract import Backend, Description, WhenMissing
 from ..errors import DescriptionError
+from ..host import pause_host_compiler
 from ..keys import target
 from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
 from ..sources import Watch
@@ -174,7 +175,8 @@ class Session:
                     if "forward" not in module.__dict__:
                         module.__dict__["forward"] = forward
                         placed.append(module)
-                return executor(*args, **kwargs)
+                with pause_host_compiler():
+                    return executor(*args, **kwargs)
             finally:
                 for module in placed:
                     module.__dict__.pop("forward", None)

@@ -90,7 +90,7 @@ class ModelWeights:
         for owner, name in slots:
             self._watched.append((owner._parameters, name, owner._parameters.get(name)))
 
-    def pin_range(self) -> Any:
+    def pin_range(self) -> bytes | None:
         """Fault the model's whole range of dynamic VRAM in and pin it.
 
         Returns:
@@ -104,9 +104,9 @@ class ModelWeights:
             vbar.unpin(vbar.base_addr, vbar.offset)
             self._range_fits = False  # until the next run; pages come one region at a time
             self._pinned = False
-        else:
-            self._pinned = True
-        return signature
+            return None
+        self._pinned = True
+        return bytes(signature)
 
     def _vbar(self) -> Any:
         return getattr(self.model, "dynamic_vbars", {}).get(self.device)
@@ -132,7 +132,7 @@ class RegionWeights:
         self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
         self._kept: Fetched | None = None
         self._epoch = -1
-        self._signature: Any = None
+        self._signature: bytes | None = None
 
     def fetch(self) -> Fetched:
         """Get the weights for one call.
@@ -145,7 +145,7 @@ class RegionWeights:
             if self._kept.weight_class != "dynamic":
                 return self._kept
             signature = source.pin_range()
-            if signature is not None and memoryview(signature) == memoryview(self._signature):
+            if signature is not None and signature == self._signature:
                 return self._kept
         return self._fetch_anew()
 
