@@ -133,7 +133,7 @@ def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: s
     time.sleep(0.5)
     page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
     assert page.run(f"return {OPEN}.isModified") is False
-    assert "Not run yet." in page.run(f"return {STATUS}")
+    assert "Shown after the next run." in page.run(f"return {STATUS}")
 
 
 def test_a_user_saves_and_runs_a_shipped_workflow(
@@ -152,6 +152,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     _set_widget(page, "KSampler", "seed", 2)  # or the host has nothing left to run
     _save_as(page, NAME)
     server.wait_until_built()
+    page.wait_for(f"{STATUS}.some((text) => /: (\\d+) of \\1 regions compiled/.test(text))")  # live
     _run(page, server)
     folder = workflows / f"{NAME}.graphs"
     deadline = time.monotonic() + 60
@@ -165,6 +166,11 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     done, total = compiled.split(": ")[1].split(" regions")[0].split(" of ")
     assert done == total and int(total) > 10, compiled
     page.screenshot(tmp_path / "run.png")
+    tab = f"app.extensionManager.workflow.getWorkflowByPath('workflows/{NAME}.json')"
+    _open_shipped(page, "lora")
+    page.wait_for(f"!{STATUS}.includes({compiled!r})")
+    page.run(f"await app.loadGraphData({tab}.activeState, true, true, {tab})")
+    page.wait_for(f"{STATUS}.includes({compiled!r})")  # the tab's results came back with it
     assert page.run(f"return {OPEN}.isModified") is False, "neither texts nor the entry count"
 
     page.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.workflows')")

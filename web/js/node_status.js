@@ -16,7 +16,10 @@ const NODES = {
 /** Space that the host leaves above and below a widget's element, in pixels each. */
 const MARGIN = 10;
 
-const NOT_RUN = "Not run yet.";
+const NOT_RUN = "Shown after the next run.";
+
+/** @type {Map<any, (output: any) => void>} our nodes of the open workflow, and how each takes a result */
+const takers = new Map();
 
 /**
  * The box has a height of its own and the text scrolls in it: new text never resizes the node,
@@ -39,8 +42,8 @@ function makeBox(height) {
  * @param {string} place
  */
 function isNode(node, place) {
-  const own = String(node.id);
-  return place === own || (!node.graph?.isRootGraph && place.endsWith(`:${own}`));
+  if (node.graph?.isRootGraph === false) return place.endsWith(`:${node.id}`);
+  return place === String(node.id);
 }
 
 /**
@@ -70,21 +73,41 @@ function addStatus(node, look) {
   widget.serialize = false; // leaves no slot among the stored widget values
   node.setSize([Math.max(node.size[0], look.width), node.computeSize()[1]]);
 
-  const onExecuted = node.onExecuted;
-  node.onExecuted = function (output, ...rest) {
-    onExecuted?.call(this, output, ...rest);
+  const take = (output) => {
     const result = output?.warmgraph?.[0];
     if (!result) return;
     id = result.id;
     show(result.text);
     refresh();
   };
-
-  const onRemoved = node.onRemoved;
-  node.onRemoved = function (...rest) {
+  takers.set(node, take);
+  chain(node, "onExecuted", take);
+  chain(node, "onRemoved", () => {
     closed.abort();
-    onRemoved?.apply(this, rest);
+    takers.delete(node);
+  });
+}
+
+/**
+ * Call `then` after whatever the node does already.
+ * @param {any} node
+ * @param {"onExecuted" | "onRemoved"} event
+ * @param {(...values: any[]) => void} then
+ */
+function chain(node, event, then) {
+  const earlier = node[event];
+  node[event] = function (...values) {
+    earlier?.apply(this, values);
+    then(...values);
   };
+}
+
+/**
+ * The page's name for a node: "7", or "SUBGRAPH:3" inside a subgraph.
+ * @param {any} node
+ */
+function locatorOf(node) {
+  return node.graph?.isRootGraph === false ? `${node.graph.id}:${node.id}` : String(node.id);
 }
 
 function addStylesheet() {
@@ -101,5 +124,9 @@ app.registerExtension({
   nodeCreated(node) {
     const look = NODES[node.comfyClass];
     if (look) addStatus(node, look);
+  },
+  /** The page brings results back when the user returns to a workflow's tab. */
+  onNodeOutputsUpdated(outputs) {
+    for (const [node, take] of takers) take(outputs?.[locatorOf(node)]);
   },
 });
