@@ -1,6 +1,6 @@
 """Run benchmark cases on this machine's GPU, in processes of their own, and write results.
 
-    python -m benchmarks --host TREE [--out DIR] [--only NAME,NAME] [--minutes N] [--work DIR]
+    python -m benchmarks [--host TREE] [--out DIR] [--only NAME,NAME] [--minutes N] [--work DIR]
     [--smoke]
 
 Cases go on after one that failed; its file says why. Model files and graph stores stay in the work
@@ -11,6 +11,7 @@ narrow on a CPU: it shows that the benchmark works and claims nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
@@ -81,6 +82,11 @@ def run_case(lab: Lab, name: str, out: Path) -> bool:
     return bool(case["ok"])
 
 
+def _known_tree() -> Path:
+    """The tree that WARMGRAPH_HOST names, else the one that `dev.py` installs."""
+    return Path(os.environ.get("WARMGRAPH_HOST") or RESULTS.parents[1] / ".host" / "0.30.0")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -88,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="cases: " + ", ".join(f"{name} ({case.seconds} s)" for name, case in CASES.items()),
     )
-    parser.add_argument("--host", type=Path, default=Path(), help="the ComfyUI tree")
+    parser.add_argument("--host", type=Path, default=_known_tree(), help="the ComfyUI tree")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--only", default="", help="cases to run, separated by commas")
     parser.add_argument("--minutes", type=float, help="start nothing after this, stop what runs")
