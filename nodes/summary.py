@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Any
 
 MAX_REASONS = 3
+MAX_REASON = 120
 
 
 def summary_text(report: dict[str, Any]) -> str:
@@ -17,7 +19,9 @@ def summary_text(report: dict[str, Any]) -> str:
     if building:
         lines.append(building)
     reasons = report["eager"]
-    lines += [f"{entry['places']} eager: {entry['reason']}" for entry in reasons[:MAX_REASONS]]
+    for entry in reasons[:MAX_REASONS]:
+        reason = shorten(entry["reason"], MAX_REASON, placeholder=" ... (see Graph Report)")
+        lines.append(f"{entry['places']} eager: {reason}")
     if len(reasons) > MAX_REASONS:
         lines.append(f"{len(reasons) - MAX_REASONS} more reasons in Graph Report")
     return "\n".join([*lines, *report["notes"]])

@@ -163,6 +163,13 @@ def test_a_long_list_of_reasons_stays_short(pack: ModuleType) -> None:
     assert len(lines) == 5
 
 
+def test_a_compilers_long_complaint_is_cut_on_the_node(pack: ModuleType) -> None:
+    reasons = [{"places": 8, "reason": "build failed: " + "word " * 200}]
+    line = _module(pack, "summary").summary_text(_report(eager=reasons)).splitlines()[1]
+    assert line.startswith("8 eager: build failed: word") and len(line) < 140
+    assert line.endswith("(see Graph Report)")
+
+
 def test_a_model_that_is_not_ours_says_only_why(pack: ModuleType) -> None:
     nothing = {"total": 0, "compiled": 0, "eager": 0}
     report = _report(model="", regions=nothing, notes=["no region plan for Flux yet"])
