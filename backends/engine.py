@@ -302,16 +302,31 @@ class Engine:
         self._sampling = max(0, self._sampling - 1)
         session.end_run()
         session.warn_once()
-        workflow = self._hooks.current_workflow()
-        self._graphs.when_loaded(lambda: self._file(session, workflow))
+        session.workflow = self._hooks.current_workflow()
+        session.filed = False
+        self._graphs.when_loaded(lambda: self._file(session))
         self._hooks.on_change()
 
-    def _file(self, session: Session, workflow: WorkflowRef | None) -> None:
+    def prompt_posted(self, workflow: WorkflowRef) -> None:
+        """A saved workflow was queued: bring its graphs along if it has another file name by now.
+
+        The host may serve a prompt from its cache without any of our nodes running.
+        """
+        for session in list(self._sessions.values()):
+            known = session.workflow
+            if known and known.id == workflow.id and known.path != workflow.path:
+                session.workflow, session.filed = workflow, False
+                self._graphs.when_loaded(lambda s=session: self._file(s))
+
+    def _file(self, session: Session) -> None:
         """Link every ready graph of a session into its graph folder (in the loader's thread)."""
-        if session.options.folder_only:
-            return
+        wanted = [k.graph for k in session.kinds if k.graph is not None]
+        if session.options.folder_only or any(self._graphs.is_pending(g) for g in wanted):
+            return  # `_changed` comes back once nothing is on its way
+        session.filed = True
+        workflow = session.workflow
         folder = self._folder(session, workflow)
-        ready = [k.graph for k in session.kinds if k.graph and k.graph.state is State.READY]
+        ready = [g for g in wanted if g.state is State.READY]
         if folder is None or not ready:
             return
         try:
@@ -319,10 +334,8 @@ class Engine:
             path = workflow.path if workflow else ""
             folders.remember(folder, path, workflow.id if workflow else None, kept)
         except (OSError, GraphFileError) as error:
-            session.notes.append(f"the graphs could not be put into {folder.name}: {error}")
+            session.note(f"the graphs could not be put into {folder.name}: {error}")
             logger.warning("Graphs could not be put into %s: %s", folder, error)
-        if len(ready) < sum(1 for k in session.kinds if k.graph):
-            session.unfiled = workflow
 
     def _folders(self, session: Session) -> list[Path]:
         folder = self._folder(session, self._hooks.current_workflow())
@@ -343,17 +356,14 @@ class Engine:
                 return None
             return folders.workflow_folder(root.parent, workflow.path, workflow.id)
         except (WarmgraphError, OSError) as error:
-            session.notes = [*dict.fromkeys([*session.notes, str(error)])]
+            session.note(str(error))
             return None
 
     def _changed(self) -> None:
+        """A graph changed its state; called in the loader's thread."""
         for session in list(self._sessions.values()):
-            workflow = session.unfiled
-            if workflow is not None and not any(
-                k.graph and self._graphs.is_pending(k.graph) for k in session.kinds
-            ):
-                session.unfiled = None
-                self._graphs.when_loaded(lambda s=session, w=workflow: self._file(s, w))
+            if not session.filed:
+                self._file(session)
         self._hooks.on_change()
 
     # --- waiting, counting ------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ..backends.folders import list_folders
 from ..backends.report import render_text
 from ..backends.settings import Settings
 from .summary import summary_text
-from .workflow import current_workflow, take_workflow_entry, workflows_root
+from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def register() -> None:
         return
     instance.routes.get("/warmgraph/report")(get_report)
     instance.routes.post("/warmgraph/settings")(post_settings)
-    instance.add_on_prompt_handler(take_workflow_entry)
+    instance.add_on_prompt_handler(_prompt_posted)
 
 
 @cache
@@ -162,6 +162,15 @@ def send_node_text(text: str, node_id: str | None) -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is not None and instance.client_id is not None and node_id is not None:
         instance.send_sync(EVENT, {"node": node_id, "text": text}, instance.client_id)
+
+
+def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
+    """Handle every posted prompt, on the server's loop: take our entry out, tell the engine."""
+    json_data = take_workflow_entry(json_data)
+    workflow = workflow_of(json_data.get("extra_data"))
+    if workflow is not None and _make_engine.cache_info().currsize:
+        get_engine().prompt_posted(workflow)
+    return json_data
 
 
 def _refusal(status: int, reason: str) -> web.Response:

@@ -39,8 +39,12 @@ def current_workflow() -> WorkflowRef | None:
     None when no prompt runs, the prompt has no saved workflow (API, unsaved tab), or its user is
     not known (multi-user mode without our page script).
     """
-    extra_data = _running_extra_data()
-    entry = extra_data.get(ENTRY)
+    return workflow_of(_running_extra_data())
+
+
+def workflow_of(extra_data: Any) -> WorkflowRef | None:
+    """Return the saved workflow that a prompt's `extra_data` names, unchecked, if any."""
+    entry = extra_data.get(ENTRY) if isinstance(extra_data, dict) else None
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         return None
     user = entry.get("user") if args.multi_user else SINGLE_USER

@@ -73,7 +73,9 @@ class Session:
         self.steps: Counter[str] = Counter()
         self.warned: set[str] = set()
         self.model_name = type(model).__name__
-        self.unfiled: Any = None
+        #: The saved workflow of the last run, and whether its graph folder holds all there is.
+        self.workflow: Any = None
+        self.filed = True
         self._model = model
         self._diffusion = model.diffusion_model
         self._graphs = graphs
@@ -240,6 +242,11 @@ class Session:
             if shared is not None:
                 found += [(place.name, shared) for place in dispatch.regions]
         return found
+
+    def note(self, text: str) -> None:
+        """Keep a line for the report, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def warn_once(self) -> None:
         """Log each new reason for running eager, once in a session."""
