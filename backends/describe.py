@@ -20,7 +20,7 @@ from .errors import DescriptionError
 HOST_STATE = frozenset(
     "comfy_cast_weights prev_comfy_cast_weights comfy_patched_weights weight_function bias_function "
     "weight_lowvram_function bias_lowvram_function weight_comfy_model_dtype bias_comfy_model_dtype "
-    "seed_key".split()
+    "seed_key _v _v_weight _v_bias _v_signature _prefetch _pin _pin_state".split()
 )
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
@@ -53,8 +53,6 @@ def describe_module(
     for name, value in module.__dict__.items():
         if name in _TORCH_STATE or name in HOST_STATE or name not in wanted:
             continue
-        if name.startswith("_") and not name.startswith("_reversed"):
-            continue  # `_v`, `_pin_state`, ...: the host's bookkeeping of where weights are
         try:
             attributes[name] = _plain(value)
         except TypeError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -17,6 +18,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
+
+from .describe import HOST_STATE
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
 _NOT_TRACED = frozenset(
@@ -25,6 +29,7 @@ _NOT_TRACED = frozenset(
 )
 #: Hashed, but not followed: memory management, whose globals change while the server runs.
 _NOT_FOLLOWED = ("comfy.model_management", "comfy.memory_management", "comfy.utils", "comfy.quant_ops")
+_HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _OWN = __name__.rpartition(".")[0]
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
 
@@ -59,23 +64,27 @@ def fingerprint(
         a function reads; sorted, the same in every process.
     """
     found: dict[str, str] = {}
+    # A decorator's inner function may have the name of the function it wraps: both count.
+    digests: dict[str, set[str]] = {}
     watch = watch or Watch()
     pending = list(functions)
     for cls in classes:
-        pending += _methods(cls, watch)
-    seen: set[int] = set()
+        pending += _methods(cls, watch, found)
+    seen: dict[int, Callable[..., Any]] = {}
     while pending:
         function = pending.pop()
         code = getattr(function, "__code__", None)
-        if code is None or id(code) in seen or _outside(function.__module__):
+        if code is None or id(function) in seen or _outside(function.__module__):
             continue
-        seen.add(id(code))
+        seen[id(function)] = function
         if function.__name__ in _NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch)
-        found[f"{_module_name(function)}:{function.__qualname__}"] = digest
+        name = f"{_module_name(function)}:{function.__qualname__}"
+        digests.setdefault(name, set()).add(digest)
         found.update(values)
         pending += callees
+    found.update({name: "+".join(sorted(several)) for name, several in digests.items()})
     return dict(sorted(found.items()))
 
 
@@ -97,25 +106,33 @@ def attributes_read(cls: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _methods(cls: type, watch: Watch) -> list[Callable[..., Any]]:
-    """The forward of a class and the methods of the class that it reaches by name."""
-    reached: dict[str, Callable[..., Any]] = {}
+def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[..., Any]]:
+    """The forward of a class and the methods it reaches by name, its parents' too for `super()`;
+    plain class attributes that they name go into `values`."""
+    reached: list[Callable[..., Any]] = []
+    named: set[str] = set()
     pending = ["forward"]
     while pending:
         name = pending.pop()
-        if name in reached or name in _NOT_TRACED:
+        if name in named or name in _NOT_TRACED or name in HOST_STATE:
             continue
-        function = getattr(cls, name, None)
-        function = getattr(function, "__func__", function)
-        code = getattr(function, "__code__", None)
-        if code is None or _outside(function.__module__):
-            continue
-        reached[name] = function
-        owner = next(base for base in cls.__mro__ if name in vars(base))
-        watch.add(vars(owner), name, vars(owner)[name])
-        for inner in _codes(code):
-            pending += inner.co_names
-    return list(reached.values())
+        named.add(name)
+        for owner in cls.__mro__:
+            if name not in vars(owner) or _outside(owner.__module__):
+                continue
+            value = vars(owner)[name]
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            code = getattr(function, "__code__", None)
+            if code is not None and not _outside(function.__module__):
+                reached.append(function)
+                for inner in _codes(code):
+                    pending += inner.co_names
+            elif code is None and not name.startswith("__") and (text := _value(value)) is not None:
+                values[f"{owner.__module__}:{owner.__qualname__}.{name}"] = text
+            else:
+                continue
+            watch.add(vars(owner), name, value)
+    return reached
 
 
 @lru_cache(maxsize=4096)
@@ -130,7 +147,9 @@ def _examine(
     callees: list[Callable[..., Any]] = []
     module = _module_name(function)
     follow = not module.startswith(_NOT_FOLLOWED)
-    for cell in function.__closure__ or ():
+    for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ):
         try:
             content = cell.cell_contents
         except ValueError:
@@ -138,12 +157,14 @@ def _examine(
         if isinstance(content, types.FunctionType):
             callees.append(content)
         elif (text := _value(content)) is not None:
-            values[f"{module}:{function.__qualname__}.<closure>"] = text
+            values[f"{module}:{function.__qualname__}.<closure>.{name}"] = text
     if follow:
         for code in _codes(function.__code__):
             for chain in _global_chains(code):
                 _resolve(function.__globals__, chain, values, callees, watch)
-    digest = _hash_code(function.__code__) + _canonical(function.__defaults__ or ())
+    keyword_only = sorted((function.__kwdefaults__ or {}).items())
+    defaults = _canonical(function.__defaults__ or ()) + _canonical(keyword_only)
+    digest = _hash_code(function.__code__) + defaults
     return hashlib.sha256(digest.encode()).hexdigest()[:16], values, callees
 
 
@@ -156,22 +177,27 @@ def _resolve(
 ) -> None:
     if chain[0] not in scope:
         return
-    value, owner = scope[chain[0]], str(scope.get("__name__"))
+    value, where = scope[chain[0]], f"{scope.get('__name__')}:{chain[0]}"
     name, names = chain[0], scope
     for part in chain[1:]:
-        if not isinstance(value, types.ModuleType) or not hasattr(value, part):
+        if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
             break
-        owner, name, names = value.__name__, part, vars(value)
+        if isinstance(value, type):
+            where = f"{value.__module__}:{value.__qualname__}.{part}"
+        else:
+            where = f"{value.__name__}:{part}"
+        name, names = part, vars(value)
         value = getattr(value, part)
-    if isinstance(value, types.FunctionType):
-        if value.__name__ not in _NOT_TRACED and not _outside(value.__module__):
-            callees.append(value)
-            watch.add(names, name, value)
+    owner, function = where.partition(":")[0], getattr(value, "__func__", value)
+    if isinstance(function, types.FunctionType):
+        if function.__name__ not in _NOT_TRACED and not _outside(function.__module__):
+            callees.append(function)
+            watch.add(names, name, names.get(name))
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
     elif (text := _value(value)) is not None:
-        values[f"{owner}:{name}"] = text
-        watch.add(names, name, value)
+        values[where] = text
+        watch.add(names, name, names.get(name))
 
 
 @lru_cache(maxsize=4096)
@@ -197,10 +223,24 @@ def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from _codes(constant)
 
 
+def _constants(code: types.CodeType) -> tuple[Any, ...]:
+    """A code object's constants without its docstring."""
+    if sys.version_info >= (3, 13):
+        documented = bool(code.co_flags & _HAS_DOCSTRING)
+    else:  # a function's first constant is its docstring, or None
+        documented = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name[0] != "<"
+    return code.co_consts[1:] if documented else code.co_consts
+
+
 def _canonical(value: Any) -> str:
     if isinstance(value, types.CodeType):
-        parts = (value.co_code.hex(), value.co_names, value.co_varnames, value.co_freevars)
-        return repr(parts) + "".join(_canonical(c) for c in value.co_consts)
+        # Handlers and argument kinds are no part of the byte code.
+        table = getattr(value, "co_exceptiontable", b"")  # Python 3.11 and newer
+        flags = value.co_flags & ~_HAS_DOCSTRING
+        kinds = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, flags)
+        names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        parts = (value.co_code.hex(), table.hex(), kinds, names)
+        return repr(parts) + "".join(_canonical(c) for c in _constants(value))
     if isinstance(value, (set, frozenset)):
         return "{" + ",".join(sorted(_canonical(v) for v in value)) + "}"
     if isinstance(value, (tuple, list)):
@@ -215,7 +255,7 @@ def _canonical(value: Any) -> str:
 def _value(value: Any) -> str | None:
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
-    if isinstance(value, Enum):
+    if isinstance(value, (Enum, SDPBackend)):
         return str(value)
     if isinstance(value, (list, tuple)) and len(value) < 64:
         texts = [_value(v) for v in value]

@@ -21,6 +21,8 @@ from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, module_classes
 from ..sources import Watch, attributes_read, fingerprint
 
+_PLAIN = (bool, int, float, str, list, tuple, torch.dtype)
+
 #: Runs one region on live activations: the graph's result, or None where the host must do it.
 Call = Callable[..., torch.Tensor | None]
 #: The forward that the host would call without us.
@@ -141,9 +143,9 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
         path, part = pending.pop()
         parts.append((path, type(part)))
         parts += [
-            (name, value)
+            (name, repr(value) if isinstance(value, (list, tuple)) else value)
             for name, value in part.__dict__.items()
-            if isinstance(value, (bool, int, float, str, torch.dtype)) and name not in HOST_STATE
+            if isinstance(value, _PLAIN) and name not in HOST_STATE
         ]
         parts += [
             (name, None if p is None else (type(p), p.shape, p.dtype))
