@@ -1,0 +1,148 @@
+"""An engine with folders of its own, and a probe that holds each UNet call against the host's code."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
+from warmgraph_backends.settings import Settings
+
+TOLERANCE = 1e-4
+"""Relative L2 per UNet call in fp32: the issue's bound; other orders of sums stay below 1e-5."""
+
+_STORE, _PRIVATE = "models/compiled_graphs", "user/__warmgraph"
+_PATIENCE_S = 600
+
+
+class Lab:
+    """One engine with folders of its own, and a workflow that a test may set."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = root / _STORE
+        self.workflow: WorkflowRef | None = None
+        self.cancelled: Callable[[], None] = lambda: None
+        self.workflows = root / "user" / "default" / "workflows"
+        self.workflows.mkdir(parents=True, exist_ok=True)
+        private = root / _PRIVATE
+        private.mkdir(exist_ok=True)
+        self.settings = Settings(private)
+        self.engine = Engine(
+            paths=Paths(store=self.store, private=private, workflows=lambda user: self.workflows),
+            settings=self.settings,
+            hooks=Hooks(
+                current_workflow=lambda: self.workflow,
+                on_change=lambda: None,
+                check_cancelled=lambda: self.cancelled(),
+            ),
+        )
+
+    def copy_to(self, root: Path) -> Lab:
+        """Another engine, as a new server process has it, over a copy of store and signing key."""
+        for part in (_STORE, _PRIVATE):
+            shutil.copytree(self.root / part, root / part)
+        return Lab(root)
+
+    def compiled(self, model: Any, **options: Any) -> Any:
+        return self.engine.compile_model(model, **{"when_missing": "wait", **options})
+
+    def counts(self, model: Any) -> tuple[int, int, int]:
+        """(builds, loads, eager regions) of a compiled model."""
+        report = self.engine.report(model)
+        return report["builds"], report["loads"], report["regions"]["eager"]
+
+    def builds(self) -> int:
+        """Graphs that this engine's workers have built."""
+        return self.engine._graphs.builds
+
+    def jobs(self) -> int:
+        """Builds that this engine has asked for, whatever became of them."""
+        return self.engine._builder.progress().total
+
+    def settle(self) -> None:
+        """Wait until all that was asked for was looked for on disk and filed."""
+        self.engine._graphs.settle()
+
+    @contextmanager
+    def held(self) -> Iterator[threading.Event]:
+        """Keep the loader from making any graph ready before the event is set."""
+        gate = threading.Event()
+        self.engine._graphs.when_loaded(lambda: gate.wait(_PATIENCE_S))
+        try:
+            yield gate
+        finally:
+            gate.set()
+
+    def wait_until(self, arrived: Callable[[], bool]) -> None:
+        """Wait for workers, whose time nobody can tell."""
+        end = time.monotonic() + _PATIENCE_S
+        while not arrived():
+            assert time.monotonic() < end, "nothing arrived"
+            time.sleep(0.05)
+
+
+class Call(NamedTuple):
+    """One UNet call: its input's shape, the text's length, how far the result is from eager's."""
+
+    shape: tuple[int, ...]
+    tokens: int
+    error: float
+    is_equal: bool
+
+
+class Probe:
+    """Sits outermost around a patcher's UNet calls and gives each one's inputs to the host's code too.
+
+    Attach it before anything else, so that ours runs inside it.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def attach(self, patcher: Any) -> Any:
+        """Return a clone of a patcher with this probe around its calls."""
+        from comfy.patcher_extension import WrappersMP
+
+        clone = patcher.clone()
+        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "warmgraph.probe", self._around)
+        return clone
+
+    def _around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        assert left_behind(executor.class_obj) == []
+        eager = executor.original(*_copied(args), **_copied(kwargs))
+        result = executor(*args, **kwargs)
+        context = args[2] if len(args) > 2 else kwargs["context"]
+        equal = torch.equal(result, eager)
+        self.calls.append(
+            Call(tuple(args[0].shape), context.shape[1], relative(result, eager), equal)
+        )
+        return result
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """||a - b|| / ||b||."""
+    return float((a - b).norm() / b.norm())
+
+
+def left_behind(module: torch.nn.Module) -> list[str]:
+    """Names of the modules whose instance has a `forward` of its own."""
+    return [name for name, part in module.named_modules() if "forward" in part.__dict__]
+
+
+def _copied(value: Any) -> Any:
+    """A copy of tensors and containers, for models pop from lists and write into tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {k: _copied(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(v) for v in value)
+    return value
