@@ -91,7 +91,7 @@ def explain_structure(manifest: dict[str, Any], description: Description) -> lis
     if changed:
         lines.append("the host's code changed: " + ", ".join(changed[:4]))
     recorded = {name: manifest.get(name) for name in ("inputs", "symbols")}
-    if recorded != inputs(description):
+    if canonical_json(recorded) != canonical_json(inputs(description)):
         lines.append("its inputs differ")
     return lines
 
