@@ -5,65 +5,54 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab, relative
+from .lab import TOLERANCE, Lab, relative
 from .probed import Probed
 
 __all__ = ["Lab", "relative"]
-
-
-class FirstPrompt(NamedTuple):
-    """What the first prompt of a store gave, in the background and at cfg 1."""
-
-    image: torch.Tensor
-    eager: torch.Tensor
-    report: dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The shared engine: what one test builds, the next one finds.
 
-    WARMGRAPH_TEST_LAB names a folder that keeps its graphs between two runs of the tests.
+    Its first prompt ever built what a narrow SDXL needs: in the background, with a 64x64 latent,
+    batch 1 and cfg 1. WARMGRAPH_TEST_LAB names a folder that keeps the graphs for later runs.
     """
-    root = Path(os.environ.get("WARMGRAPH_TEST_LAB") or tmp_path_factory.mktemp("lab"))
-    lab = Lab(root)
+    lab = Lab(Path(os.environ.get("WARMGRAPH_TEST_LAB") or tmp_path_factory.mktemp("lab")))
+    _first_prompt(lab, host)
     yield lab
     lab.engine.close()
 
 
-@pytest.fixture(scope="session")
-def first_prompt(lab: Lab, host: Host) -> FirstPrompt:
-    """The first prompt ever: 64x64 latent, batch 1, cfg 1, eager while its graphs are being built."""
+def _first_prompt(lab: Lab, host: Host) -> None:
     model, clip, _ = host.load("narrowxl")
     prompt = host.encode(clip, "a cat")
-    options = dict(width=512, height=512, batch=1, steps=1, cfg=1.0)
-    eager = host.sample(model, prompt, prompt, **options)
+    size = {"width": 512, "height": 512, "batch": 1}
+    eager = host.sample(model, prompt, prompt, cfg=1.0, steps=1, **size)
     compiled = lab.compiled(model, when_missing="background")
-    image = host.sample(compiled, prompt, prompt, **options)
-    report = lab.engine.report(compiled)
-    lab.wait_until(lambda: not lab.engine.report(compiled)["misses"])
-    return FirstPrompt(image, eager, report)
+    image = host.sample(compiled, prompt, prompt, cfg=1.0, steps=1, **size)
+    assert relative(image, eager) < TOLERANCE
+    lab.wait_until(lambda: lab.is_settled(compiled))
+    assert lab.counts(compiled)[2] == 0, lab.engine.report(compiled)["misses"]
 
 
 @pytest.fixture(scope="session")
-def probed(lab: Lab, host: Host, first_prompt: FirstPrompt) -> Probed:
+def probed(lab: Lab, host: Host) -> Probed:
     """The compiled narrow SDXL that tests share."""
     return Probed(lab, host)
 
 
 @pytest.fixture
-def make_lab(lab: Lab, first_prompt: FirstPrompt, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """`make_lab(without=[...], empty=False)`: an engine as a new process has it, with its own store.
+def make_lab(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """`make_lab(without=(), empty=False)`: an engine as a new process has it, with its own store.
 
-    The store is a copy of the shared one less the kinds in `without`; `empty` has another signing
-    key as well.
+    The store is a copy of the shared one less the kinds in `without`; an `empty` one has a signing
+    key of its own.
     """
     made: list[Lab] = []
 

@@ -1,4 +1,4 @@
-"""An engine with folders of its own, and a probe that holds each UNet call against the host's code."""
+"""An engine with folders of its own, and a probe that compares each UNet call with the host's."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ class Lab:
         """Builds that this engine has asked for, whatever became of them."""
         return self.engine._builder.progress().total
 
+    def is_settled(self, model: Any) -> bool:
+        """Tell whether no graph of a compiled model is on its way."""
+        states = {kind["state"] for kind in self.engine.report(model)["kinds"]}
+        return not states & {"loading", "building"}
+
     def settle(self) -> None:
         """Wait until all that was asked for was looked for on disk and filed."""
         self.engine._graphs.settle()
@@ -99,7 +104,7 @@ class Call(NamedTuple):
 
 
 class Probe:
-    """Sits outermost around a patcher's UNet calls and gives each one's inputs to the host's code too.
+    """Sits outermost around a patcher's UNet calls and gives their inputs to the host's code too.
 
     Attach it before anything else, so that ours runs inside it.
     """

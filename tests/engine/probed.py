@@ -12,7 +12,7 @@ from .lab import TOLERANCE, Lab, Probe
 
 
 class Probed:
-    """A narrow checkpoint with a probe around it and Compile Model inside the probe, and prompts."""
+    """A narrow SDXL with a probe around it and Compile Model inside the probe, and prompts."""
 
     def __init__(self, lab: Lab, host: Host, *, seed: int = 0, **options: Any) -> None:
         self.lab, self.host = lab, host
@@ -48,8 +48,10 @@ class Probed:
         return image
 
     def check(self, model: Any = None, **options: Any) -> torch.Tensor:
-        """Sample, and assert that no build was asked for, that every region of every UNet call ran
-        compiled, and that each call is within tolerance of the host's own code on the same inputs."""
+        """Sample, and assert that every UNet call was all compiled and right, at no build.
+
+        Right is within tolerance of the host's own code on the same inputs.
+        """
         model = self.model if model is None else model
         engine = self.lab.engine
         jobs, before = self.lab.jobs(), engine.report(model)

@@ -9,8 +9,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .conftest import FirstPrompt
-from .lab import TOLERANCE, Lab, relative
+from .lab import Lab, relative
 from .probed import Probed
 
 VISIBLE = 0.01
@@ -35,10 +34,7 @@ def _prompt(host: Host, clip: Any, tokens: int) -> Any:
     return conditioning
 
 
-def test_first_prompt_at_cfg_1_builds_what_cfg_7_needs(
-    first_prompt: FirstPrompt, probed: Probed
-) -> None:
-    assert relative(first_prompt.image, first_prompt.eager) < TOLERANCE
+def test_a_first_prompt_at_cfg_1_builds_what_cfg_7_needs(probed: Probed) -> None:
     probed.check(size=(64, 64), cfg=1.0)
     assert probed.probe.calls[0].shape[0] == 1
     probed.check(size=(64, 64), cfg=7.0)

@@ -1,0 +1,151 @@
+"""In the background: eager's very image at first, then graphs as they arrive, no waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_tools.inprocess import Host
+
+from .lab import TOLERANCE, Lab
+from .probed import Probed
+
+KINDS = (
+    "ResBlock 64->64",
+    "ResBlock 128->64",
+    "Transformer block 64",
+    "Transformer entry 64",
+    "Transformer exit 64",
+    "Downsample 64",
+    "Upsample 64",
+    "Output head 64",
+)
+QUICK = "Transformer entry 64"  # its build takes least
+
+
+def test_first_image_is_eagers_very_image_while_nothing_is_ready(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab()
+    with lab.held():
+        started = time.monotonic()
+        model = Probed(lab, host, when_missing="background")
+        image = model.sample(steps=2)
+        assert time.monotonic() - started < 60
+        assert torch.equal(image, model.sample(model.plain, steps=2))
+        report = model.report()
+        assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
+        assert [entry["reason"] for entry in report["eager"]] == ["its graph is being loaded"]
+    lab.settle()
+    model.check(steps=2)
+    assert lab.counts(model.model) == (0, len(KINDS), 0)
+
+
+def _steps(model: Probed, callback: Callable[..., None], steps: int) -> torch.Tensor:
+    """Sample through the host's own functions, with a callback after each step."""
+    import comfy.sample
+
+    latent = torch.zeros(1, 4, 8, 8)
+    model.probe.calls.clear()
+    return comfy.sample.sample(
+        model.model,
+        comfy.sample.prepare_noise(latent, 1),
+        steps,
+        7.0,
+        "euler",
+        "normal",
+        model.positive,
+        model.negative,
+        latent,
+        callback=callback,
+        disable_pbar=True,
+        seed=1,
+    )
+
+
+def test_graphs_swap_in_between_two_steps_of_one_run(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab()
+    compiled: list[int] = []
+    with lab.held() as gate:
+        model = Probed(lab, host, when_missing="background")
+
+        def after_step(step: int, *_: Any) -> None:
+            compiled.append(model.report()["calls"]["compiled"])
+            if step == 1:
+                gate.set()
+                lab.settle()
+
+        _steps(model, after_step, 4)
+    regions = model.report()["regions"]["total"]
+    assert compiled == [0, 0, regions, 2 * regions]
+    assert [call.is_equal for call in model.probe.calls] == [True, True, False, False]
+    assert max(call.error for call in model.probe.calls) <= TOLERANCE
+    assert model.report()["regions"]["eager"] == 0
+
+
+@pytest.mark.parametrize("missing", KINDS)
+def test_a_step_is_right_whichever_kind_is_still_missing(
+    host: Host, make_lab: Callable[..., Lab], missing: str
+) -> None:
+    lab = make_lab(without=(missing,))
+    model = Probed(lab, host, when_missing="never")
+    lab.settle()
+    model.sample(size=(9, 7))
+    report = model.report()
+    assert [call.error <= TOLERANCE for call in model.probe.calls] == [True]
+    assert [miss["kind"] for miss in report["misses"]] == [missing]
+    assert 0 < report["regions"]["eager"] < report["regions"]["total"]
+    assert report["calls"]["compiled"] == report["regions"]["compiled"]
+
+
+def test_never_with_an_empty_store_is_eager_with_a_reason(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab(empty=True)
+    model = Probed(lab, host, when_missing="never")
+    lab.settle()
+    image = model.sample(steps=2)
+    assert torch.equal(image, model.sample(model.plain, steps=2))
+    report = model.report()
+    assert [(e["reason"], e["places"]) for e in report["eager"]] == [
+        ("no saved graph", report["regions"]["total"])
+    ]
+    assert lab.jobs() == lab.builds() == 0 and not list(lab.store.glob("*"))
+
+
+def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    from comfy.model_management import InterruptProcessingException
+
+    lab = make_lab(without=(QUICK,))
+    asked = threading.Event()
+
+    def cancelled() -> None:
+        if asked.is_set():
+            raise InterruptProcessingException
+
+    lab.cancelled = cancelled
+    told: list[tuple[int, int, str]] = []
+
+    def on_progress(done: int, total: int, text: str) -> None:
+        told.append((done, total, text))
+        if text.startswith("building"):
+            asked.set()
+
+    model, _, _ = host.load("narrowxl")
+    with pytest.raises(InterruptProcessingException):
+        lab.compiled(model, on_progress=on_progress)
+    assert told[-1][:2] == (len(KINDS) - 1, len(KINDS)) and lab.jobs() == 1
+    asked.clear()
+    compiled = lab.compiled(model, when_missing="background")
+    lab.wait_until(lambda: lab.is_settled(compiled))
+    assert lab.counts(compiled) == (1, len(KINDS) - 1, 0)
+    assert lab.jobs() == 1
