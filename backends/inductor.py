@@ -58,7 +58,7 @@ class Inductor:
                     "C++ compiler",
                     any(shutil.which(c) for c in (compiler, "c++", "clang++")),
                     f"no C++ compiler ({compiler}) on the path",
-                    "install one; graphs that are already built still load",
+                    "install one; until then models run as without this node",
                 )
             )
         else:

@@ -87,7 +87,11 @@ def missing_api() -> str | None:
         from torch.fx.experimental import _config
     except ImportError as error:
         return f"torch {torch.__version__} lacks {error.name or error}"
-    if "aot" not in inspect.signature(standalone_compile).parameters:
+    # On some versions a submodule has the function's name, and is found in its place.
+    if (
+        not callable(standalone_compile)
+        or "aot" not in inspect.signature(standalone_compile).parameters
+    ):
         return f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
     if not hasattr(_config, "backed_size_oblivious"):
         return f"torch {torch.__version__} has no backed_size_oblivious setting"

@@ -1,0 +1,232 @@
+"""The room of private APIs: its self-test, what a payload holds, and what it may not name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends import torch_private
+from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
+
+ROOT = Path(__file__).resolve().parents[2]
+Packed = tuple[str, bytes]
+
+
+class Probe(torch.nn.Module):
+    """One kernel of each sort: generated C++, and a library's matrix product."""
+
+    def forward(self, weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.nn.functional.silu(x @ weight) + x.mean(dim=1, keepdim=True),)
+
+
+def probe_result(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return Probe()(weight, x)[0]
+
+
+@pytest.fixture(scope="module")
+def packed() -> Packed:
+    """A generated module's source, and the payload made of it."""
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    sample = (torch.randn(8, 16), torch.randn(5, 8))
+    with torch.no_grad(), torch_private.size_oblivious():
+        exported = torch.export.export(
+            Probe(), sample, dynamic_shapes=({}, {0: rows}), strict=False
+        )
+    module, source = torch_private.compile_wrapper(exported.graph_module, torch_private.CONFIG)
+    module.call(list(sample))
+    payload, _ = torch_private.pack(module, source)
+    return source, payload
+
+
+def test_the_self_test_passes_here() -> None:
+    torch_private.self_test("cpu")
+
+
+def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> None:
+    call = torch_private.unpack(packed[1])
+    for rows in (1, 2, 7, 300):
+        weight, x = torch.randn(8, 16), torch.randn(rows, 8)
+        arguments = [weight, x]
+        torch.testing.assert_close(call(arguments)[0], probe_result(weight, x))
+        assert arguments == []
+
+
+def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -> None:
+    source, payload = packed
+    assert "async_compile.cpp" in source and "#include" in source
+    lean = pickle.loads(payload)["source"]
+    assert "def call" in lean
+    for text in ("#include", "async_compile", "benchmark", 'extern "C"', "/tmp", "__main__"):
+        assert text not in lean, text
+
+
+_FRESH = """
+import importlib.util, sys
+from pathlib import Path
+folder, payload, expected = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(
+    "warmgraph_backends", folder + "/__init__.py", submodule_search_locations=[folder])
+package = importlib.util.module_from_spec(spec)
+sys.modules["warmgraph_backends"] = package
+spec.loader.exec_module(package)
+import torch
+from warmgraph_backends import torch_private
+call = torch_private.unpack(Path(payload).read_bytes())
+data = torch.load(expected)
+result = call([data["weight"], data["x"]])[0]
+torch.testing.assert_close(result, data["result"])
+print("heavy:", [m for m in ("torch._dynamo", "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "triton.compiler")
+    if m in sys.modules])
+"""
+
+
+def test_a_fresh_process_loads_a_payload_without_compilers(packed: Packed, tmp_path: Path) -> None:
+    """Neither g++ on the path, nor Dynamo, AOTAutograd or Inductor's own compiler imported."""
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    (tmp_path / "payload").write_bytes(packed[1])
+    result = probe_result(weight, x)
+    torch.save({"weight": weight, "x": x, "result": result}, tmp_path / "data")
+    run = subprocess.run(
+        [sys.executable, "-c", _FRESH, ROOT / "backends", tmp_path / "payload", tmp_path / "data"],
+        env={**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "c")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == "heavy: []"
+    assert not (tmp_path / "c").exists()  # nothing was compiled there either
+
+
+# --- what a payload may not do ---------------------------------------------------------------
+
+
+class Call:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.parts = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (os.system, ("true",), "system"),
+        (eval, ("1",), "builtins.eval"),
+        (exec, ("1",), "builtins.exec"),
+        (open, ("x", "w"), "open"),
+        (getattr, ("x", "upper"), "builtins.getattr"),
+        (__import__, ("os",), "builtins.__import__"),
+        (subprocess.Popen, (["true"],), "subprocess.Popen"),
+        (torch.load, ("x",), "torch.serialization.load"),
+        (pickle.loads, (b"N.",), "_pickle.loads"),
+    ],
+)
+def test_a_payload_that_names_another_function_is_refused(
+    function: Callable[..., Any], arguments: tuple[Any, ...], name: str
+) -> None:
+    for payload in (
+        pickle.dumps(Call(function, *arguments)),
+        pickle.dumps({"source": "", "triton": {}, "cpp": {"k": Call(function, *arguments)}}),
+    ):
+        with pytest.raises(GraphFileError, match="which no graph needs") as refusal:
+            torch_private.unpack(payload)
+        assert name in refusal.value.reason
+
+
+def test_a_dotted_name_does_not_reach_through_an_allowed_module() -> None:
+    """Protocol 4 looks attributes up step by step: `torch` + `os.system` must not pass."""
+    for module, name in [("torch", "os.system"), ("collections", "OrderedDict.fromkeys")]:
+        payload = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode()
+        payload += b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+        with pytest.raises(GraphFileError, match="which no graph needs"):
+            torch_private.unpack(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\x00" * 64, pickle.dumps([1, 2]), pickle.dumps({"source": "def call(:"})],
+    ids=["empty", "zeros", "another object", "no graph"],
+)
+def test_a_payload_that_is_none_is_refused_in_words(payload: bytes) -> None:
+    with pytest.raises(
+        GraphFileError, match=f"does not load with torch {re.escape(torch.__version__)}"
+    ):
+        torch_private.unpack(payload)
+
+
+# --- what a torch may lack -------------------------------------------------------------------
+
+
+def _without_aot(graph: Any, inputs: Any, *, dynamic_shapes: str, options: Any) -> None: ...
+
+
+def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch.fx.experimental import _config
+
+    assert torch_private.missing_api() is None
+    version = torch.__version__
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._inductor, "standalone_compile")
+        assert f"torch {version} has no standalone_compile" in str(torch_private.missing_api())
+        with pytest.raises(RequirementError, match="has no standalone_compile"):
+            torch_private.self_test("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._inductor, "standalone_compile", _without_aot)
+        assert "aot" not in inspect.signature(torch._inductor.standalone_compile).parameters
+        assert "standalone_compile(aot=True), which came with 2.10" in str(
+            torch_private.missing_api()
+        )
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch._inductor.runtime.triton_heuristics", None)
+        assert "triton_heuristics" in str(torch_private.missing_api())
+    with monkeypatch.context() as patch:
+        for owner in StaticTritonCompileResult.__mro__:
+            if "make_launcher" in vars(owner):
+                patch.delattr(owner, "make_launcher")
+        assert "no static Triton launcher" in str(torch_private.missing_api())
+    with monkeypatch.context() as patch:
+        patch.delitem(_config._config, "backed_size_oblivious")
+        assert "no backed_size_oblivious setting" in str(torch_private.missing_api())
+    assert torch_private.missing_api() is None
+
+
+def test_the_self_test_names_the_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_private, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
+    with pytest.raises(RequirementError, match=r"(packing|loading|running) failed with torch"):
+        torch_private.self_test("cpu")
+
+
+def test_a_graph_that_changes_its_input_is_refused() -> None:
+    class Changes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1) * 2
+
+    with torch.no_grad():
+        exported = torch.export.export(Changes(), (torch.ones(4),), strict=False)
+    with pytest.raises(BuildError, match="pure function of its inputs"):
+        torch_private.compile_wrapper(exported.graph_module, torch_private.CONFIG)
+
+
+def test_settings_are_scoped_to_the_compile(packed: Packed) -> None:
+    from torch._inductor import config
+    from torch.fx.experimental import _config
+
+    assert config.size_asserts and not config.assume_32bit_indexing
+    assert not _config.backed_size_oblivious
