@@ -52,12 +52,16 @@ class Fault(str, Enum):
 
 
 class RefusedFileError(GraphFileError):
-    """A graph file did not pass a check; `fault` says which, `path` whose."""
+    """A graph file did not pass a check; `fault` says which, `path` whose.
+
+    `of_folder` is the reason without the file's own name: the same for all such files of a folder.
+    """
 
     def __init__(self, path: Path, fault: Fault, reason: str, *, remedy: str = "") -> None:
         super().__init__(f"graph file {path} {reason}", remedy=remedy)
         self.path = path
         self.fault = fault
+        self.of_folder = f"a graph file in {path.parent} {reason}"
 
 
 class CompressedPayload(NamedTuple):

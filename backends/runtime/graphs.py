@@ -21,7 +21,7 @@ from .. import keys
 from ..builder import Builder, BuildResult, Job
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, GraphFileError, WarmgraphError
-from ..graph_file import CompressedPayload
+from ..graph_file import CompressedPayload, Fault, RefusedFileError
 from ..store import Store
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Graphs:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
+        self._warned: set[str] = set()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
         #: Raised by one after each change of a state; sessions compare it before each step.
         self.version = 0
@@ -131,8 +132,9 @@ class Graphs:
                 return
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            logger.warning("%s: %s", graph.description.label, error)
-            graph.reason, graph.remedy = error.reason, error.remedy
+            graph.reason, graph.remedy = _refusal(error), error.remedy
+            if build:  # else the sessions that wait for it say so
+                self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
         except Exception as error:
             logger.exception("Loading %s failed", graph.description.label)
             graph.reason = f"loading failed: {error}"
@@ -141,6 +143,11 @@ class Graphs:
         else:
             graph.reason = graph.reason or self._explain_missing(graph, folders)
             self._set(graph, State.MISSING)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
 
     def _load(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
         started = time.perf_counter()
@@ -269,6 +276,13 @@ def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str
             "date": datetime.date.today().isoformat(),
         },
     }
+
+
+def _refusal(error: GraphFileError) -> str:
+    """One line for all graphs of a folder that nobody trusts here yet; otherwise the file's own."""
+    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
+        return error.of_folder
+    return error.reason
 
 
 def _raw(payload: CompressedPayload) -> bytes:

@@ -1,0 +1,159 @@
+"""Load Compiled Graph: a folder's graphs or eager, never a build; strict refuses in words."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.errors import GraphsNameError, StrictError
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab
+from .probed import Probed
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = 8
+NAME = "portrait"
+
+
+def _file_graphs(lab: Lab, host: Host) -> Path:
+    """A graph folder that another process will load: it is all that is left of the store."""
+    Probed(lab, host, graphs=NAME).sample()
+    lab.settle()
+    shutil.rmtree(lab.store)
+    return lab.workflows / f"{NAME}.graphs"
+
+
+@pytest.fixture
+def folder(host: Host, make_lab: Callable[..., Lab]) -> Path:
+    return _file_graphs(make_lab(), host)
+
+
+@pytest.fixture
+def fresh(folder: Path, make_lab: Callable[..., Lab]) -> Lab:
+    """An engine with the folder's signing key and an empty store."""
+    lab = make_lab()
+    shutil.rmtree(lab.store)
+    shutil.copytree(folder, lab.workflows / folder.name)
+    return lab
+
+
+def _load(lab: Lab, host: Host, *, strict: bool) -> Probed:
+    model = Probed(lab, host, when_missing="never")
+    model.model = lab.engine.load_graphs(model.probe.attach(model.plain), NAME, strict=strict)
+    return model
+
+
+def _kind(lab: Lab, path: Path) -> str:
+    manifest, _ = lab.engine._store.read_manifest(path)
+    return str(manifest["kind"])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_whole_folder_runs_all_compiled(fresh: Lab, host: Host, strict: bool) -> None:
+    model = _load(fresh, host, strict=strict)
+    assert fresh.counts(model.model) == (0, KINDS, 0)
+    model.check(size=(13, 9), batch=2)
+    assert fresh.jobs() == 0
+
+
+def test_a_missing_graph_runs_eager_and_strict_refuses_naming_it(fresh: Lab, host: Host) -> None:
+    folder = fresh.workflows / f"{NAME}.graphs"
+    next(p for p in folder.glob(".*.safetensors") if "Down" in _kind(fresh, p)).unlink()
+    with pytest.raises(StrictError, match="2 places: no saved graph") as refusal:
+        _load(fresh, host, strict=True)
+    assert "Compile Model" in str(refusal.value) and NAME in str(refusal.value)
+    model = _load(fresh, host, strict=False)
+    model.sample(steps=2)
+    report = model.report()
+    assert [miss["kind"] for miss in report["misses"]] == ["Downsample 64"]
+    assert report["regions"]["eager"] == 2 and report["calls"]["compiled"] > 0
+    assert all(call.error < 1e-4 and not call.is_equal for call in model.probe.calls)
+    assert fresh.jobs() == 0
+
+
+def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, host: Host) -> None:
+    model, clip, _ = host.load("narrow15")
+    loaded = fresh.engine.load_graphs(model, NAME, strict=False)
+    prompt = host.encode(clip, "a cat")
+    assert (
+        torch.equal(
+            host.sample(loaded, prompt, prompt, steps=1),
+            host.sample(model, prompt, prompt, steps=1),
+        )
+        or fresh.engine.report(loaded)["regions"]["compiled"]
+    )
+    reasons = {miss["reason"] for miss in fresh.engine.report(loaded)["misses"]}
+    assert reasons and all(reason.startswith("no saved graph") for reason in reasons)
+    with pytest.raises(StrictError):
+        fresh.engine.load_graphs(model, NAME, strict=True)
+    assert fresh.jobs() == 0
+
+
+def test_a_model_without_a_region_plan_passes_through_and_strict_says_why(
+    fresh: Lab, host: Host
+) -> None:
+    (flux,) = host.node("UNETLoader", unet_name=host.model_file("flux"), weight_dtype="default")
+    loaded = fresh.engine.load_graphs(flux, NAME, strict=False)
+    assert "no region plan for Flux yet" in fresh.engine.report(loaded)["notes"][0]
+    with pytest.raises(StrictError, match="no region plan for Flux yet"):
+        fresh.engine.load_graphs(flux, NAME, strict=True)
+
+
+def test_a_folder_that_is_gone_is_named(fresh: Lab, host: Host) -> None:
+    shutil.rmtree(fresh.workflows / f"{NAME}.graphs")
+    model = _load(fresh, host, strict=False)
+    report = model.report()
+    assert any(f"there is no folder '{NAME}.graphs'" in note for note in report["notes"])
+    assert report["regions"]["compiled"] == 0
+    with pytest.raises(StrictError):
+        _load(fresh, host, strict=True)
+
+
+def test_a_copied_folder_is_eager_until_the_console_trusts_it(
+    folder: Path, host: Host, make_lab: Callable[..., Lab], caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = make_lab(empty=True)  # another machine: another user directory, another signing key
+    copy = lab.workflows / folder.name
+    shutil.copytree(folder, copy)
+    step = "python cli.py trust"
+    with caplog.at_level(logging.WARNING):
+        model = _load(lab, host, strict=False)
+        image = model.sample(steps=2)
+    assert torch.equal(image, model.sample(model.plain, steps=2))
+    report = model.report()
+    assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
+    [entry] = report["eager"]
+    assert step in entry["reason"] and entry["places"] == report["regions"]["total"]
+    assert len([r for r in caplog.records if step in r.getMessage()]) == 1, caplog.text
+    with pytest.raises(StrictError, match=step):
+        _load(lab, host, strict=True)
+
+    assert _trust(lab, copy).splitlines()[-1] == f"{KINDS} graphs trusted, 0 files refused"
+    model.check()  # the next prompt: nothing is restarted
+    assert lab.counts(model.model) == (0, KINDS, 0)
+    _load(lab, host, strict=True).check(size=(9, 13))
+    assert lab.jobs() == 0
+
+
+def _trust(lab: Lab, folder: Path) -> str:
+    """What the server's owner types, as a process of its own."""
+    command: list[Any] = [sys.executable, ROOT / "cli.py", "trust", folder]
+    command += ["--user-directory", lab.root / "user"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def test_a_name_that_is_not_from_the_list_is_refused(fresh: Lab, host: Host) -> None:
+    model = Probed(fresh, host, when_missing="never")
+    loaded = fresh.engine.load_graphs(model.plain, "../" + NAME, strict=False)
+    assert any("not a name from the list" in n for n in fresh.engine.report(loaded)["notes"])
+    assert issubclass(GraphsNameError, ValueError)
