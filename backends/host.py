@@ -95,7 +95,10 @@ def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:
     patcher.pre_run()
     try:
         with torch.inference_mode():
-            channels = config["in_channels"]
+            channels = model.latent_format.latent_channels
+            concatenated = config["in_channels"] - channels  # inpainting: mask and masked image
+            if concatenated:
+                extra["c_concat"] = torch.zeros(batch, concatenated, height, width, device=device)
             model.apply_model(
                 torch.zeros(batch, channels, height, width, device=device),
                 torch.ones(batch, device=device),

@@ -1,0 +1,109 @@
+"""A fresh process: boots the host, compiles a narrow SDXL over a store, samples under a probe.
+
+`python child.py HOST BASE LAB`: prints what it saw as a line of JSON, the last one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Describe a real-size SDXL before anything is warm, then run a user's first prompt."""
+    tree, base, root = map(Path, sys.argv[1:])
+    _load("conftest", HERE.parent / "conftest.py")
+    package = _load("engine_tests", HERE / "__init__.py", [str(HERE)])
+    assert package is not None
+    from engine_tests.lab import Lab
+    from engine_tests.probed import Probed
+
+    from warmgraph_tools import inprocess
+
+    host = inprocess.boot(tree, base)
+    lab = Lab(root)
+    result: dict[str, Any] = {"describe": _describe_sdxl(lab), "hash": hash("warmgraph")}
+    model = Probed(lab, host, when_missing="never")
+    lab.settle()
+    model.check(size=(45, 60), cfg=1.0)
+    model.check(size=(8, 8), batch=3, steps=2)
+    report = model.report()
+    lab.engine.close()
+    result |= {
+        "keys": sorted(kind["key"] for kind in report["kinds"]),
+        "builds": report["builds"],
+        "loads": report["loads"],
+        "eager": report["regions"]["eager"],
+    }
+    print(json.dumps(result))  # noqa: T201
+
+
+def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
+    """Processor time of describing SDXL's UNet, without weights: cold, and once more."""
+    import torch
+    from comfy import supported_models
+
+    from warmgraph_backends.contract import WhenMissing
+    from warmgraph_backends.regions.registry import plan_model
+    from warmgraph_backends.registry import backend_named
+    from warmgraph_backends.runtime.session import Options, Session
+
+    sdxl = supported_models.SDXL(
+        {
+            **supported_models.SDXL.unet_config,
+            "image_size": 32,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_res_blocks": [2, 2, 2],
+            "channel_mult": [1, 2, 4],
+            "transformer_depth": [0, 0, 2, 2, 10, 10],
+            "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+            "transformer_depth_middle": 10,
+            "num_head_channels": 64,
+            "num_heads": -1,
+            "legacy": False,
+            "use_spatial_transformer": True,
+            "num_classes": "sequential",
+        }
+    )
+    sdxl.unet_config["dtype"] = torch.float32
+    model = sdxl.get_model({}, device="meta")
+    engine = lab.engine
+    measured = []
+    for number in range(3):
+        started = time.thread_time()
+        plan = plan_model(model.diffusion_model)
+        session = Session(
+            number,
+            model,
+            plan,
+            backend_named("inductor"),
+            Options(WhenMissing.NEVER, ""),
+            engine._graphs,
+            engine._verified,
+        )
+        session.describe(torch.device("cpu"), torch.float32)
+        milliseconds = (time.thread_time() - started) * 1e3
+        measured.append(
+            {"ms": milliseconds, "kinds": len(session.kinds), "places": len(plan.places)}
+        )
+    return measured
+
+
+def _load(name: str, file: Path, folders: list[str] | None = None) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
