@@ -53,6 +53,8 @@ def describe_module(
     for name, value in module.__dict__.items():
         if name in _TORCH_STATE or name in HOST_STATE or name not in wanted:
             continue
+        if getattr(value, "__func__", None) is getattr(cls, name, module):
+            continue  # a method of the class that the host bound to the instance
         try:
             attributes[name] = _plain(value)
         except TypeError:

@@ -57,7 +57,8 @@ class Host(NamedTuple):
         """Run one core node (V1 or V3) by its id and return its outputs."""
         cls = self.nodes.NODE_CLASS_MAPPINGS[class_type]
         if hasattr(cls, "define_schema"):
-            return tuple(cls.execute(**inputs).result)
+            output = cls.execute(**inputs)
+            return tuple(getattr(output, "result", output))  # some core nodes return a plain tuple
         return tuple(getattr(cls(), cls.FUNCTION)(**inputs))
 
     def sample(

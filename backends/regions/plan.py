@@ -143,10 +143,11 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
         path, part = pending.pop()
         parts.append((path, type(part)))
         parts += [
-            (name, repr(value) if isinstance(value, (list, tuple)) else value)
+            (name, _mark(value))
             for name, value in part.__dict__.items()
-            if isinstance(value, _PLAIN) and name not in HOST_STATE
+            if name not in HOST_STATE and (name[0] != "_" or isinstance(value, _PLAIN))
         ]
+        parts += [(name, buffer is None) for name, buffer in part._buffers.items()]
         parts += [
             (name, None if p is None else (type(p), p.shape, p.dtype))
             for name, p in part._parameters.items()
@@ -157,6 +158,13 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
             if child is not None and (path or kept is None or name in kept)
         ]
     return tuple(parts)
+
+
+def _mark(value: Any) -> Any:
+    """A plain attribute's value; of anything else the class, which a description refuses or not."""
+    if isinstance(value, (list, tuple)):
+        return repr(value)
+    return value if isinstance(value, _PLAIN) else type(value)
 
 
 def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:

@@ -21,12 +21,14 @@ from ..contract import Backend, Description, WhenMissing
 from ..errors import DescriptionError
 from ..host import pause_host_compiler
 from ..keys import target
-from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
+from ..regions.plan import Place, Plan, describe_place, quick_signature
+from ..regions.registry import plan_model
 from ..sources import Watch
 from .graphs import Graph, Graphs, State
 from .region import Region
 from .verified import Verified
 from .weights import ModelWeights
+from .wiring import Wiring, patched_places
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,9 @@ class Session:
         self._weights: ModelWeights | None = None
         self._regions: dict[str, Region] = {}
         self._installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
+        self._wiring = Wiring(self._diffusion)
+        self._marks: Any = None
+        self._object_patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
         self._foreign: dict[str, str] = {}
         self._watch = Watch()
@@ -97,6 +102,10 @@ class Session:
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the model's kinds down for a device and compute dtype; returns their graphs."""
         facts = target(device.type, self.backend)
+        plan = plan_model(self._diffusion)
+        if isinstance(plan, Plan):
+            self.plan = plan
+        self._wiring = Wiring(self._diffusion)
         kinds: dict[str, Kind] = {}
         quick: dict[Any, Kind] = {}
         self._watch = Watch()
@@ -124,19 +133,33 @@ class Session:
         facts: dict[str, Any],
         known: dict[str, Kind],
     ) -> Kind:
-        label = place.form.label(place.module)
+        label = type(place.module).__name__
         try:
+            label = place.form.label(place.module)
             description: Description = describe_place(
                 place, self.plan, dtype=dtype, device=device.type, watch=self._watch
             )
         except DescriptionError as error:
             return Kind(label, reason=error.reason)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            return Kind(label, reason=f"its {label} is not built as the host's: {error}")
         graph = self._graphs.graph(description, self.backend, facts)
         return known.setdefault(graph.key, Kind(label, graph=graph))
 
     def is_stale(self, dtype: torch.dtype) -> bool:
-        """Tell whether the host's code or the compute dtype changed since `describe`."""
-        return dtype is not self._dtype or self._watch.changed()
+        """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
+
+        Must be asked once, at the start of a run: object patches count as a change only once.
+        """
+        patcher = getattr(self._model, "current_patcher", None)
+        patches = dict(getattr(patcher, "object_patches", {}))
+        before, self._object_patches = self._object_patches, patches
+        repatched = patches.keys() != before.keys() or any(
+            patches[name] is not before[name] for name in patches
+        )
+        return (
+            repatched or dtype is not self._dtype or self._watch.changed() or self._wiring.changed()
+        )
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -146,10 +169,15 @@ class Session:
             self._run_open = True
             if self._weights is not None:
                 self._weights.begin_run()
-            self._foreign = dict(_patched_places(self.plan))
+            self._look()
             for region in self._regions.values():
                 region.declined = None
-            self._version = -1
+
+    def _look(self) -> None:
+        """Find the places that other nodes patched."""
+        self._marks = self._wiring.marks()
+        self._foreign = dict(patched_places(self.plan))
+        self._version = -1
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
@@ -167,6 +195,7 @@ class Session:
             if not self._run_open:
                 self.begin_run()
             assert self._weights is not None
+            self._look_again()
             self._weights.begin_step()
             if self._version != self._graphs.version:
                 self._install_ready()
@@ -174,16 +203,27 @@ class Session:
             placed = []
             try:
                 for module, forward in self._installed:
-                    if "forward" not in module.__dict__:
-                        module.__dict__["forward"] = forward
-                        placed.append(module)
+                    placed.append((module, module.__dict__.get("forward")))
+                    module.__dict__["forward"] = forward
                 with pause_host_compiler():
                     return executor(*args, **kwargs)
             finally:
-                for module in placed:
-                    module.__dict__.pop("forward", None)
+                for module, before in placed:
+                    if before is None:
+                        module.__dict__.pop("forward", None)
+                    else:
+                        module.__dict__["forward"] = before
                 self._inside = False
                 self._weights.end_step()
+
+    def _look_again(self) -> None:
+        """Notice what another node's wrapper changed around this very step."""
+        assert self._weights is not None and self._dtype is not None
+        if self._wiring.changed():
+            self.describe(self._weights.device, self._dtype)
+            self._look()
+        elif self._wiring.marks() != self._marks:
+            self._look()
 
     def _why_not(self, executor: Any, args: tuple[Any, ...]) -> str | None:
         """Why a whole forward is the host's, or None."""
@@ -276,28 +316,3 @@ class Session:
         self.warned.add(reason)
         expected = reason.startswith(("its graph is being", "no saved graph"))
         logger.log(logging.INFO if expected else logging.WARNING, "Parts run eager: %s", reason)
-
-
-def _patched_places(plan: Plan) -> list[tuple[str, str]]:
-    """Places whose module another node replaced, hooked, or gave another forward."""
-    found = []
-    for dispatch in plan.dispatches:
-        problem = _foreign_change(dispatch)
-        if problem is not None:
-            found += [(place.name, problem) for place in dispatch.regions]
-    return found
-
-
-def _foreign_change(dispatch: Dispatch) -> str | None:
-    whole = all(place.form.children is None for place in dispatch.regions)
-    names = {c for place in dispatch.regions for c in place.form.children or ()}
-    module = dispatch.module
-    inner = list(module.modules()) if whole else [module]
-    for name in names:
-        inner += list(module.get_submodule(name).modules())
-    for part in inner:
-        if "forward" in part.__dict__:
-            return f"another node replaces the forward of a {type(part).__name__}"
-        if part._forward_hooks or part._forward_pre_hooks:
-            return f"another node hooks a {type(part).__name__}"
-    return None

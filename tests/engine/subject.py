@@ -9,9 +9,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .conftest import Lab, relative
-
-TOLERANCE = 1e-4  # relative L2, fp32: kernels round elsewhere and nothing more
+from .lab import TOLERANCE, Lab, relative
 
 Patch = Callable[[Any], Any]
 
@@ -55,7 +53,7 @@ class Subject:
         return report
 
     def check(
-        self, patch: Patch = unpatched, *, acts: bool = True, **sampling: Any
+        self, patch: Patch = unpatched, *, when_missing: str = "wait", **sampling: Any
     ) -> dict[str, Any]:
         """Assert that a patched compiled model samples what the patched model samples.
 
@@ -63,7 +61,7 @@ class Subject:
 
         Args:
             patch: what another node does to a MODEL; called anew for each of the models.
-            acts: whether to assert that the patch changes the eager latent at all.
+            when_missing: "never" keeps a patch that makes new kinds from having them built.
 
         Returns:
             The report after the last run.
@@ -71,9 +69,11 @@ class Subject:
         sampling = {"steps": 2, **sampling}
         eager = self.sample(patch(self.model), **sampling)
         assert eager.isfinite().all()
-        if acts and patch is not unpatched:
+        if patch is not unpatched:
             assert relative(eager, self.sample(self.model, **sampling)) > 1e-3, "patch did nothing"
-        for ours in (self.lab.compiled(patch(self.model)), patch(self.compiled)):
+        plain = self.lab.compiled(self.model, when_missing=when_missing)
+        on_top = self.lab.compiled(patch(self.model), when_missing=when_missing)
+        for ours in (on_top, patch(plain)):
             before = self.report(ours)["calls"]["compiled"]
             latent = self.sample(ours, **sampling)
             error = relative(latent, eager)

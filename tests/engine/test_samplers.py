@@ -9,8 +9,8 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .conftest import Lab, relative
-from .subject import TOLERANCE, Subject, reasons
+from .lab import TOLERANCE, Lab, relative
+from .subject import Subject, reasons
 
 
 @pytest.fixture(scope="module")

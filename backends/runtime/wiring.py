@@ -1,0 +1,73 @@
+"""What other nodes did to a model's modules: replaced or hooked them, gave them another forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..regions.plan import Dispatch, Plan
+
+_FORWARDS = ("forward", "_forward")
+
+
+class Wiring:
+    """A module tree as it was, to see at little cost before each step whether it still is."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        """Remember the tree; its modules are kept alive until this object goes."""
+        modules = list(root.modules())
+        self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
+        self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
+        self._own = [m.__dict__ for m in modules]
+        self._hooks: list[Any] = [
+            h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
+        ]
+
+    def changed(self) -> bool:
+        """Tell whether a module was replaced, added or taken away."""
+        return any(table.get(name) is not child for table, name, child in self._links) or any(
+            len(table) != count for table, count in self._counts
+        )
+
+    def marks(self) -> tuple[list[Any], list[int]]:
+        """Return which modules have hooks or a forward of their own, to compare with later."""
+        forwards = [own["forward"] for own in self._own if "forward" in own]
+        inner = [own["_forward"] for own in self._own if "_forward" in own]
+        return forwards + inner, [i for i, hooks in enumerate(self._hooks) if hooks]
+
+
+def patched_places(plan: Plan) -> list[tuple[str, str]]:
+    """Return (place, reason) where another node hooked a module or gave it another forward."""
+    found = []
+    for dispatch in plan.dispatches:
+        problem = _foreign_change(dispatch)
+        if problem is not None:
+            found += [(place.name, problem) for place in dispatch.regions]
+    return found
+
+
+def is_own_method(module: torch.nn.Module, name: str, value: Any) -> bool:
+    """Tell whether an instance attribute is just the class's method, bound.
+
+    The host leaves such a one behind when it takes back an object patch of a `forward`.
+    """
+    return getattr(value, "__self__", None) is module and getattr(
+        value, "__func__", value
+    ) is getattr(type(module), name, None)
+
+
+def _foreign_change(dispatch: Dispatch) -> str | None:
+    whole = all(place.form.children is None for place in dispatch.regions)
+    names = {c for place in dispatch.regions for c in place.form.children or ()}
+    module = dispatch.module
+    inner = list(module.modules()) if whole else [module]
+    for name in names:
+        inner += list(module.get_submodule(name).modules())
+    for part in inner:
+        for name in _FORWARDS:
+            if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
+                return f"another node replaces the forward of a {type(part).__name__}"
+        if part._forward_hooks or part._forward_pre_hooks:
+            return f"another node hooks a {type(part).__name__}"
+    return None
