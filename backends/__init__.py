@@ -1,1 +1,3 @@
-"""The shared layer: regions of host models, graphs compiled for them, and the files they live in."""
+"""The shared layer: regions of host models, graphs compiled for them, and the files they live
+in.
+"""

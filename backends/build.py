@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from contextlib import AbstractContextManager
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from . import keys
 from .capture import Program, capture
 from .contract import Description
 from .errors import BuildError
-from .registry import backend_named
 from .regions.registry import form_of
+from .registry import backend_named
 from .sources import fingerprint
 from .tolerance import within
 
@@ -36,8 +36,7 @@ def prepare(hello: dict[str, Any]) -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    import comfy.ldm.modules.diffusionmodules.openaimodel  # noqa: F401
-
+    import comfy.ldm.modules.diffusionmodules.openaimodel
     from torch._inductor import config
 
     config.compile_threads = 1
@@ -54,7 +53,8 @@ def run(
         measure: held while kernels are measured on the GPU.
 
     Returns:
-        The payload, and facts for the manifest: "weights", "work", "binary_bytes", "checks", "phases".
+        The payload, and facts for the manifest: "weights", "work", "binary_bytes", "checks",
+        "phases".
 
     Raises:
         BuildError: this process would build another graph than asked for, the build failed, or the
@@ -91,10 +91,11 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, progra
     twin_classes = sorted(_class_names(description.module))
     here = fingerprint([type(form).reference], [_resolve(name) for name in twin_classes])
     if here != description.sources:
-        changed = [n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)]
-        raise BuildError(
-            f"the worker sees other host code for {description.label}: {', '.join(sorted(changed)[:3])}"
-        )
+        changed = [
+            n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
+        ]
+        names = ", ".join(sorted(changed)[:3])
+        raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
         raise BuildError(f"the worker's torch or options differ from the server's: {target}")
@@ -107,7 +108,7 @@ def _class_names(module: dict[str, Any]) -> set[str]:
     return names
 
 
-def _resolve(name: str) -> type:
+def _resolve(name: str) -> Any:
     module, _, qualname = name.partition(":")
     value: Any = sys.modules[module]
     for part in qualname.split("."):
@@ -129,7 +130,9 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
                 f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
             )
         if not result.is_contiguous() or any(_shares(result, t) for t in (*weights, *inputs)):
-            raise BuildError(f"{program.description.label} must return a contiguous tensor of its own")
+            raise BuildError(
+                f"{program.description.label} must return a contiguous tensor of its own"
+            )
     return checks
 
 
@@ -141,7 +144,9 @@ def _extremes(program: Program) -> Iterator[dict[str, int]]:
     """Each symbol at its lower and upper end, the others small; then all at the lower end."""
     symbols = program.description.symbols
     device = program.description.device
-    small = {s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)}
+    small = {
+        s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
+    }
     yield {s.name: s.minimum for s in symbols}
     yield small
     for symbol in symbols:

@@ -23,7 +23,12 @@ from typing import Any, NamedTuple
 from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
 from .processes import sweep
-from .schedule import MeasuringGate, estimate_seconds_left, worker_count
+from .schedule import (
+    MeasuringGate,
+    estimate_seconds_left,
+    worker_count,
+    workers_while_busy,
+)
 
 __all__ = [
     "BuildProgress",
@@ -80,7 +85,8 @@ class Builder:
                 measure does not count.
             idle_s: seconds after which a worker without a job goes.
             start_limit_s: seconds that a worker may take until it is ready.
-            is_busy: whether a prompt samples now; then one worker at a time measures on the GPU.
+            is_busy: whether a prompt runs now; then few workers are started, and one at a time
+                measures on the GPU.
             on_change: called in the supervisor's thread after progress changed; several changes may
                 be one call.
             script: the worker script; default `worker.py` beside this module.
@@ -289,10 +295,14 @@ class Builder:
 
     def _start_worker(self, now: float) -> float | None:
         """Start one worker if there is work and room for it; returns seconds until the next."""
+        busy = bool(self._pending) and self._gate.is_busy()
         with self._news:
+            room = workers_while_busy(self._limit) if busy else self._limit
             wanted = min(self._limit, len(self._pending) + len(self._running))
             if self._closed or len(self._attendants) >= wanted:
                 return None
+            if len(self._attendants) >= room:
+                return _TICK_S  # look again: the prompt may have ended
             if now < self._next_start:
                 return self._next_start - now
             self._next_start = now + _STAGGER_S

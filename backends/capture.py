@@ -1,7 +1,7 @@
 """A kind becomes an exported program: the host's code traced once with symbolic sizes.
 
-Weights are lifted to inputs, batch, height, width and token counts are symbols with declared ranges, and
-nothing needs real weights: twins are made of fake tensors on the run device.
+Weights are lifted to inputs, batch, height, width and token counts are symbols with declared
+ranges, and nothing needs real weights: twins are made of fake tensors on the run device.
 https://docs.pytorch.org/docs/stable/export.html
 """
 
@@ -30,7 +30,8 @@ class Program:
         description: the kind it was made from.
         graph_module: `(*weights, *inputs) -> (output,)`; placeholders carry fakes in `meta["val"]`.
         weights: the weights in call order, named below the region's module.
-        run: computes the region eagerly with real tensors, for checks: `(weights, inputs) -> output`.
+        run: computes the region eagerly with real tensors, for checks: `(weights, inputs) ->
+            output`.
         work: elements of the largest tensor anywhere in the region, per element of its first input.
     """
 
@@ -40,9 +41,7 @@ class Program:
     run: Callable[[list[torch.Tensor], list[Any]], torch.Tensor]
     work: float
 
-    def example(
-        self, sizes: dict[str, int] | None = None
-    ) -> tuple[list[torch.Tensor], list[Any]]:
+    def example(self, sizes: dict[str, int] | None = None) -> tuple[list[torch.Tensor], list[Any]]:
         """Make random weights and inputs on the run device, at the example sizes unless told."""
         device = torch.device(self.description.device)
         generator = torch.Generator(device).manual_seed(0)
@@ -65,7 +64,8 @@ class _Region(torch.nn.Module):
         self.form = form
 
     def forward(self, *inputs: Any) -> torch.Tensor:
-        return self.form.reference(self.module, *inputs)
+        result: torch.Tensor = self.form.reference(self.module, *inputs)
+        return result
 
 
 def capture(description: Description, form: Any) -> Program:
@@ -84,7 +84,8 @@ def capture(description: Description, form: Any) -> Program:
     with torch.no_grad(), size_oblivious():
         with fake_mode():
             twin = make_twin(
-                description.module, lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)
+                description.module,
+                lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device),
             )
             region = _Region(twin, form).eval()
             examples = tuple(example_input(spec, sizes, device) for spec in description.inputs)
@@ -106,7 +107,9 @@ def example_input(
     device: torch.device,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Make one input at the given sizes: an integer, or a contiguous tensor (random with a generator)."""
+    """Make one input at the given sizes: an integer, or a contiguous tensor (random with a
+    generator).
+    """
     if spec.dtype == "int":
         return sizes[str(spec.dims[0])]
     shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
@@ -117,8 +120,10 @@ def example_input(
 
 
 def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:
-    """Export with the declared ranges; where torch insists on sizes of at least 2 (it asks whether a
-    side is 1 to see if a layout is contiguous), with 2, and the build's check runs the graph at 1."""
+    """Export with the declared ranges; where torch insists on sizes of at least 2 (it asks whether
+    a side is 1 to see if a layout is contiguous), with 2, and the build's check runs the graph at
+    1.
+    """
     reasons = []
     for lowest in (1, 2):
         shapes = (_dynamic_shapes(description, lowest),)
@@ -149,7 +154,9 @@ def _dynamic_shapes(description: Description, lowest: int) -> tuple[Any, ...]:
 
 
 def _check_ranges(description: Description, exported: Any) -> None:
-    """Every declared symbol must have survived with its declared range (from 2 on, see `_export`)."""
+    """Every declared symbol must have survived with its declared range (from 2 on, see
+    `_export`).
+    """
     declared = {(max(2, s.minimum), s.maximum) for s in description.symbols}
     symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
         -len(description.inputs) :
@@ -173,7 +180,9 @@ def _weights(exported: Any) -> list[WeightSpec]:
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind != InputKind.PARAMETER or not spec.target.startswith("module."):
-            raise BuildError(f"a region takes weights and inputs only, got {spec.kind} {spec.target}")
+            raise BuildError(
+                f"a region takes weights and inputs only, got {spec.kind} {spec.target}"
+            )
         weights.append(spec.target)
     values = {n.name: n.meta["val"] for n in exported.graph.nodes if n.op == "placeholder"}
     names = [s.arg.name for s in exported.graph_signature.input_specs]
@@ -194,7 +203,8 @@ def _eager(
         pending = iter(weights)
         twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
         with torch.no_grad():
-            return form.reference(twin, *inputs)
+            result: torch.Tensor = form.reference(twin, *inputs)
+        return result
 
     return run
 

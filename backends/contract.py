@@ -1,8 +1,9 @@
 """The words that all parts share: what a region is, and what a backend must offer.
 
-A *kind* is one region of a model, written down as plain data (`Description`): everything that decides
-its graph and nothing else. A `Backend` turns a description's exported program into a payload of bytes
-and such bytes back into a callable. Graphs are pure functions of (weights, activations).
+A *kind* is one region of a model, written down as plain data (`Description`): everything that
+decides its graph and nothing else. A `Backend` turns a description's exported program into a
+payload of bytes and such bytes back into a callable. Graphs are pure functions of (weights,
+activations).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 FORMAT_VERSION = 1
 
 Measure = Callable[[], AbstractContextManager[None]]
-"""Opens the gate around kernel measurements, so that a running prompt meets one of them at a time."""
+"""Opens the gate around kernel measurements: a running prompt meets one of them at a time."""
 
 
 class WhenMissing(str, Enum):
@@ -42,7 +43,9 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A size that may change from call to call, with its declared range and the size it is tuned for."""
+    """A size that may change from call to call, with its declared range and the size it is tuned
+    for.
+    """
 
     name: str
     minimum: int
@@ -58,7 +61,8 @@ class Description:
         family: the region plan it belongs to, for example "unet".
         form: the plan's name for this sort of region, for example "residual".
         label: for people, for example "ResBlock 320->640"; not part of the key.
-        module: the module tree (`describe.describe_module`): classes, plain attributes, parameter meta.
+        module: the module tree (`describe.describe_module`): classes, plain attributes, parameter
+            meta.
         inputs: the activations, in call order.
         symbols: every symbolic size that `inputs` names.
         sources: hashes of the functions that the region runs through (`sources.fingerprint`).
@@ -89,7 +93,9 @@ class Description:
 
 
 class WeightSpec(NamedTuple):
-    """One weight that a graph takes, in call order: its name below the region's module, shape and dtype."""
+    """One weight that a graph takes, in call order: its name below the region's module, shape and
+    dtype.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -104,7 +110,9 @@ class Compiled(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """One thing a backend needs: whether it is there, and in words what is missing and what to do."""
+    """One thing a backend needs: whether it is there, and in words what is missing and what to
+    do.
+    """
 
     name: str
     met: bool
@@ -113,7 +121,9 @@ class Requirement(NamedTuple):
 
 
 class Backend(Protocol):
-    """A way to turn a region into a graph. One module per backend; they never import one another."""
+    """A way to turn a region into a graph. One module per backend; they never import one
+    another.
+    """
 
     name: str
 
@@ -127,4 +137,6 @@ class Backend(Protocol):
         """Compile a `capture.Program`; worker side only. Raises BuildError."""
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
-        """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and empties it."""
+        """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and
+        empties it.
+        """

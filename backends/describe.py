@@ -1,8 +1,8 @@
 """Modules as plain data, and weightless twins made from it.
 
 A description names classes, the plain attributes that their code reads, and the meta of parameters;
-a twin is the same module tree rebuilt from it without running any constructor, so that the worker that
-exports it needs neither the checkpoint nor the constructor's arguments.
+a twin is the same module tree rebuilt from it without running any constructor, so that the worker
+that exports it needs neither the checkpoint nor the constructor's arguments.
 """
 
 from __future__ import annotations
@@ -18,9 +18,25 @@ from .errors import DescriptionError
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
 HOST_STATE = frozenset(
-    "comfy_cast_weights prev_comfy_cast_weights comfy_patched_weights weight_function bias_function "
-    "weight_lowvram_function bias_lowvram_function weight_comfy_model_dtype bias_comfy_model_dtype "
-    "seed_key _v _v_weight _v_bias _v_signature _prefetch _pin _pin_state".split()
+    (
+        "comfy_cast_weights",
+        "prev_comfy_cast_weights",
+        "comfy_patched_weights",
+        "weight_function",
+        "bias_function",
+        "weight_lowvram_function",
+        "bias_lowvram_function",
+        "weight_comfy_model_dtype",
+        "bias_comfy_model_dtype",
+        "seed_key",
+        "_v",
+        "_v_weight",
+        "_v_bias",
+        "_v_signature",
+        "_prefetch",
+        "_pin",
+        "_pin_state",
+    )
 )
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
@@ -61,13 +77,15 @@ def describe_module(
             raise DescriptionError(
                 f"attribute {name} of {where} is a {type(value).__name__}, not plain data"
             ) from None
-    parameters = {}
+    parameters: dict[str, dict[str, Any] | None] = {}
     for name, tensor in module._parameters.items():
         if tensor is None:
             parameters[name] = None
             continue
         if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
-            raise DescriptionError(f"{where}.{name} is a {type(tensor).__name__}, not a plain tensor")
+            raise DescriptionError(
+                f"{where}.{name} is a {type(tensor).__name__}, not a plain tensor"
+            )
         final = dtype(module, name, tensor)
         parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
     if any(buffer is not None for buffer in module._buffers.values()):
@@ -98,13 +116,14 @@ def make_twin(
         for part in qualname.split("."):
             cls = getattr(cls, part)
     except (ImportError, AttributeError) as error:
-        raise DescriptionError(f"class {description['class']} cannot be imported: {error}") from error
-    twin = cls.__new__(cls)
+        raise DescriptionError(
+            f"class {description['class']} cannot be imported: {error}"
+        ) from error
+    twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
     if hasattr(cls, "comfy_cast_weights"):
-        twin.comfy_cast_weights = False
-        twin.weight_function = []
-        twin.bias_function = []
+        state = {"comfy_cast_weights": False, "weight_function": [], "bias_function": []}
+        twin.__dict__.update(state)  # weights come in final: nothing is cast or patched on top
     for name, value in description["attributes"].items():
         setattr(twin, name, _restore(value))
     for name, meta in description["parameters"].items():

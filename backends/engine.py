@@ -1,7 +1,8 @@
-"""The engine: everything a server process needs to compile models, behind a few calls for the nodes.
+"""The engine: everything a server process needs to compile models, behind a few calls for the
+nodes.
 
-It owns the store, the builder and the graphs, makes a session for each compiled MODEL, and keeps each saved
-workflow's graph folder filled.
+It owns the store, the builder and the graphs, makes a session for each compiled MODEL, and keeps
+each saved workflow's graph folder filled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 KEY = "warmgraph"
 _POLL_S = 0.1
+#: How long after Compile Model a prompt counts as running although it does not sample yet.
+_PROMPT_S = 15.0
 
 Progress = Callable[[int, int, str], None]
 
@@ -95,6 +99,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self._sampling = 0
+        self._prompt_until = 0.0
         self._lock = threading.Lock()
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
@@ -110,7 +115,7 @@ class Engine:
             workers=self._count_workers,
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
-            is_busy=lambda: self._sampling > 0,
+            is_busy=self._is_busy,
             on_change=hooks.on_change,
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
@@ -127,7 +132,8 @@ class Engine:
         backend: str = "auto",
         on_progress: Progress | None = None,
     ) -> Any:
-        """Return a clone of a ModelPatcher that runs through compiled graphs; `model` is not changed.
+        """Return a clone of a ModelPatcher that runs through compiled graphs; `model` is not
+        changed.
 
         Args:
             when_missing: what to do about graphs that are not there yet; only "wait" blocks.
@@ -149,6 +155,8 @@ class Engine:
         self._graphs.request(wanted, self._folders(session), build=build)
         if options.when_missing is WhenMissing.WAIT:
             self._wait(wanted, on_progress)
+        else:
+            self._prompt_until = time.monotonic() + _PROMPT_S
         return compiled
 
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
@@ -216,6 +224,8 @@ class Engine:
                 model_report(session, self._graphs, self._builder, None)
                 for session in list(self._sessions.values())
             ],
+            "builds": self._graphs.builds,
+            "loads": self._graphs.loads,
             "building": progress._asdict(),
             "store": usage._asdict(),
             "settings": self._settings.as_dict(),
@@ -286,7 +296,7 @@ class Engine:
     # --- runs -------------------------------------------------------------------------------------
 
     def begin_run(self, session: Session, patcher: Any) -> None:
-        """A sampling run starts: look again at what may have changed since the node was executed."""
+        """A sampling run starts: look again at what may have changed since the node ran."""
         self._sampling += 1
         dtype = compute_dtype(patcher)
         if session.is_stale(dtype):
@@ -300,11 +310,12 @@ class Engine:
     def end_run(self, session: Session) -> None:
         """A sampling run ended: file its graphs with the workflow and tell what ran."""
         self._sampling = max(0, self._sampling - 1)
+        self._prompt_until = 0.0
         session.end_run()
         session.warn_once()
         session.workflow = self._hooks.current_workflow()
         session.filed = False
-        self._graphs.when_loaded(lambda: self._file(session))
+        self._graphs.when_loaded(partial(self._file, session))
         self._hooks.on_change()
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
@@ -316,7 +327,7 @@ class Engine:
             known = session.workflow
             if known and known.id == workflow.id and known.path != workflow.path:
                 session.workflow, session.filed = workflow, False
-                self._graphs.when_loaded(lambda s=session: self._file(s))
+                self._graphs.when_loaded(partial(self._file, session))
 
     def _file(self, session: Session) -> None:
         """Link every ready graph of a session into its graph folder (in the loader's thread)."""
@@ -397,6 +408,10 @@ class Engine:
                 + "; ".join(lines),
                 remedy="switch strict off, or use Compile Model to build what is missing",
             )
+
+    def _is_busy(self) -> bool:
+        """Whether a prompt runs: it samples, or its Compile Model has just been executed."""
+        return self._sampling > 0 or time.monotonic() < self._prompt_until
 
     def _count_workers(self) -> int:
         import psutil

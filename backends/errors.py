@@ -1,13 +1,14 @@
 """Every error that Warmgraph raises, drawn once.
 
-    WarmgraphError              base: `reason` says why, `remedy` what to do
-    ├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
-    ├── DescriptionError        a module cannot be written down for a worker
-    ├── BuildError              a build failed, was killed or ran out of time
-    ├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
-    │   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
-    ├── GraphsNameError         a graphs name or workflow path is not a plain, safe name
-    └── StrictError             Load Compiled Graph in strict mode found something that would run eager
+WarmgraphError              base: `reason` says why, `remedy` what to do
+├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
+├── DescriptionError        a module cannot be written down for a worker
+├── BuildError              a build failed, was killed or ran out of time
+├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
+│   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
+├── GraphsNameError         a graphs name or workflow path is not a plain, safe name
+└── StrictError             Load Compiled Graph in strict mode found something that would run
+eager
 """
 
 from __future__ import annotations

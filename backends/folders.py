@@ -86,7 +86,8 @@ def named_folder(workflows_root: Path, name: str) -> Path:
 
 
 def listed_folder(workflows_root: Path, name: str) -> Path:
-    """Return the existing folder that `list_folders` listed under this name, or with `.graphs` on it.
+    """Return the existing folder that `list_folders` listed under this name, or with `.graphs` on
+    it.
 
     Raises:
         GraphsNameError: there is no such folder inside the user's workflows folder.
@@ -95,7 +96,9 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     parts = _parts(name) if isinstance(name, str) else None
     if parts is None:
         raise _bad_name(name, "it is not a name from the list")
-    folder = _kept_inside(root, root.joinpath(*parts[:-1], f"{parts[-1].removesuffix(SUFFIX)}{SUFFIX}"), name)
+    folder = _kept_inside(
+        root, root.joinpath(*parts[:-1], f"{parts[-1].removesuffix(SUFFIX)}{SUFFIX}"), name
+    )
     if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
         raise GraphsNameError(
             f"there is no folder {_shown(name + SUFFIX)} in {root}",

@@ -71,7 +71,7 @@ class HostModel:
             return None
         free, _ = torch.cuda.mem_get_info(device)
         to_load = max(0, self._patcher.model_size() - self._patcher.loaded_size())
-        return max(0, free - to_load - _SAMPLING_VRAM)
+        return max(0, int(free - to_load - _SAMPLING_VRAM))
 
 
 def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:

@@ -22,7 +22,9 @@ PAYLOAD_VERSION = 1
 
 
 class Inductor:
-    """Compiles with `torch._inductor.standalone_compile`; kernels are Triton's on GPUs, C++ on CPUs."""
+    """Compiles with `torch._inductor.standalone_compile`; kernels are Triton's on GPUs, C++ on
+    CPUs.
+    """
 
     name = "inductor"
 
@@ -30,9 +32,7 @@ class Inductor:
         """Say what is missing here; never raises."""
         missing = torch_private.missing_api()
         found = [
-            Requirement(
-                "torch", missing is None, missing or "", "update torch to 2.10 or newer"
-            )
+            Requirement("torch", missing is None, missing or "", "update torch to 2.10 or newer")
         ]
         if device == "cuda":
             found.append(
@@ -48,7 +48,7 @@ class Inductor:
                     "Triton",
                     importlib.util.find_spec("triton") is not None,
                     "Triton is not installed",
-                    "on Windows install triton-windows; on Linux reinstall torch with its dependencies",
+                    "on Windows install triton-windows, on Linux reinstall torch",
                 )
             )
         elif device == "cpu":
@@ -64,7 +64,10 @@ class Inductor:
         else:
             found.append(
                 Requirement(
-                    "device", False, f"this backend does not run on {device}", "models run eager there"
+                    "device",
+                    False,
+                    f"this backend does not run on {device}",
+                    "models run eager there",
                 )
             )
         return found
@@ -82,7 +85,8 @@ class Inductor:
         return facts
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
-        """Compile a `capture.Program`; the kernels measure themselves on one call at the example sizes.
+        """Compile a `capture.Program`; the kernels measure themselves on one call at the example
+        sizes.
 
         Raises:
             BuildError: Inductor failed, or the graph is no pure function.

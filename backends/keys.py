@@ -1,9 +1,9 @@
 """Keys: what must be equal for a graph to be the right one, in canonical form.
 
 A key is the sha256 of three parts as canonical JSON: the *structure* of the region (classes, plain
-attributes, parameter meta, hashes of the functions it runs through), its *inputs* with their symbols, and
-the *target* (device, versions, backend options). Weights, checkpoint names, prompts, sizes of symbolic dims
-and object identities are in none of them.
+attributes, parameter meta, hashes of the functions it runs through), its *inputs* with their
+symbols, and the *target* (device, versions, backend options). Weights, checkpoint names, prompts,
+sizes of symbolic dims and object identities are in none of them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def explain_target(manifest: dict[str, Any], target_facts: dict[str, Any]) -> li
 
 
 def explain_structure(manifest: dict[str, Any], description: Description) -> list[str]:
-    """Say in words how a graph file's region differs from a kind of the same form; empty: it fits."""
+    """Say in words how a graph file's region differs from a kind of the same form; empty: it
+    fits.
+    """
     theirs, ours = manifest.get("structure", {}), structure(description)
     lines = []
     if theirs.get("module") != ours["module"]:

@@ -47,7 +47,7 @@ def resolve_backend(choice: str, device: str) -> Resolution:
         if (unmet := _unmet(backend, device)) is not None:
             raise RequirementError(f"backend {choice}: {unmet.reason}", remedy=unmet.remedy)
         return Resolution(backend, ())
-    refused = []
+    refused: list[str] = []
     for backend in BACKENDS:
         unmet = _unmet(backend, device)
         if unmet is None:

@@ -33,6 +33,7 @@ def model_report(
     eager = session.eager_places()
     ours = [kind.graph for kind in session.kinds if kind.graph is not None]
     ready = [g for g in ours if g.state is State.READY]
+    new = [g for g in ready if g.key not in session.reused]
     return {
         "id": session.id,
         "model": session.model_name,
@@ -42,8 +43,9 @@ def model_report(
         "regions": {"total": total, "compiled": total - len(eager), "eager": len(eager)},
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in session.kinds],
-        "builds": sum(g.source == "built" for g in ready),
-        "loads": sum(g.source == "loaded" for g in ready),
+        "builds": sum(g.source == "built" for g in new),
+        "loads": sum(g.source == "loaded" for g in new),
+        "reused": len(ready) - len(new),
         "calls": {"compiled": sum(g.calls for g in ours), "eager": sum(session.steps.values())},
         "misses": [
             {"kind": g.description.label, "reason": g.reason or g.state.value}
@@ -78,8 +80,8 @@ def render_text(report: dict[str, Any]) -> str:
         rest = "" if left is None else f", about {left:.0f} s left"
         lines.append(f"building: {building['done']} of {building['total']}{rest}")
     lines.append(
-        f"graphs: {report['builds']} built, {report['loads']} loaded, "
-        f"{len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
+        f"graphs: {report['builds']} built, {report['loads']} loaded, {report['reused']} in use "
+        f"before, {len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
     )
     for miss in report["misses"]:
         lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
@@ -128,6 +130,7 @@ _EMPTY: dict[str, Any] = {
     "kinds": [],
     "builds": 0,
     "loads": 0,
+    "reused": 0,
     "calls": {"compiled": 0, "eager": 0},
     "misses": [],
     "disk_bytes": 0,

@@ -35,6 +35,16 @@ def worker_count(
     return max(1, min(counts))
 
 
+def workers_while_busy(limit: int) -> int:
+    """Return how many of `limit` workers may be started while a prompt runs.
+
+    Even at the lowest priority a worker slows the prompt: it shares cores' arithmetic units, caches
+    and memory, and sampling hangs on one thread of the server. 14 at once cost the first image a
+    fifth.
+    """
+    return max(1, limit // 6)
+
+
 def estimate_seconds_left(
     measured: Sequence[float], running: Sequence[float], pending: int, workers: int
 ) -> float | None:
@@ -77,7 +87,7 @@ class MeasuringGate:
             self._waiting.append(ticket)
         try:
             while not give_up():
-                busy = self._ask()
+                busy = self.is_busy()
                 with self._changed:
                     first = self._waiting[0] is ticket
                     if not busy or (first and self._measuring == 0):
@@ -96,7 +106,7 @@ class MeasuringGate:
             self._measuring -= 1
             self._changed.notify_all()
 
-    def _ask(self) -> bool:
+    def is_busy(self) -> bool:
         try:
             return self._is_busy()
         except Exception:

@@ -1,8 +1,9 @@
 """Which functions a region runs through, and hashes of them.
 
-A graph that was traced through a function is wrong once the function changes, so their code is part of
-the key. Code objects are hashed (byte code, names, constants), not text: comments and file paths do not
-count. The walk is static and follows what a function names: globals, dotted names of modules, closures.
+A graph that was traced through a function is wrong once the function changes, so their code is part
+of the key. Code objects are hashed (byte code, names, constants), not text: comments and file paths
+do not count. The walk is static and follows what a function names: globals, dotted names of
+modules, closures.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -24,11 +25,21 @@ from .describe import HOST_STATE
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
 _NOT_TRACED = frozenset(
-    "run_every_op cast_bias_weight uncast_bias_weight forward_comfy_cast_weights "
-    "materialize_meta_param".split()
+    [
+        "run_every_op",
+        "cast_bias_weight",
+        "uncast_bias_weight",
+        "forward_comfy_cast_weights",
+        "materialize_meta_param",
+    ]
 )
 #: Hashed, but not followed: memory management, whose globals change while the server runs.
-_NOT_FOLLOWED = ("comfy.model_management", "comfy.memory_management", "comfy.utils", "comfy.quant_ops")
+_NOT_FOLLOWED = (
+    "comfy.model_management",
+    "comfy.memory_management",
+    "comfy.utils",
+    "comfy.quant_ops",
+)
 _HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _OWN = __name__.rpartition(".")[0]
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
@@ -60,8 +71,8 @@ def fingerprint(
         watch: gets every name that was followed, to notice later changes.
 
     Returns:
-        {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that such
-        a function reads; sorted, the same in every process.
+        {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that
+        such a function reads; sorted, the same in every process.
     """
     found: dict[str, str] = {}
     # A decorator's inner function may have the name of the function it wraps: both count.
@@ -88,7 +99,7 @@ def fingerprint(
     return dict(sorted(found.items()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def attributes_read(cls: type) -> frozenset[str]:
     """Return every attribute name that the methods of a class (outside torch) read, and torch's own
     plain settings for its classes."""
@@ -140,16 +151,12 @@ def _hash_code(code: types.CodeType) -> str:
     return hashlib.sha256(_canonical(code).encode()).hexdigest()[:16]
 
 
-def _examine(
-    function: Any, watch: Watch
-) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
+def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
     values: dict[str, str] = {}
     callees: list[Callable[..., Any]] = []
     module = _module_name(function)
     follow = not module.startswith(_NOT_FOLLOWED)
-    for name, cell in zip(
-        function.__code__.co_freevars, function.__closure__ or (), strict=True
-    ):
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             content = cell.cell_contents
         except ValueError:

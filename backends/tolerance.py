@@ -1,7 +1,7 @@
 """How far a graph may be from the host's eager maths on the same inputs.
 
-The bounds are relative L2 errors per region. fp16 and bf16 eager differ from fp32 by about as much: fusing
-skips roundings that eager makes, so the error is eager's own, seen from the other side.
+The bounds are relative L2 errors per region. fp16 and bf16 eager differ from fp32 by about as much:
+fusing skips roundings that eager makes, so the error is eager's own, seen from the other side.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ RELATIVE_L2 = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 
 
 def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return ||result - reference|| / ||reference|| in float32; infinite where a value is not finite
-    in one and finite in the other. Waits for the device."""
+    """Return ||result - reference|| / ||reference|| in float32; infinite where a value is not
+    finite in one and finite in the other. Waits for the device.
+    """
     finite = torch.isfinite(reference)
     if not bool((torch.isfinite(result) == finite).all()):
         return float("inf")

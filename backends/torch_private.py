@@ -1,12 +1,12 @@
 """Every use of torch's private APIs, in one room, with a self-test that says in words what broke.
 
-Compile side: `compile_wrapper` runs `standalone_compile(..., aot=True)` and returns Inductor's generated
-module; `pack` takes out of it what a call needs (its Python source without kernel sources, the chosen
-binary of each kernel) and nothing else. Load side: `unpack` rebuilds the call from those bytes without
-Dynamo, AOTAutograd or any compiler.
+Compile side: `compile_wrapper` runs `standalone_compile(..., aot=True)` and returns Inductor's
+generated module; `pack` takes out of it what a call needs (its Python source without kernel
+sources, the chosen binary of each kernel) and nothing else. Load side: `unpack` rebuilds the call
+from those bytes without Dynamo, AOTAutograd or any compiler.
 
-The payload is a pickle read through an allow-list; it is only ever read after the file's signature and
-hash were verified. Sources: torch/_inductor/{standalone_compile,codecache}.py and
+The payload is a pickle read through an allow-list; it is only ever read after the file's signature
+and hash were verified. Sources: torch/_inductor/{standalone_compile,codecache}.py and
 torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2.10-2.15.
 """
 
@@ -71,9 +71,12 @@ def fake_mode() -> Any:
 
 
 def size_oblivious() -> Any:
-    """Patch: symbols may be 0 or 1 without specialising; must be held while exporting and lowering."""
-    import torch.fx.experimental._config as config
+    """Patch: symbols may be 0 or 1 without specialising; must be held while exporting and
+    lowering.
+    """
+    import torch.fx.experimental._config as settings
 
+    config: Any = settings
     return config.patch(backed_size_oblivious=True)
 
 
@@ -92,7 +95,9 @@ def missing_api() -> str | None:
         not callable(standalone_compile)
         or "aot" not in inspect.signature(standalone_compile).parameters
     ):
-        return f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
+        return (
+            f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
+        )
     if not hasattr(_config, "backed_size_oblivious"):
         return f"torch {torch.__version__} has no backed_size_oblivious setting"
     if not hasattr(StaticTritonCompileResult, "make_launcher"):
@@ -124,7 +129,7 @@ def compile_wrapper(
     fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
     known = len(PyCodeCache.modules)
     with torch.no_grad(), size_oblivious():
-        artifact = standalone_compile(
+        artifact: Any = standalone_compile(
             graph_module,
             fakes,
             dynamic_shapes="from_graph",
@@ -169,7 +174,8 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
         device_index: the CUDA device that kernels are loaded on.
 
     Raises:
-        GraphFileError: the payload names anything outside the allow-list or does not fit this torch.
+        GraphFileError: the payload names anything outside the allow-list or does not fit this
+        torch.
     """
     try:
         parts = _Unpickler(io.BytesIO(payload)).load()
@@ -341,7 +347,8 @@ def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     """The configuration that a Triton kernel chose, and its binary."""
-    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 
     if len(kernel.launchers) != 1:
         raise BuildError(f"kernel {name} has not chosen among {len(kernel.launchers)} forms")
@@ -394,7 +401,8 @@ def _load_library(binary: bytes) -> Any:
         path = _library_folder[0] / f"{digest}.so"
         if not path.exists():
             path.write_bytes(binary)
-        pointer = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+        guards: Any = torch._C._dynamo.guards
+        pointer = guards._torchinductor_pyobject_tensor_data_ptr
         # Read once by the library's own initialiser, as torch's loader does it.
         with _environment("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", str(pointer)):
             spec = importlib.util.spec_from_file_location(f"{digest}.kernel", path)

@@ -1,11 +1,12 @@
 """What a region plan consists of: forms, places and the plan itself.
 
-A *form* is one sort of region (for a UNet: residual block, transformer block, ...). It names the region's
-activations, gives the host's own maths for it, and says how a place's `forward` is dispatched. A *place* is
-one occurrence of a form in a model; places with equal descriptions are one *kind* and share one graph.
+A *form* is one sort of region (for a UNet: residual block, transformer block, ...). It names the
+region's activations, gives the host's own maths for it, and says how a place's `forward` is
+dispatched. A *place* is one occurrence of a form in a model; places with equal descriptions are one
+*kind* and share one graph.
 
-To support a new model family: write its forms, walk the model to find the places, register the walk in
-`regions.registry`. Nothing else in the package knows about model families.
+To support a new model family: write its forms, walk the model to find the places, register the walk
+in `regions.registry`. Nothing else in the package knows about model families.
 """
 
 from __future__ import annotations
@@ -23,10 +24,17 @@ from ..sources import Watch, attributes_read, fingerprint
 
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype)
 
-#: Runs one region on live activations: the graph's result, or None where the host must do it.
-Call = Callable[..., torch.Tensor | None]
 #: The forward that the host would call without us.
-Forward = Callable[..., Any]
+Forward = Callable[..., torch.Tensor]
+
+
+class Call(Protocol):
+    """Runs one region on live activations: a graph's result, or None where the host must."""
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None: ...
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        """Note that the host does this call, for a reason in words; returns None."""
 
 
 class Form(Protocol):
@@ -165,6 +173,12 @@ def _mark(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return repr(value)
     return value if isinstance(value, _PLAIN) else type(value)
+
+
+def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run the forward of a module's class, whatever the instance was given in its place."""
+    result: torch.Tensor = type(module).forward(module, *args, **kwargs)
+    return result
 
 
 def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:

@@ -12,8 +12,7 @@ _FORMS = {unet.FAMILY: unet.FORMS}
 
 def form_of(family: str, name: str) -> Form:
     """Return a form by the names that a description carries."""
-    form: Form = _FORMS[family][name]  # type: ignore[assignment]
-    return form
+    return _FORMS[family][name]
 
 
 def plan_model(diffusion_model: Any) -> Plan | str:

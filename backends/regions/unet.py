@@ -7,13 +7,12 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
-from .plan import Call, Dispatch, Forward, Place, Plan, shallow_copy
+from .plan import Call, Dispatch, Form, Forward, Place, Plan, host_forward, shallow_copy
 
 FAMILY = "unet"
 
@@ -44,7 +43,7 @@ class Residual:
     """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
 
     name = "residual"
-    children = None
+    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"ResBlock {module.channels}->{module.out_channels}"
@@ -56,14 +55,16 @@ class Residual:
         )
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return type(module).forward(module, *inputs)
+        return host_forward(module, *inputs)
 
 
 class Block:
-    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s shape."""
+    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
+    shape.
+    """
 
     name = "block"
-    children = None
+    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Transformer block {module.norm1.normalized_shape[0]}"
@@ -78,10 +79,10 @@ class Block:
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, context = inputs
-        return type(module).forward(module, x, context=context, transformer_options={})
+        return host_forward(module, x, context=context, transformer_options={})
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """Ends the host's forward at its first transformer block, carrying the tokens."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
@@ -91,7 +92,7 @@ class _Reached(Exception):
 
 class _Stop(torch.nn.Module):
     def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
-        raise _Reached(x)
+        raise _ReachedError(x)
 
 
 class _Give(torch.nn.Module):
@@ -104,10 +105,12 @@ class _Give(torch.nn.Module):
 
 
 class Entry:
-    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens, C']`."""
+    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens,
+    C']`.
+    """
 
     name = "entry"
-    children = ("norm", "proj_in")
+    children: tuple[str, ...] | None = ("norm", "proj_in")
 
     def label(self, module: Any) -> str:
         return f"Transformer entry {module.in_channels}"
@@ -118,8 +121,8 @@ class Entry:
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         cut = shallow_copy(module, transformer_blocks=torch.nn.ModuleList([_Stop()]))
         try:
-            type(module).forward(cut, inputs[0], None, {})
-        except _Reached as reached:
+            host_forward(cut, inputs[0], None, {})
+        except _ReachedError as reached:
             return reached.tokens
         raise RuntimeError("SpatialTransformer.forward must call its transformer blocks")
 
@@ -127,12 +130,12 @@ class Entry:
 class Exit:
     """SpatialTransformer after its last block.
 
-    `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height, width]`;
-    the tokens come as an image, so that their number needs no symbol of its own.
+    `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height,
+    width]`; the tokens come as an image, so that their number needs no symbol of its own.
     """
 
     name = "exit"
-    children = ("proj_out",)
+    children: tuple[str, ...] | None = ("proj_out",)
 
     def label(self, module: Any) -> str:
         return f"Transformer exit {module.in_channels}"
@@ -152,14 +155,14 @@ class Exit:
             proj_in=torch.nn.Identity(),
             transformer_blocks=torch.nn.ModuleList([_Give(tokens.flatten(1, 2))]),
         )
-        return type(module).forward(cut, x, None, {})
+        return host_forward(cut, x, None, {})
 
 
 class Down:
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
 
     name = "down"
-    children = None
+    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Downsample {module.channels}"
@@ -168,17 +171,18 @@ class Down:
         return (InputSpec("x", dtype, ("batch", module.channels, "height", "width")),)
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return type(module).forward(module, *inputs)
+        return host_forward(module, *inputs)
 
 
 class Up:
     """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`.
 
-    The output's size is that of the skip connection it meets, so 45 rows come from 23 as they should.
+    The output's size is that of the skip connection it meets, so 45 rows come from 23 as they
+    should.
     """
 
     name = "up"
-    children = None
+    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Upsample {module.channels}"
@@ -192,14 +196,14 @@ class Up:
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, height, width = inputs
-        return type(module).forward(module, x, (x.shape[0], x.shape[1], height, width))
+        return host_forward(module, x, (x.shape[0], x.shape[1], height, width))
 
 
 class Head:
     """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
 
     name = "head"
-    children = None
+    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Output head {module[0].num_channels}"
@@ -208,10 +212,18 @@ class Head:
         return (InputSpec("x", dtype, ("batch", module[0].num_channels, "height", "width")),)
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return type(module).forward(module, *inputs)
+        return host_forward(module, *inputs)
 
 
-FORMS = {f.name: f for f in (Residual(), Block(), Entry(), Exit(), Down(), Up(), Head())}
+FORMS: dict[str, Form] = {
+    "residual": Residual(),
+    "block": Block(),
+    "entry": Entry(),
+    "exit": Exit(),
+    "down": Down(),
+    "up": Up(),
+    "head": Head(),
+}
 
 
 def plan_unet(model: Any) -> Plan:
@@ -262,18 +274,31 @@ class _Witness(torch.nn.Module):
         super().__init__()
         self.calls: list[Any] = []
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         options = kwargs.get("transformer_options", {})
         shapes = [tuple(a.shape) for a in args]
         self.calls.append((shapes, sorted(kwargs), kwargs.get("context"), dict(options)))
         return args[0] + 1.0
 
 
+class _Uncompiled:
+    """A region's call that computes by the host's code."""
+
+    def __init__(self, form: Form, module: torch.nn.Module) -> None:
+        self._form, self._module = form, module
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        return self._form.reference(self._module, *inputs)
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        return None
+
+
 def spatial_transformer_change() -> str | None:
     """Say whether this host's SpatialTransformer does what `_spatial` does in its place.
 
-    Both run once on a tiny instance with recording blocks: same calls, same options left behind, same
-    result; a host that came to do more keeps its own forward, and the report says so.
+    Both run once on a tiny instance with recording blocks: same calls, same options left behind,
+    same result; a host that came to do more keeps its own forward, and the report says so.
     """
     from comfy.ldm.modules.attention import SpatialTransformer
     from comfy.ops import disable_weight_init
@@ -300,7 +325,7 @@ def _compare_spatial(cls: Any, operations: Any) -> str | None:
             options: dict[str, Any] = {"block": ("input", 1)}
             forward = layer.forward
             if ours:
-                calls = [partial(FORMS[n].reference, layer) for n in ("entry", "exit")]
+                calls = [_Uncompiled(FORMS[n], layer) for n in ("entry", "exit")]
                 forward = _spatial(layer)(calls, layer.forward)
             result = forward(x, ["first", "second"], options)
         seen.append(([b.calls for b in blocks], options, result))
@@ -396,7 +421,7 @@ def _block(call: Call, host: Forward) -> Forward:
             result = call(x, context)
             if result is not None:
                 return result
-        elif hasattr(call, "decline"):
+        else:
             call.decline(reason or "called without a context")
         return host(x, context=context, transformer_options=options)
 

@@ -69,7 +69,9 @@ class Graph:
 
 
 class Graphs:
-    """All graphs of the process. `request` returns at once; loads run in one thread of their own."""
+    """All graphs of the process. `request` returns at once; loads run in one thread of their
+    own.
+    """
 
     def __init__(self, store: Store, builder: Builder, on_change: Callable[[], None]) -> None:
         """Args: where files are, who builds, and what to call (from any thread) after a change."""
@@ -185,7 +187,9 @@ class Graphs:
         )
         self._set(graph, State.BUILDING)
         future = self._builder.submit(job)
-        future.add_done_callback(lambda done: self._loader.submit(_logged, self._arrived, graph, done))
+        future.add_done_callback(
+            lambda done: self._loader.submit(_logged, self._arrived, graph, done)
+        )
 
     def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
         if future.cancelled():
@@ -258,7 +262,9 @@ class Graphs:
 
 
 def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return what a graph file says about itself; the file layer adds key, payload and signature."""
+    """Return what a graph file says about itself; the file layer adds key, payload and
+    signature.
+    """
     description = graph.description
     return {
         "key": graph.key,

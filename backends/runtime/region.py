@@ -1,4 +1,5 @@
-"""One place of a model bound to a graph: checks, weights, the call, and the first-use comparison."""
+"""One place of a model bound to a graph: checks, weights, the call, and the first-use
+comparison."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ MAX_ELEMENTS = 2**31 - 1
 
 
 class Region:
-    """Computes one place by its graph: `region(*inputs)` gives the result, or None for the host to do it.
+    """Computes one place by its graph: `region(*inputs)` gives the result, or None for the host to
+    do it.
 
-    A declined call is counted with its reason in `declined`; a graph that fails or differs from eager is
-    dropped for good and its reason kept on the graph.
+    A declined call is counted with its reason in `declined`; a graph that fails or differs from
+    eager is dropped for good and its reason kept on the graph.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Region:
         self.declined: str | None = None
         self._source = source
         self._weights = RegionWeights(place.module, graph.weights, source)
-        self._inputs = [_Check(spec, graph.description.symbols) for spec in graph.description.inputs]
+        self._inputs = [
+            _Check(spec, graph.description.symbols) for spec in graph.description.inputs
+        ]
         self._is_verified = is_verified
         self._verify = verify
         self._trusted: set[str] = set()
@@ -69,9 +73,10 @@ class Region:
             if weights.release is not None:
                 weights.release()
 
-    def decline(self, reason: str) -> None:
-        """Leave this call to the host, for a reason in words."""
+    def decline(self, reason: str) -> torch.Tensor | None:
+        """Leave this call to the host, for a reason in words; the None is the region's answer."""
         self.declined = reason
+        return None
 
     def _run(
         self,
@@ -97,7 +102,7 @@ class Region:
     def _compare(
         self, result: torch.Tensor, weight_class: str, inputs: list[Any]
     ) -> torch.Tensor | None:
-        """Compare with the host's own maths on the same inputs, once per file, machine and class."""
+        """Compare with the host's own maths on the same inputs, once per file and class."""
         graph = self.graph
         if self._is_verified(graph, weight_class):
             self._trusted.add(weight_class)
@@ -152,7 +157,7 @@ class _Check:
 
 
 def _aligned(value: torch.Tensor) -> torch.Tensor:
-    """Graphs take contiguous tensors at 16-byte addresses; a view is copied, as its operators would."""
+    """Graphs take contiguous tensors at 16-byte addresses; a view is copied, as operators would."""
     if not value.is_contiguous():
         return value.contiguous()
     return value.clone() if value.data_ptr() % 16 else value

@@ -1,8 +1,9 @@
 """One compiled MODEL: its plan, its graphs, and what happens around each step of its sampling.
 
-A session hangs on a clone of the host's ModelPatcher as a wrapper of the diffusion model and two callbacks
-under our key, and goes with it. While a step runs, the modules of ready places carry our `forward`; after it
-they are the host's again, so another branch of the same checkpoint never meets a graph.
+A session hangs on a clone of the host's ModelPatcher as a wrapper of the diffusion model and two
+callbacks under our key, and goes with it. While a step runs, the modules of ready places carry our
+`forward`; after it they are the host's again, so another branch of the same checkpoint never meets
+a graph.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Session:
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
         self.warned: set[str] = set()
+        #: Keys of graphs that were ready in this process before this session came.
+        self.reused: set[str] = set()
         self.model_name = type(model).__name__
         #: The saved workflow of the last run, and whether its graph folder holds all there is.
         self.workflow: Any = None
@@ -119,6 +122,7 @@ class Session:
             kind.places.append(place)
             self._of_place[place.name] = kind
         self.kinds = list({id(kind): kind for kind in quick.values()}.values())
+        self.reused = {k.graph.key for k in self.kinds if k.graph and k.graph.state is State.READY}
         self._dtype = dtype
         self._weights = ModelWeights(self._model, device, dtype)
         self._regions.clear()

@@ -3,13 +3,14 @@
 A module's weights are in one of four *classes*:
 
 - resident: the parameter itself, on the device in the compute dtype;
-- cast: on the device in another dtype or with functions on top (fp8, weight wrappers): made anew a call;
+- cast: on the device in another dtype or with functions on top (fp8, weight wrappers): made anew a
+  call;
 - streamed: elsewhere, brought over by the host for one call (partly loaded model, VRAM full);
 - dynamic: in the host's dynamic VRAM, at a virtual address that is fixed for the model's life.
 
-Whatever is not resident comes from the host's own functions, all modules of a region in one call where a
-second call would reuse the first one's buffer. Lists of resident and dynamic weights are kept until an
-*epoch* ends: a load, a change of patches or residency, an evicted page.
+Whatever is not resident comes from the host's own functions, all modules of a region in one call
+where a second call would reuse the first one's buffer. Lists of resident and dynamic weights are
+kept until an *epoch* ends: a load, a change of patches or residency, an evicted page.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ CLASSES = ("resident", "cast", "streamed", "dynamic")
 
 
 class Fetched(NamedTuple):
-    """Weights for one call in the graph's order; `release` must be called once the call is queued."""
+    """Weights for one call in the graph's order; `release` must be called once the call is
+    queued.
+    """
 
     tensors: list[torch.Tensor]
     weight_class: str
@@ -40,7 +43,8 @@ class _Slot(NamedTuple):
 class ModelWeights:
     """Where the weights of one loaded model are, step by step.
 
-    One object per model and device; `begin_run` and `begin_step` must be called before regions fetch.
+    One object per model and device; `begin_run` and `begin_step` must be called before regions
+    fetch.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -55,7 +59,9 @@ class ModelWeights:
         self._pinned = False
 
     def begin_run(self) -> None:
-        """Forget all lists: the host may have loaded, moved or patched anything between two runs."""
+        """Forget all lists: the host may have loaded, moved or patched anything between two
+        runs.
+        """
         self._new_epoch()
         self._range_fits = True
 
@@ -172,12 +178,12 @@ class RegionWeights:
             classes.add("dynamic" if resident else "streamed")
         tensors = []
         for slot in self._slots:
-            pair = found.get(id(slot.owner))
-            if pair is None or slot.attribute not in ("weight", "bias"):
+            both = found.get(id(slot.owner))
+            if both is None or slot.attribute not in ("weight", "bias"):
                 tensors.append(getattr(slot.owner, slot.attribute))
                 classes.add("resident")
             else:
-                tensors.append(pair[0 if slot.attribute == "weight" else 1])
+                tensors.append(both[0 if slot.attribute == "weight" else 1])
         weight_class = max(classes or {"resident"}, key=CLASSES.index)
         fetched = Fetched(tensors, weight_class, _all(releases))
         try:
@@ -253,7 +259,8 @@ def _fetch_plain(
         comfy.ops.uncast_bias_weight(module, weight, bias, token)
         return "cast", (weight, bias), None
     if _reuses_buffers(token):
-        # The next cast on this stream writes over the buffer; a region needs all its weights at once.
+        # The next cast on this stream writes over the buffer; a region needs all its weights at
+        # once.
         copies = (weight.clone(), None if bias is None else bias.clone())
         comfy.ops.uncast_bias_weight(module, weight, bias, token)
         return "streamed", copies, None
@@ -276,8 +283,8 @@ def _fetch_dynamic(
     """The weights of several modules in dynamic VRAM, in one call of the host's functions.
 
     Returns:
-        {id(module): (weight, bias)}, whether all of them stay where they are after the call, and what
-        to call once the work that uses them is queued.
+        {id(module): (weight, bias)}, whether all of them stay where they are after the call, and
+        what to call once the work that uses them is queued.
     """
     import comfy.model_management as management
     import comfy.ops
