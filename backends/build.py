@@ -14,6 +14,7 @@ import torch
 from . import keys
 from .capture import Program, capture
 from .contract import Description
+from .describe import import_class
 from .errors import BuildError
 from .regions.registry import form_of
 from .registry import backend_named
@@ -64,8 +65,8 @@ def run(
     backend = backend_named(task["backend"])
     form = form_of(description.family, description.form)
     started = time.monotonic()
+    _check_key(task, description, form)
     program = capture(description, form)
-    _check_key(task, description, form, program)
     captured = time.monotonic()
     compiled = backend.compile(program, measure=measure)
     built = time.monotonic()
@@ -86,10 +87,10 @@ def run(
     return compiled.payload, facts
 
 
-def _check_key(task: dict[str, Any], description: Description, form: Any, program: Program) -> None:
+def _check_key(task: dict[str, Any], description: Description, form: Any) -> None:
     """The key must come out the same here, or this process sees another host or torch."""
-    twin_classes = sorted(_class_names(description.module))
-    here = fingerprint([type(form).reference], [_resolve(name) for name in twin_classes])
+    classes = [import_class(name) for name in sorted(_class_names(description.module))]
+    here = fingerprint([type(form).reference], classes)
     if here != description.sources:
         changed = [
             n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
@@ -106,14 +107,6 @@ def _class_names(module: dict[str, Any]) -> set[str]:
     for _, child in module["modules"]:
         names |= _class_names(child)
     return names
-
-
-def _resolve(name: str) -> Any:
-    module, _, qualname = name.partition(":")
-    value: Any = sys.modules[module]
-    for part in qualname.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

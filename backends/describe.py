@@ -110,15 +110,7 @@ def make_twin(
     Raises:
         DescriptionError: a class cannot be imported here.
     """
-    module_name, _, qualname = description["class"].partition(":")
-    try:
-        cls: Any = importlib.import_module(module_name)
-        for part in qualname.split("."):
-            cls = getattr(cls, part)
-    except (ImportError, AttributeError) as error:
-        raise DescriptionError(
-            f"class {description['class']} cannot be imported: {error}"
-        ) from error
+    cls = import_class(description["class"])
     twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
     if hasattr(cls, "comfy_cast_weights"):
@@ -136,6 +128,22 @@ def make_twin(
         twin.add_module(name, make_twin(child, parameter))
     twin.eval()
     return twin
+
+
+def import_class(name: str) -> Any:
+    """Return the class that a description names as "module:qualified.name".
+
+    Raises:
+        DescriptionError: it cannot be imported here.
+    """
+    module_name, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise DescriptionError(f"class {name} cannot be imported: {error}") from error
+    return found
 
 
 def module_classes(module: torch.nn.Module, children: Collection[str] | None = None) -> list[type]:

@@ -26,7 +26,8 @@ import torch
 from . import folders
 from .builder import Builder
 from .contract import WhenMissing
-from .errors import GraphFileError, RequirementError, StrictError, WarmgraphError
+from .errors import RequirementError, StrictError
+from .filing import Filing, WorkflowRef
 from .host import HostModel, compute_dtype, host_arguments, run_forward
 from .regions.registry import plan_model
 from .registry import resolve_backend
@@ -41,21 +42,14 @@ from .store import Store
 
 logger = logging.getLogger(__name__)
 
+__all__ = ["Engine", "Hooks", "Paths", "WorkflowRef"]
+
 KEY = "warmgraph"
 _POLL_S = 0.1
 #: How long after Compile Model a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
 
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class WorkflowRef:
-    """The saved workflow of a prompt, as a page named it: nothing in it is checked yet."""
-
-    path: str
-    user: str | None
-    id: str | None
 
 
 @dataclass(frozen=True)
@@ -120,6 +114,7 @@ class Engine:
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
         self._verified = Verified(paths.private, _machine())
+        self._filing = Filing(self._store, self._graphs, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -315,7 +310,7 @@ class Engine:
         session.warn_once()
         session.workflow = self._hooks.current_workflow()
         session.filed = False
-        self._graphs.when_loaded(partial(self._file, session))
+        self._graphs.when_loaded(partial(self._filing.file, session))
         self._hooks.on_change()
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
@@ -327,54 +322,17 @@ class Engine:
             known = session.workflow
             if known and known.id == workflow.id and known.path != workflow.path:
                 session.workflow, session.filed = workflow, False
-                self._graphs.when_loaded(partial(self._file, session))
-
-    def _file(self, session: Session) -> None:
-        """Link every ready graph of a session into its graph folder (in the loader's thread)."""
-        wanted = [k.graph for k in session.kinds if k.graph is not None]
-        if session.options.folder_only or any(self._graphs.is_pending(g) for g in wanted):
-            return  # `_changed` comes back once nothing is on its way
-        session.filed = True
-        workflow = session.workflow
-        folder = self._folder(session, workflow)
-        ready = [g for g in wanted if g.state is State.READY]
-        if folder is None or not ready:
-            return
-        try:
-            kept = [g.key for g in ready if self._store.link(g.key, folder)]
-            path = workflow.path if workflow else ""
-            folders.remember(folder, path, workflow.id if workflow else None, kept)
-        except (OSError, GraphFileError) as error:
-            session.note(f"the graphs could not be put into {folder.name}: {error}")
-            logger.warning("Graphs could not be put into %s: %s", folder, error)
+                self._graphs.when_loaded(partial(self._filing.file, session))
 
     def _folders(self, session: Session) -> list[Path]:
-        folder = self._folder(session, self._hooks.current_workflow())
+        folder = self._filing.folder(session, self._hooks.current_workflow())
         return [] if folder is None else [folder]
-
-    def _folder(self, session: Session, workflow: WorkflowRef | None) -> Path | None:
-        """The graph folder of a session: the named one, or the one beside the workflow."""
-        user = workflow.user if workflow else None
-        root = self._paths.workflows(user)
-        if root is None:
-            return None
-        try:
-            if session.options.folder_only:
-                return folders.listed_folder(root, session.options.graphs)
-            if session.options.graphs:
-                return folders.named_folder(root, session.options.graphs)
-            if workflow is None:
-                return None
-            return folders.workflow_folder(root.parent, workflow.path, workflow.id)
-        except (WarmgraphError, OSError) as error:
-            session.note(str(error))
-            return None
 
     def _changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
         for session in list(self._sessions.values()):
             if not session.filed:
-                self._file(session)
+                self._filing.file(session)
         self._hooks.on_change()
 
     # --- waiting, counting ------------------------------------------------------------------------

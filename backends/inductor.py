@@ -16,7 +16,7 @@ import torch
 
 from . import torch_private
 from .contract import Compiled, Measure, Requirement
-from .errors import BuildError
+from .errors import BuildError, RequirementError
 
 PAYLOAD_VERSION = 1
 
@@ -108,6 +108,7 @@ class Inductor:
             raise BuildError(
                 f"Inductor failed on {program.description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
+                f"{_diagnosis(program.description.device)}"
             ) from error
         return Compiled(payload, {"binary_bytes": binary_bytes})
 
@@ -115,6 +116,15 @@ class Inductor:
         """Rebuild the callable of a verified payload."""
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
         return torch_private.unpack(payload, device_index=index)
+
+
+def _diagnosis(device: str) -> str:
+    """Whether a one-line graph goes through: if not, it is torch and not the region that fails."""
+    try:
+        torch_private.self_test(device)
+    except RequirementError as error:
+        return f" (nothing compiles here: {error.reason})"
+    return ""
 
 
 def _attention_priority() -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,6 @@ torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import importlib.abc
@@ -22,7 +21,7 @@ import os
 import pickle
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 
 from .errors import BuildError, GraphFileError, RequirementError
+from .lean_source import lean_source
 
 #: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
 #: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
@@ -42,7 +42,6 @@ CONFIG: dict[str, Any] = {
     "triton.autotune_at_compile_time": False,
     "triton.cudagraphs": False,
 }
-_KERNEL_CALLS = {"triton", "cpp_pybinding"}
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 _ALLOWED = frozenset(
     (
@@ -152,7 +151,7 @@ def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
     Must run after the module has been called once, which makes each Triton kernel choose its
     configuration; only the chosen one is kept.
     """
-    lean, kernels = _lean_source(source)
+    lean, kernels = lean_source(source)
     triton: dict[str, tuple[Any, bytes]] = {}
     cpp: dict[str, bytes] = {}
     for name in kernels:
@@ -288,61 +287,6 @@ def _known_settings(config: dict[str, Any]) -> dict[str, Any]:
 
     known = inductor.get_config_copy()
     return {name: value for name, value in config.items() if name in known}
-
-
-def _lean_source(source: str) -> tuple[str, list[str]]:
-    """Strip kernel sources, benchmarks and unused imports from a generated module."""
-    tree = ast.parse(source)
-    body: list[ast.stmt] = []
-    kernels: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and _is_kernel(node.value):
-            assert isinstance(node.targets[0], ast.Name)
-            kernels.append(node.targets[0].id)
-        elif not _is_dispensable(node):
-            body.append(node)
-    tree.body = _used(body, {"call", "runner"})
-    return ast.unparse(tree), kernels
-
-
-def _is_kernel(value: ast.expr) -> bool:
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and isinstance(value.func.value, ast.Name)
-        and value.func.value.id == "async_compile"
-        and value.func.attr in _KERNEL_CALLS
-    )
-
-
-def _is_dispensable(node: ast.stmt) -> bool:
-    text = ast.unparse(node) if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) else node.name
-    return (
-        (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        or "async_compile" in text
-        or "extern_kernels" in text
-        or text in ("benchmark_compiled_module", "get_args")
-        or isinstance(node, ast.If)
-    )
-
-
-def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Keep, from the end backwards, the top-level statements that what is wanted needs."""
-    kept: list[ast.stmt] = []
-    for node in reversed(body):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in wanted]
-            if not node.names:
-                continue
-        elif isinstance(node, ast.Assign):
-            defined = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-            if not defined & wanted:
-                continue
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in wanted:
-            continue
-        wanted |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        kept.append(node)
-    return kept[::-1]
 
 
 def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:

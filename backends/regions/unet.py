@@ -6,13 +6,14 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
-from .plan import Call, Dispatch, Form, Forward, Place, Plan, host_forward, shallow_copy
+from .plan import Call, Dispatch, Form, Forward, Place, Plan, host_forward
+from .spatial import ENTRY, EXIT, dispatch_spatial, spatial_transformer_change
 
 FAMILY = "unet"
 
@@ -82,82 +83,6 @@ class Block:
         return host_forward(module, x, context=context, transformer_options={})
 
 
-class _ReachedError(Exception):
-    """Ends the host's forward at its first transformer block, carrying the tokens."""
-
-    def __init__(self, tokens: torch.Tensor) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-
-class _Stop(torch.nn.Module):
-    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
-        raise _ReachedError(x)
-
-
-class _Give(torch.nn.Module):
-    def __init__(self, tokens: torch.Tensor) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
-        return self.tokens
-
-
-class Entry:
-    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens,
-    C']`.
-    """
-
-    name = "entry"
-    children: tuple[str, ...] | None = ("norm", "proj_in")
-
-    def label(self, module: Any) -> str:
-        return f"Transformer entry {module.in_channels}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),)
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        cut = shallow_copy(module, transformer_blocks=torch.nn.ModuleList([_Stop()]))
-        try:
-            host_forward(cut, inputs[0], None, {})
-        except _ReachedError as reached:
-            return reached.tokens
-        raise RuntimeError("SpatialTransformer.forward must call its transformer blocks")
-
-
-class Exit:
-    """SpatialTransformer after its last block.
-
-    `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height,
-    width]`; the tokens come as an image, so that their number needs no symbol of its own.
-    """
-
-    name = "exit"
-    children: tuple[str, ...] | None = ("proj_out",)
-
-    def label(self, module: Any) -> str:
-        return f"Transformer exit {module.in_channels}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        inner = module.proj_out.weight.shape[1]
-        return (
-            InputSpec("tokens", dtype, ("batch", "height", "width", inner)),
-            InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),
-        )
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        tokens, x = inputs
-        cut = shallow_copy(
-            module,
-            norm=torch.nn.Identity(),
-            proj_in=torch.nn.Identity(),
-            transformer_blocks=torch.nn.ModuleList([_Give(tokens.flatten(1, 2))]),
-        )
-        return host_forward(cut, x, None, {})
-
-
 class Down:
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
 
@@ -218,8 +143,8 @@ class Head:
 FORMS: dict[str, Form] = {
     "residual": Residual(),
     "block": Block(),
-    "entry": Entry(),
-    "exit": Exit(),
+    "entry": ENTRY,
+    "exit": EXIT,
     "down": Down(),
     "up": Up(),
     "head": Head(),
@@ -267,74 +192,6 @@ def patched(options: dict[str, Any]) -> str | None:
     return None
 
 
-class _Witness(torch.nn.Module):
-    """A transformer block that records how it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Any] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        options = kwargs.get("transformer_options", {})
-        shapes = [tuple(a.shape) for a in args]
-        self.calls.append((shapes, sorted(kwargs), kwargs.get("context"), dict(options)))
-        return args[0] + 1.0
-
-
-class _Uncompiled:
-    """A region's call that computes by the host's code."""
-
-    def __init__(self, form: Form, module: torch.nn.Module) -> None:
-        self._form, self._module = form, module
-
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
-        return self._form.reference(self._module, *inputs)
-
-    def decline(self, reason: str) -> torch.Tensor | None:
-        return None
-
-
-def spatial_transformer_change() -> str | None:
-    """Say whether this host's SpatialTransformer does what `_spatial` does in its place.
-
-    Both run once on a tiny instance with recording blocks: same calls, same options left behind,
-    same result; a host that came to do more keeps its own forward, and the report says so.
-    """
-    from comfy.ldm.modules.attention import SpatialTransformer
-    from comfy.ops import disable_weight_init
-
-    key = SpatialTransformer.forward
-    if key not in _PROBED:
-        _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)
-    return _PROBED[key]
-
-
-_PROBED: dict[Any, str | None] = {}
-
-
-def _compare_spatial(cls: Any, operations: Any) -> str | None:
-    seen = []
-    for ours in (False, True):
-        with torch.no_grad():
-            layer = cls(32, 1, 32, depth=2, context_dim=8, operations=operations, device="cpu")
-            for parameter in layer.parameters():
-                parameter.fill_(0.01)
-            blocks = [_Witness(), _Witness()]
-            layer.transformer_blocks = torch.nn.ModuleList(blocks)
-            x = torch.linspace(-1, 1, 2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
-            options: dict[str, Any] = {"block": ("input", 1)}
-            forward = layer.forward
-            if ours:
-                calls = [_Uncompiled(FORMS[n], layer) for n in ("entry", "exit")]
-                forward = _spatial(layer)(calls, layer.forward)
-            result = forward(x, ["first", "second"], options)
-        seen.append(([b.calls for b in blocks], options, result))
-    (theirs, left, expected), (calls_made, left_by_us, got) = seen
-    if theirs != calls_made or left != left_by_us or not torch.equal(expected, got):
-        return "this host's SpatialTransformer does more than Warmgraph knows"
-    return None
-
-
 def _layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     for i, sequence in enumerate(model.input_blocks):
         for j, layer in enumerate(sequence):
@@ -363,7 +220,7 @@ def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
                 Place(f"{name}.entry", layer, FORMS["entry"]),
                 Place(f"{name}.exit", layer, FORMS["exit"]),
             )
-            plan.dispatches.append(Dispatch(layer, ends, _spatial(layer)))
+            plan.dispatches.append(Dispatch(layer, ends, dispatch_spatial(layer)))
         else:
             plan.outside += [(f"{name}.entry", change), (f"{name}.exit", change)]
         for i, block in enumerate(layer.transformer_blocks):
@@ -426,30 +283,3 @@ def _block(call: Call, host: Forward) -> Forward:
         return host(x, context=context, transformer_options=options)
 
     return forward
-
-
-def _spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
-    def make(calls: Sequence[Call], host: Forward) -> Forward:
-        entry, leave = calls
-
-        def forward(
-            x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None
-        ) -> torch.Tensor:
-            options = {} if transformer_options is None else transformer_options
-            tokens = entry(x)
-            if tokens is None:
-                return host(x, context, options)
-            contexts = context if isinstance(context, list) else None
-            # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
-            options["activations_shape"] = list(x.shape)
-            for i, block in enumerate(module.transformer_blocks):
-                options["block_index"] = i
-                chosen = context if contexts is None else contexts[i]
-                tokens = block(tokens, context=chosen, transformer_options=options)
-            image = tokens.unflatten(1, x.shape[2:])
-            result = leave(image, x)
-            return FORMS["exit"].reference(module, image, x) if result is None else result
-
-        return forward
-
-    return make

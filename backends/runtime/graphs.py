@@ -50,6 +50,8 @@ class Graph:
         self.state = State.MISSING
         self.reason: str | None = None
         self.remedy = ""
+        #: Why a file was not used, and what to do: a damaged one is gone at the next look.
+        self.refused: tuple[str, str] | None = None
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0
@@ -134,7 +136,8 @@ class Graphs:
                 return
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            graph.reason, graph.remedy = _refusal(error), error.remedy
+            graph.refused = _refusal(error), error.remedy
+            graph.reason, graph.remedy = graph.refused
             if build:  # else the sessions that wait for it say so
                 self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
         except Exception as error:
@@ -143,6 +146,8 @@ class Graphs:
         if build:
             self._build(graph)
         else:
+            if graph.reason is None and graph.refused is not None:
+                graph.reason, graph.remedy = graph.refused
             graph.reason = graph.reason or self._explain_missing(graph, folders)
             self._set(graph, State.MISSING)
 
@@ -172,7 +177,7 @@ class Graphs:
         graph.binary_bytes = int(manifest["binary_bytes"])
         graph.build_seconds = manifest["built"]["seconds"]
         graph.payload_sha256 = manifest["payload"]["sha256"]
-        graph.reason, graph.remedy = None, ""
+        graph.reason, graph.remedy, graph.refused = None, "", None
 
     def _build(self, graph: Graph) -> None:
         job = Job(

@@ -55,14 +55,13 @@ class Region:
         call = graph.call
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
-        ready = []
         for check, value in zip(self._inputs, inputs, strict=True):
             problem = check.problem(value, self._source.device)
             if problem is not None:
                 return self.decline(problem)
-            ready.append(value if check.is_int else _aligned(value))
         if inputs[0].numel() * graph.work > MAX_ELEMENTS:
             return self.decline("more elements than a graph with 32-bit indices can address")
+        ready = [_aligned(value) if torch.is_tensor(value) else value for value in inputs]
         try:
             weights = self._weights.fetch()
         except ValueError as error:
@@ -88,6 +87,8 @@ class Region:
         graph = self.graph
         try:
             result: torch.Tensor = call([*weights, *inputs])[0]
+            if type(result) is not torch.Tensor:
+                raise TypeError(f"a graph must return a tensor, got a {type(result).__name__}")
         except torch.OutOfMemoryError:
             return self.decline("out of memory in the graph; the host ran this call")
         except Exception as error:

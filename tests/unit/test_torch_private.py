@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import torch_private
+from warmgraph_backends import lean_source, torch_private
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ package = importlib.util.module_from_spec(spec)
 sys.modules["warmgraph_backends"] = package
 spec.loader.exec_module(package)
 import torch
-from warmgraph_backends import torch_private
+from warmgraph_backends import lean_source, torch_private
 call = torch_private.unpack(Path(payload).read_bytes())
 data = torch.load(expected)
 result = call([data["weight"], data["x"]])[0]
@@ -208,7 +208,7 @@ def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_self_test_names_the_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
+    monkeypatch.setattr(lean_source, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
     with pytest.raises(RequirementError, match=r"(packing|loading|running) failed with torch"):
         torch_private.self_test("cpu")
 

@@ -1,0 +1,67 @@
+"""What a call needs of the Python that Inductor generates: no kernel sources, no benchmarks.
+
+A generated module holds each kernel's source as text, which only its compiler needs, and imports
+that nothing uses; a graph file keeps the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+_KERNEL_CALLS = {"triton", "cpp_pybinding"}
+
+
+def lean_source(source: str) -> tuple[str, list[str]]:
+    """Strip kernel sources, benchmarks and unused imports from a generated module."""
+    tree = ast.parse(source)
+    body: list[ast.stmt] = []
+    kernels: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and _is_kernel(node.value):
+            assert isinstance(node.targets[0], ast.Name)
+            kernels.append(node.targets[0].id)
+        elif not _is_dispensable(node):
+            body.append(node)
+    tree.body = _used(body, {"call", "runner"})
+    return ast.unparse(tree), kernels
+
+
+def _is_kernel(value: ast.expr) -> bool:
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and isinstance(value.func.value, ast.Name)
+        and value.func.value.id == "async_compile"
+        and value.func.attr in _KERNEL_CALLS
+    )
+
+
+def _is_dispensable(node: ast.stmt) -> bool:
+    text = ast.unparse(node) if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) else node.name
+    return (
+        (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        or "async_compile" in text
+        or "extern_kernels" in text
+        or text in ("benchmark_compiled_module", "get_args")
+        or isinstance(node, ast.If)
+    )
+
+
+def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+    """Keep, from the end backwards, the top-level statements that what is wanted needs."""
+    kept: list[ast.stmt] = []
+    for node in reversed(body):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in wanted]
+            if not node.names:
+                continue
+        elif isinstance(node, ast.Assign):
+            defined = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if not defined & wanted:
+                continue
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in wanted:
+            continue
+        wanted |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        kept.append(node)
+    return kept[::-1]
