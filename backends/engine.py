@@ -149,6 +149,7 @@ class Engine:
         build = options.when_missing is not WhenMissing.NEVER
         self._graphs.request(wanted, self._folders(session), build=build)
         if options.when_missing is WhenMissing.WAIT:
+            self._prompt_until = 0.0
             self._wait(wanted, on_progress)
         else:
             self._prompt_until = time.monotonic() + _PROMPT_S
