@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,12 +30,11 @@ QUICK = "Transformer entry 64"  # its build takes least
 def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     host: Host, make_lab: Callable[..., Lab]
 ) -> None:
+    """Nor is anything waited for: it could not end before the gate opens."""
     lab = make_lab()
     with lab.held():
-        started = time.monotonic()
         model = Probed(lab, host, when_missing="background")
         image = model.sample(steps=2)
-        assert time.monotonic() - started < 60
         assert torch.equal(image, model.sample(model.plain, steps=2))
         report = model.report()
         assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
