@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import platform
 import sys
 import threading
@@ -28,14 +27,19 @@ from .builder import Builder
 from .contract import WhenMissing
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
-from .host import HostModel, compute_dtype, host_arguments, run_forward
+from .host import (
+    HostModel,
+    compute_dtype,
+    host_arguments,
+    room_for_workers,
+    run_forward,
+)
 from .regions.registry import plan_model
 from .registry import resolve_backend
-from .report import model_report
+from .report import model_report, strict_problem
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.session import Options, Session
 from .runtime.verified import Verified
-from .schedule import worker_count
 from .settings import Settings
 from .signing import Signer
 from .store import Store
@@ -48,6 +52,8 @@ KEY = "warmgraph"
 _POLL_S = 0.1
 #: How long after Compile Model a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
+
+_STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
 Progress = Callable[[int, int, str], None]
 
@@ -106,7 +112,7 @@ class Engine:
         self._builder = Builder(
             hello=host_arguments(),
             spool=self._store.spool,
-            workers=self._count_workers,
+            workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._is_busy,
@@ -168,8 +174,9 @@ class Engine:
             self._graphs.request(wanted, self._folders(session), build=False)
             self._graphs.settle()
             session.warn_once()
-        if strict:
-            self._refuse_eager(compiled, session, folder)
+        problem = strict_problem(self.report(compiled)) if strict else None
+        if problem is not None:
+            raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
         return compiled
 
     def warm_up(
@@ -356,32 +363,9 @@ class Engine:
                 return
             time.sleep(_POLL_S)
 
-    def _refuse_eager(self, model: Any, session: Session | None, folder: str) -> None:
-        eager = self.report(model)["eager"] if session is not None else []
-        if session is None:
-            raise StrictError(f"strict loading of {folder!r}: {self.report(model)['notes'][0]}")
-        if eager:
-            lines = [f"{e['places']} places: {e['reason']}" for e in eager[:4]]
-            raise StrictError(
-                f"strict loading of {folder!r} found parts that would run eager: "
-                + "; ".join(lines),
-                remedy="switch strict off, or use Compile Model to build what is missing",
-            )
-
     def _is_busy(self) -> bool:
         """Whether a prompt runs: it samples, or its Compile Model has just been executed."""
         return self._sampling > 0 or time.monotonic() < self._prompt_until
-
-    def _count_workers(self) -> int:
-        import psutil
-
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return worker_count(
-            cores or 1,
-            self._settings.workers,
-            psutil.virtual_memory().available,
-            self._spare_vram,
-        )
 
 
 class _Note:

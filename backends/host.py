@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .schedule import worker_count
+
 _SAMPLING_VRAM = 2 << 30
 
 
@@ -72,6 +74,19 @@ class HostModel:
         free, _ = torch.cuda.mem_get_info(device)
         to_load = max(0, self._patcher.model_size() - self._patcher.loaded_size())
         return max(0, int(free - to_load - _SAMPLING_VRAM))
+
+
+def room_for_workers(setting: int, spare_vram: int | None) -> int:
+    """Return how many build workers this machine has room for now.
+
+    Args:
+        setting: the user's upper bound, 0 for automatic.
+        spare_vram: bytes of VRAM that sampling does not need, None without a GPU.
+    """
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return worker_count(cores or 1, setting, psutil.virtual_memory().available, spare_vram)
 
 
 def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:

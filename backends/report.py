@@ -62,6 +62,14 @@ def model_report(
     }
 
 
+def strict_problem(report: dict[str, Any]) -> str | None:
+    """Say what of a MODEL would run eager; None when nothing would."""
+    if not report["regions"]["total"]:
+        return "; ".join(report["notes"]) or "nothing of this model is compiled"
+    lines = [f"{e['places']} places: {e['reason']}" for e in report["eager"][:4]]
+    return f"parts would run eager: {'; '.join(lines)}" if lines else None
+
+
 def render_text(report: dict[str, Any]) -> str:
     """Put a report into words, a line each."""
     regions = report["regions"]

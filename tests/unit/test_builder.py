@@ -218,6 +218,19 @@ def test_workers_start_one_after_the_other(make, monkeypatch):
     assert moments[-1] - moments[0] >= 3 * 0.03 * 0.9
 
 
+def test_few_workers_start_while_a_prompt_runs_and_the_others_after_it(make, tmp_path):
+    prompt = threading.Event()
+    prompt.set()
+    builder = make(workers=4, is_busy=prompt.is_set)
+    futures = [builder.submit(job("sleep", seconds=0.6)) for _ in range(8)]
+    result_of(futures[0])
+    assert starts(tmp_path) == 1
+    prompt.clear()
+    for future in futures:
+        result_of(future)
+    assert starts(tmp_path) > 1
+
+
 def test_idle_workers_go_and_come_back_on_demand(make, temp, tmp_path):
     builder = make(idle_s=0.2)
     pid = result_of(builder.submit(job("sleep"))).facts["pid"]
@@ -393,16 +406,21 @@ def _overlaps(results: list[BuildResult]) -> int:
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, busy):
-    builder = make(workers=3, is_busy=lambda: busy)
+    prompt = threading.Event()
+    builder = make(workers=3, is_busy=prompt.is_set)
     warm_up(builder, 3)
+    if busy:
+        prompt.set()
     futures = [builder.submit(job("take_times", times=4, seconds=0.1)) for _ in range(3)]
     overlaps = _overlaps([result_of(future) for future in futures])
     assert overlaps == 0 if busy else overlaps > 0
 
 
 def test_waiting_to_measure_costs_no_build_time(make):
-    builder = make(workers=4, is_busy=lambda: True, limit_s=1.2)
+    prompt = threading.Event()
+    builder = make(workers=4, is_busy=prompt.is_set, limit_s=1.2)
     warm_up(builder, 4)
+    prompt.set()
     futures = [builder.submit(job("take_times", times=1, seconds=0.6)) for _ in range(4)]
     assert all(result_of(future).seconds < 1.2 for future in futures)
 
