@@ -4,6 +4,7 @@ comparison."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ class Region:
             problem = check.problem(value, self._source.device)
             if problem is not None:
                 return self.decline(problem)
-        if inputs[0].numel() * graph.work > MAX_ELEMENTS:
+        if inputs[0].numel() * math.ceil(graph.work) > MAX_ELEMENTS:
             return self.decline("more elements than a graph with 32-bit indices can address")
         ready = [_aligned(value) if torch.is_tensor(value) else value for value in inputs]
         try:
