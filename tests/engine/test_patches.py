@@ -363,6 +363,40 @@ def test_a_changed_setting_of_a_module_acts(xl: Subject) -> None:
     assert reasons(xl.check()) == {}
 
 
+@pytest.mark.parametrize("how", ["forward", "module", "hook"])
+def test_a_wrapper_that_changes_modules_around_each_call_is_noticed(xl: Subject, how: str) -> None:
+    from comfy.patcher_extension import WrappersMP
+
+    block = xl.unet.get_submodule("input_blocks.3.1.transformer_blocks.0")
+    layer = block.ff
+
+    def around(executor: Any, *args: Any, **named: Any) -> Any:
+        handle = None
+        if how == "forward":
+            layer.forward = lambda x: 0.5 * type(layer).forward(layer, x)
+        elif how == "module":
+            block.ff = _Halved(layer)
+        else:
+            handle = layer.register_forward_hook(lambda m, given, result: result * 0.5)
+        try:
+            return executor(*args, **named)
+        finally:
+            block.ff = layer
+            layer.__dict__.pop("forward", None)
+            if handle is not None:
+                handle.remove()
+
+    def patch(model: Any) -> Any:
+        clone = model.clone()
+        clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "another", around)
+        return clone
+
+    report = xl.check(patch, when_missing="never")
+    assert sum(reasons(report).values()) == 1
+    assert report["eager"][0]["examples"] == ["input_blocks.3.1.transformer_blocks.0"]
+    assert reasons(xl.check()) == {}
+
+
 @pytest.mark.parametrize("kind", ["forward", "forward_pre"])
 @pytest.mark.parametrize("path", ["middle_block.0", "input_blocks.3.1.transformer_blocks.0.ff"])
 def test_a_hooked_module_runs_the_hosts_code_and_is_named(
