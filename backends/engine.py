@@ -152,8 +152,7 @@ class Engine:
         if session is None:
             return compiled
         wanted = self._describe(session, compiled)
-        build = options.when_missing is not WhenMissing.NEVER
-        self._graphs.request(wanted, self._folders(session), build=build)
+        self._request(session, wanted)
         if options.when_missing is WhenMissing.WAIT:
             self._prompt_until = 0.0
             self._wait(wanted, on_progress)
@@ -171,7 +170,7 @@ class Engine:
         compiled, session = self._attach(model, options, "auto")
         if session is not None:
             wanted = self._describe(session, compiled)
-            self._graphs.request(wanted, self._folders(session), build=False)
+            self._request(session, wanted)
             self._graphs.settle()
             session.warn_once()
         problem = strict_problem(self.report(compiled)) if strict else None
@@ -199,8 +198,7 @@ class Engine:
         session = self._session(model)
         if session is not None and session.kinds:
             wanted = [kind.graph for kind in session.kinds if kind.graph is not None]
-            build = session.options.when_missing is not WhenMissing.NEVER
-            self._graphs.request(wanted, self._folders(session), build=build)
+            self._request(session, wanted)
             self._wait(wanted, on_progress)
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
             for number, shape in enumerate(shapes):
@@ -296,6 +294,12 @@ class Engine:
         self._spare_vram = HostModel(patcher).spare_vram()
         return session.describe(patcher.load_device, compute_dtype(patcher))
 
+    def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
+        """Have a session's graphs loaded, or built if its user wants that."""
+        build = session.options.when_missing is not WhenMissing.NEVER
+        session.told = False
+        self._graphs.request(graphs, self._folders(session), build=build)
+
     # --- runs -------------------------------------------------------------------------------------
 
     def begin_run(self, session: Session, patcher: Any) -> None:
@@ -306,8 +310,7 @@ class Engine:
             session.describe(patcher.load_device, dtype)
         wanted = [k.graph for k in session.kinds if k.graph and k.graph.state is State.MISSING]
         if wanted:
-            build = session.options.when_missing is not WhenMissing.NEVER
-            self._graphs.request(wanted, self._folders(session), build=build)
+            self._request(session, wanted)
         session.begin_run()
 
     def end_run(self, session: Session) -> None:
@@ -341,6 +344,8 @@ class Engine:
         for session in list(self._sessions.values()):
             if not session.filed:
                 self._filing.file(session)
+            if (finished := session.finished_line()) is not None:
+                logger.info(finished)
         self._hooks.on_change()
 
     # --- waiting, counting ------------------------------------------------------------------------

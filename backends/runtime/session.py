@@ -81,6 +81,8 @@ class Session:
         #: The saved workflow of the last run, and whether its graph folder holds all there is.
         self.workflow: Any = None
         self.filed = True
+        #: Whether the log has said that all requested graphs have come.
+        self.told = True
         self._model = model
         self._diffusion = model.diffusion_model
         self._graphs = graphs
@@ -286,6 +288,22 @@ class Session:
             if shared is not None:
                 found += [(place.name, shared) for place in dispatch.regions]
         return found
+
+    def finished_line(self) -> str | None:
+        """Return a line for the log once all requested graphs have come or failed, else None."""
+        graphs = [kind.graph for kind in self.kinds if kind.graph is not None]
+        pending = (State.LOADING, State.BUILDING)
+        ready = sum(g.state is State.READY for g in graphs)
+        if self.told or not ready or any(g.state in pending for g in graphs):
+            return None
+        self.told = True
+        new = [g for g in graphs if g.state is State.READY and g.key not in self.reused]
+        built = [g for g in new if g.source == "built"]
+        seconds = sum(g.build_seconds or 0.0 for g in built)
+        return (
+            f"{self.model_name}: {ready} of {len(graphs)} graphs ready: {len(built)} built in "
+            f"{seconds:.0f} s of work, {len(new) - len(built)} loaded ({self.backend.name})"
+        )
 
     def note(self, text: str) -> None:
         """Keep a line for the report, once."""
