@@ -54,10 +54,10 @@ class Probed:
         """
         model = self.model if model is None else model
         engine = self.lab.engine
-        jobs, before = self.lab.jobs(), engine.report(model)
+        builds, before = (self.lab.jobs(), self.lab.builds()), engine.report(model)
         image = self.sample(model, **options)
         after = engine.report(model)
-        assert self.lab.jobs() == jobs
+        assert (self.lab.jobs(), self.lab.builds()) == builds
         assert after["builds"] == before["builds"]
         assert after["regions"]["eager"] == 0, after["eager"]
         assert after["calls"]["eager"] == before["calls"]["eager"]
