@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,3 +405,36 @@ def test_a_device_without_a_backend_gets_one_line_and_runs_as_without_the_node(
     assert sum(note in record.getMessage() for record in caplog.records) == 1
     compiled.load_device = xl.model.load_device
     assert torch.equal(evaluate(compiled, **inputs()), evaluate(xl.model, **inputs()))
+
+
+_WITHOUT_TRITON = """
+import importlib.util, sys
+sys.modules["triton"] = None  # as where it is not installed: any import of it fails
+name, folder = "warmgraph_backends", sys.argv[1]
+spec = importlib.util.spec_from_file_location(
+    name, folder + "/__init__.py", submodule_search_locations=[folder]
+)
+sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+from warmgraph_backends import engine, registry
+inductor = registry.backend_named("inductor")
+print([r.reason for r in inductor.requirements("cuda") if r.name == "Triton" and not r.met])
+print(registry.resolve_backend("auto", "cuda").backend.name)
+try:
+    registry.resolve_backend("inductor", "cuda")
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_without_triton_everything_imports_and_the_choice_falls_to_eager(host_tree: Path) -> None:
+    backends = Path(__file__).resolve().parents[2] / "backends"
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TRITON, str(backends)],
+        capture_output=True,
+        text=True,
+        cwd=host_tree,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["['Triton is not installed']", "eager", "RequirementError"]
