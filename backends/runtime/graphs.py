@@ -63,6 +63,8 @@ class Graph:
         self.binary_bytes = 0
         self.calls = 0
         self.attempts = 1
+        #: Whether to build it if no file serves; asked once its load has failed.
+        self.build_wanted = False
 
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""
@@ -110,9 +112,12 @@ class Graphs:
                 ):
                     graph.attempts += graph.state is State.FAILED
                     graph.state, graph.reason, graph.remedy = State.LOADING, None, ""
+                    graph.build_wanted = build
                     wanted.append(graph)
+                elif graph.state is State.LOADING:
+                    graph.build_wanted |= build
         for graph in sorted(wanted, key=_cost, reverse=True):
-            self._loader.submit(self._load_or_build, graph, tuple(folders), build)
+            self._loader.submit(self._load_or_build, graph, tuple(folders))
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on)."""
@@ -130,7 +135,7 @@ class Graphs:
         """Run a task in the loader's thread, after what was requested before it."""
         self._loader.submit(_logged, task)
 
-    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], build: bool) -> None:
+    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...]) -> None:
         try:
             if self._load(graph, folders):
                 return
@@ -138,17 +143,21 @@ class Graphs:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = _refusal(error), error.remedy
             graph.reason, graph.remedy = graph.refused
-            if build:  # else the sessions that wait for it say so
+            if graph.build_wanted:  # else the sessions that wait for it say so
                 self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
         except Exception as error:
             logger.exception("Loading %s failed", graph.description.label)
             graph.reason = f"loading failed: {error}"
-        if build:
-            self._build(graph)
-        else:
+        if not graph.build_wanted:
             if graph.reason is None and graph.refused is not None:
                 graph.reason, graph.remedy = graph.refused
             graph.reason = graph.reason or self._explain_missing(graph, folders)
+        with self._lock:  # from here on another request finds the graph missing
+            build = graph.build_wanted
+            graph.state = State.BUILDING if build else State.MISSING
+        if build:
+            self._build(graph)
+        else:
             self._set(graph, State.MISSING)
 
     def _warn_once(self, text: str) -> None:

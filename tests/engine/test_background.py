@@ -148,3 +148,17 @@ def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
     assert lab.counts(compiled) == (1, 0, 0)
     assert lab.engine.report(compiled)["reused"] == len(KINDS) - 1
     assert lab.jobs() == lab.builds() == 1
+
+
+def test_who_wants_a_build_gets_it_although_another_only_looked_for_a_file(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab(without=(QUICK,))
+    with lab.held() as gate:
+        looking = lab.compiled(host.load("narrowxl")[0], when_missing="never")
+        asking = lab.compiled(host.load("narrowxl")[0], when_missing="background")
+        gate.set()
+        lab.settle()
+    states = [kind["state"] for kind in lab.engine.report(asking)["kinds"]]
+    assert sorted(set(states)) == ["building", "ready"] and lab.jobs() == 1
+    assert lab.engine.report(looking)["builds"] == 0
