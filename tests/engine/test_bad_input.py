@@ -199,6 +199,9 @@ def test_a_bad_file_in_the_store_is_named_and_its_places_run_eager(
     lab = make_lab()
     change, words, stays = DAMAGE[damage]
     path = file_of(lab)
+    for stale in lab.store.glob("*.safetensors"):  # of a lab that was kept over a change of code
+        if stale != path and lab.engine._store.read_manifest(stale)[0]["kind"] == QUICK:
+            stale.unlink()
     others = {p.name: p.read_bytes() for p in lab.store.iterdir() if p != path}
     change(lab, path)
     after = path.read_bytes() if path.is_file() else None
