@@ -60,6 +60,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def _interrupts_reach_children() -> Iterator[None]:
+    """Let a child started inside hear SIGINT although this process was told to ignore it.
+
+    A shell starts background commands that way, and what is ignored stays so in their children.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Server:
     """A ComfyUI server; a context manager that starts and stops it.
 
@@ -120,7 +136,7 @@ class Server:
         command = [self.python, str(self.tree / "main.py"), "--port", str(self.port), *FLAGS]
         command += ["--base-directory", str(self.base), *self.flags]
         windows = sys.platform == "win32"
-        with self.log_file.open("ab") as log:
+        with self.log_file.open("ab") as log, _interrupts_reach_children():
             self._process = subprocess.Popen(
                 command,
                 cwd=self.tree,
