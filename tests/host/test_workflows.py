@@ -129,7 +129,10 @@ def test_text_to_image_left_its_graphs_beside_the_saved_workflow(stage: Stage) -
 
 def test_after_a_restart_text_to_image_and_load_compiled_graph_build_nothing(stage: Stage) -> None:
     stage.server.restart()
-    for name in ("load_compiled_graph", "text_to_image"):
-        report = stage.run(name)
-        assert report["builds"] == 0 and report["loads"] > 0
+    first = stage.run("load_compiled_graph")
+    assert (first["builds"], first["reused"]) == (0, 0) and first["loads"] == len(first["kinds"])
+    second = stage.run("text_to_image")  # in the same process: what the first loaded is there
+    assert (second["builds"], second["loads"]) == (0, 0)
+    assert second["reused"] == len(second["kinds"])
+    for report in (first, second):
         assert report["regions"]["eager"] == 0, report["eager"]

@@ -18,6 +18,7 @@ REPORT: dict[str, Any] = {
     "kinds": [],
     "builds": 2,
     "loads": 21,
+    "reused": 4,
     "calls": {"compiled": 4000, "eager": 0},
     "misses": [{"kind": "Upsample 64", "reason": "torch: made for 2.10"}],
     "disk_bytes": 12 * 2**20,
@@ -35,7 +36,7 @@ def test_all_that_a_user_asks_is_said_once() -> None:
         "  eager: 3 x another node patches attn2_patch",
         "         a, b",
         "building: 3 of 5, about 7 s left",
-        "graphs: 2 built, 21 loaded, 1 missing; 4000 calls compiled",
+        "graphs: 2 built, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
         "  missing: Upsample 64: torch: made for 2.10",
         "disk 12.0 MiB, VRAM 1.5 MiB (kernels; weights are the host's own), "
         "41 s of compiling saved",
