@@ -11,7 +11,6 @@ import itertools
 import logging
 import platform
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,11 +27,11 @@ from .contract import WhenMissing
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import (
-    HostModel,
     compute_dtype,
     host_arguments,
     room_for_workers,
     run_forward,
+    spare_vram,
 )
 from .regions.registry import plan_model
 from .registry import resolve_backend
@@ -100,7 +99,6 @@ class Engine:
         self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self._sampling = 0
         self._prompt_until = 0.0
-        self._lock = threading.Lock()
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
         self._store = Store(
@@ -120,7 +118,7 @@ class Engine:
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
         self._verified = Verified(paths.private, _machine())
-        self._filing = Filing(self._store, self._graphs, paths.workflows)
+        self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class Engine:
         """
         session = self._session(model)
         if session is not None and session.kinds:
-            wanted = [kind.graph for kind in session.kinds if kind.graph is not None]
+            wanted = session.graphs
             self._request(session, wanted)
             self._wait(wanted, on_progress)
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
@@ -214,7 +212,7 @@ class Engine:
         session = self._session(model)
         note = model.get_attachment(KEY) if session is None else None
         text = note.text if isinstance(note, _Note) else "this model did not come out of Warmgraph"
-        return model_report(session, self._graphs, self._builder, None if session else text)
+        return model_report(session, self._builder, None if session else text)
 
     def snapshot(self) -> dict[str, Any]:
         """Return all reports, the builder's progress, the store's use and the settings."""
@@ -222,7 +220,7 @@ class Engine:
         usage = self._store.usage()
         return {
             "models": [
-                model_report(session, self._graphs, self._builder, None)
+                model_report(session, self._builder, None)
                 for session in list(self._sessions.values())
             ],
             "builds": self._graphs.builds,
@@ -291,7 +289,7 @@ class Engine:
         return session if isinstance(session, Session) else None
 
     def _describe(self, session: Session, patcher: Any) -> list[Graph]:
-        self._spare_vram = HostModel(patcher).spare_vram()
+        self._spare_vram = spare_vram(patcher)
         return session.describe(patcher.load_device, compute_dtype(patcher))
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
@@ -308,7 +306,7 @@ class Engine:
         dtype = compute_dtype(patcher)
         if session.is_stale(dtype):
             session.describe(patcher.load_device, dtype)
-        wanted = [k.graph for k in session.kinds if k.graph and k.graph.state is State.MISSING]
+        wanted = [g for g in session.graphs if g.state is State.MISSING]
         if wanted:
             self._request(session, wanted)
         session.begin_run()
@@ -355,7 +353,7 @@ class Engine:
         told: tuple[int, str] | None = None
         while True:
             self._hooks.check_cancelled()
-            pending = [g for g in graphs if self._graphs.is_pending(g)]
+            pending = [g for g in graphs if g.is_pending]
             progress = self._builder.progress()
             left = progress.seconds_left
             text = f"building {progress.done}/{progress.total}" if progress.total else "loading"

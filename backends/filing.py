@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import folders
 from .errors import GraphFileError, WarmgraphError
-from .runtime.graphs import Graphs, State
+from .runtime.graphs import State
 from .runtime.session import Session
 from .store import Store
 
@@ -28,12 +28,9 @@ class WorkflowRef:
 class Filing:
     """Finds a session's graph folder and files its graphs there."""
 
-    def __init__(
-        self, store: Store, graphs: Graphs, workflows: Callable[[str | None], Path | None]
-    ) -> None:
-        """Args: the store that files are linked from, all graphs, a user's workflows folder."""
+    def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:
+        """Args: the store that files are linked from, and a user's workflows folder."""
         self._store = store
-        self._graphs = graphs
         self._workflows = workflows
 
     def folder(self, session: Session, workflow: WorkflowRef | None) -> Path | None:
@@ -61,8 +58,8 @@ class Filing:
 
         Does nothing while graphs are on their way; the engine calls again when they have come.
         """
-        wanted = [k.graph for k in session.kinds if k.graph is not None]
-        if session.options.folder_only or any(self._graphs.is_pending(g) for g in wanted):
+        wanted = session.graphs
+        if session.options.folder_only or any(g.is_pending for g in wanted):
             return
         session.filed = True
         workflow = session.workflow

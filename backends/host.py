@@ -60,33 +60,27 @@ def pause_host_compiler() -> AbstractContextManager[Any]:
     return scope if isinstance(scope, AbstractContextManager) else nullcontext()
 
 
-class HostModel:
-    """Figures of a ModelPatcher that decide how many workers have room."""
-
-    def __init__(self, patcher: Any) -> None:
-        self._patcher = patcher
-
-    def spare_vram(self) -> int | None:
-        """Return the bytes of VRAM that sampling will not need; None without CUDA."""
-        device = self._patcher.load_device
-        if device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(device)
-        to_load = max(0, self._patcher.model_size() - self._patcher.loaded_size())
-        return max(0, int(free - to_load - _SAMPLING_VRAM))
+def spare_vram(patcher: Any) -> int | None:
+    """Return the bytes of VRAM that sampling will not need; None without CUDA."""
+    device = patcher.load_device
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    to_load = max(0, patcher.model_size() - patcher.loaded_size())
+    return max(0, int(free - to_load - _SAMPLING_VRAM))
 
 
-def room_for_workers(setting: int, spare_vram: int | None) -> int:
+def room_for_workers(setting: int, free_vram: int | None) -> int:
     """Return how many build workers this machine has room for now.
 
     Args:
         setting: the user's upper bound, 0 for automatic.
-        spare_vram: bytes of VRAM that sampling does not need, None without a GPU.
+        free_vram: bytes of VRAM that sampling does not need, None without a GPU.
     """
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return worker_count(cores or 1, setting, psutil.virtual_memory().available, spare_vram)
+    return worker_count(cores or 1, setting, psutil.virtual_memory().available, free_vram)
 
 
 def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:

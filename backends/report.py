@@ -6,32 +6,24 @@ from collections import defaultdict
 from typing import Any
 
 from .builder import Builder
-from .runtime.graphs import Graphs, State
+from .runtime.graphs import State
 from .runtime.session import Session
 
 _EXAMPLES = 3
 
 
-def model_report(
-    session: Session | None, graphs: Graphs, builder: Builder, note: str | None
-) -> dict[str, Any]:
+def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
     """Return the report of one MODEL as JSON-plain data.
 
     Args:
         session: what is attached to the MODEL; None gives a report that holds only `note`.
     """
-    progress = builder.progress()
-    building = {
-        "done": progress.done,
-        "total": progress.total,
-        "seconds_left": progress.seconds_left,
-        "running": progress.running,
-    }
+    building = builder.progress()._asdict()
     if session is None:
         return {**_EMPTY, "building": building, "notes": [note] if note else []}
     total = len(session.plan.places) + len(session.plan.outside)
     eager = session.eager_places()
-    ours = [kind.graph for kind in session.kinds if kind.graph is not None]
+    ours = session.graphs
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if g.key not in session.reused]
     return {

@@ -66,6 +66,11 @@ class Graph:
         #: Whether to build it if no file serves; asked once its load has failed.
         self.build_wanted = False
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is on its way."""
+        return self.state in (State.LOADING, State.BUILDING)
+
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
@@ -122,10 +127,6 @@ class Graphs:
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on)."""
         self._loader.submit(int).result()
-
-    def is_pending(self, graph: Graph) -> bool:
-        """Tell whether a graph is on its way."""
-        return graph.state in (State.LOADING, State.BUILDING)
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""

@@ -102,6 +102,11 @@ class Session:
         self._inside = False
         self._run_open = False
 
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs of all kinds that have one."""
+        return [kind.graph for kind in self.kinds if kind.graph is not None]
+
     # --- what the model consists of -------------------------------------------------------------
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
@@ -129,7 +134,7 @@ class Session:
         self._weights = ModelWeights(self._model, device, dtype)
         self._regions.clear()
         self._version = -1
-        return [kind.graph for kind in self.kinds if kind.graph is not None]
+        return self.graphs
 
     def _describe_kind(
         self,
@@ -291,10 +296,9 @@ class Session:
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""
-        graphs = [kind.graph for kind in self.kinds if kind.graph is not None]
-        pending = (State.LOADING, State.BUILDING)
+        graphs = self.graphs
         ready = sum(g.state is State.READY for g in graphs)
-        if self.told or not ready or any(g.state in pending for g in graphs):
+        if self.told or not ready or any(g.is_pending for g in graphs):
             return None
         self.told = True
         new = [g for g in graphs if g.state is State.READY and g.key not in self.reused]
