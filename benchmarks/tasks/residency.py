@@ -5,7 +5,11 @@ The GPU tests (`tests/gpu`) assert on what these return.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +25,48 @@ def equal_to_eager(
     kind: str,
     store: str,
     sizes: list[list[int]],
-    leave_mib: list[int | None],
+    leave_mib: int,
     steps: int = 3,
 ) -> dict[str, Any]:
-    """Every UNet call against eager on the same inputs, in one phase per entry of `leave_mib`.
+    """Every UNet call against eager on the same inputs, first with all the VRAM (`roomy`).
 
-    Args:
-        leave_mib: None leaves the VRAM alone; a number unloads the model and fills the VRAM up to
-            this much, so that the host keeps only a part of the weights there and streams the rest.
+    Then `full` and, where there is dynamic VRAM, `half`: see `scarce_vram`.
     """
     engine = open_engine(Path(store))
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*sizes[0]))
-    phases = []
-    for leave in leave_mib:
-        ballast = None if leave is None else fill_vram(leave)
+    phases: dict[str, dict[str, Any]] = {}
+
+    for phase in ("roomy", "full", "half") if pair.ours.is_dynamic() else ("roomy", "full"):
         before = pair.compiled_calls()
         rows = {}
-        for width, height, batch in sizes:
-            rows[f"{width}x{height} batch {batch}"] = errors(
-                pair.ours,
-                pair.ours_probe,
-                pair.eager,
-                pair.eager_probe,
-                kind,
-                Size(width, height, batch),
-                steps=steps,
-            )
+        with scarce_vram(phase, pair.ours, leave_mib):
+            for width, height, batch in sizes:
+                rows[f"{width}x{height} batch {batch}"] = errors(
+                    pair.ours,
+                    pair.ours_probe,
+                    pair.eager,
+                    pair.eager_probe,
+                    kind,
+                    Size(width, height, batch),
+                    steps=steps,
+                )
+            loaded, used = pair.ours.loaded_size(), vram_used_mib()
         report = engine.report(pair.ours)
         unet_calls = sum(len(found) for found in rows.values())
-        phases.append(
-            {
-                "leave_mib": leave,
-                "max_rel_l2": max(max(found) for found in rows.values()),
-                "rows": rows,
-                "compiled_calls": report["calls"]["compiled"] - before,
-                "eager_calls": unserved(report, before, unet_calls=unet_calls),
-                "loaded_mib": round(pair.ours.loaded_size() / MIB),
-                "model_mib": round(pair.ours.model_size() / MIB),
-                "report": brief(report),
-            }
-        )
-        del ballast
-        partial({"phases": phases})
+        phases[phase] = {
+            "max_rel_l2": max(max(found) for found in rows.values()),
+            "rows": rows,
+            "compiled_calls": report["calls"]["compiled"] - before,
+            "eager_calls": unserved(report, before, unet_calls=unet_calls),
+            "loaded_mib": round(loaded / MIB),
+            "model_mib": round(pair.ours.model_size() / MIB),
+            "vram_used_mib": round(used),
+            "report": brief(report),
+        }
+        partial(phases)
     engine.close()
-    return {"phases": phases}
+    return phases
 
 
 def lora_swaps(
@@ -75,18 +76,28 @@ def lora_swaps(
     store: str,
     loras: dict[str, str],
     size: list[int],
-    leave_mib: int | None = None,
+    phase: str,
+    leave_mib: int,
 ) -> dict[str, Any]:
     """Put LoRAs on, change, swap and take them off; each time ours against eager, same inputs.
 
     Each row also says how far its eager output lies from the first row's without a LoRA (`moved`),
-    on the same inputs: a row that did not move could not have found a stale weight.
+    on the same inputs: a row that did not move could not have found a stale weight. For `phase`
+    see `scarce_vram`.
     """
     engine = open_engine(Path(store))
     pair = Pair(engine, Path(model))
     target = Size(*size)
     pair.settle(kind, target)
-    ballast = None if leave_mib is None else fill_vram(leave_mib)
+    with scarce_vram(phase, pair.ours, leave_mib):
+        rows = _swap(pair, kind, target, loras)
+        loaded_mib = round(pair.ours.loaded_size() / MIB)
+    compiled = pair.compiled_calls()
+    engine.close()
+    return {"rows": rows, "compiled_calls": compiled, "loaded_mib": loaded_mib}
+
+
+def _swap(pair: Pair, kind: str, target: Size, loras: dict[str, str]) -> list[dict[str, Any]]:
     base: list[Call] = []
     rows = []
     swaps = [("", 0.0), ("linear", 1.0), ("linear", 0.5), ("conv", 1.0), ("", 0.0), ("conv", -0.7)]
@@ -120,10 +131,7 @@ def lora_swaps(
                 ),
             }
         )
-    compiled = pair.compiled_calls()
-    del ballast
-    engine.close()
-    return {"rows": rows, "compiled_calls": compiled}
+    return rows
 
 
 def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, Any]:
@@ -146,18 +154,58 @@ def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dic
     return {"peaks_mib": peaks, "model_mib": model_mib, "report": report}
 
 
-def fill_vram(leave_mib: int) -> Any:
-    """Unload all models and take the GPU's memory but this much; returns what holds it."""
-    import comfy.model_management
-    import torch
+@contextlib.contextmanager
+def scarce_vram(phase: str, patcher: Any, leave_mib: int) -> Iterator[None]:
+    """How much VRAM the host has for a loaded model while this lasts.
 
-    comfy.model_management.unload_all_models()
-    empty_caches()
-    free, _ = torch.cuda.mem_get_info()
-    take = free - leave_mib * MIB
-    if take <= 0:
-        raise RuntimeError(f"GPU must have {leave_mib} MiB free, got {free // MIB}")
-    return torch.empty(take, dtype=torch.uint8, device="cuda")
+    `roomy`: all. `full`: models are unloaded and another process holds all but `leave_mib` (another
+    one, because dynamic VRAM counts what its own allocates). `half`: dynamic VRAM may keep one half
+    of the model's pages and streams the rest.
+    """
+    if phase == "full":
+        import comfy.model_management
+
+        comfy.model_management.unload_all_models()
+        empty_caches()
+        with _held_vram(leave_mib):
+            yield
+    elif phase == "half":
+        pages = patcher.model.dynamic_vbars[patcher.load_device]
+        pages.free_memory(patcher.model_size())
+        pages.set_watermark_limit(patcher.model_size() // 2)
+        yield
+        pages.set_watermark_limit(patcher.model_size())
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _held_vram(leave_mib: int) -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD_VRAM, str(leave_mib)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        try:
+            left = int(holder.stdout.readline() or -1)
+            if not 0 <= left <= leave_mib + 64:
+                raise RuntimeError(f"{leave_mib} MiB of VRAM must be left, got {left} MiB free")
+            yield
+        finally:
+            holder.stdin.close()
+            holder.wait()
+
+
+_HOLD_VRAM = """
+import sys, torch
+leave, held = int(sys.argv[1]) << 20, []
+while (more := torch.cuda.mem_get_info()[0] - leave) > 32 << 20:
+    held.append(torch.empty(min(more, 8 << 30), dtype=torch.uint8, device="cuda"))
+print(torch.cuda.mem_get_info()[0] >> 20, flush=True)
+sys.stdin.read()
+"""
 
 
 def empty_caches() -> None:
