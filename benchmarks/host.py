@@ -112,6 +112,7 @@ def _enable_dynamic_vram(control: Any, args: Any) -> None:
         started = control.init_devices(iter(devices))
     if not started:
         raise RuntimeError("dynamic VRAM must start, got a comfy-aimdo that cannot use this GPU")
+    control.set_log_info()  # its own default writes megabytes a second and slows the host
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     comfy.memory_management.aimdo_enabled = True
 

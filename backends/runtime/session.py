@@ -225,7 +225,6 @@ class Session:
                     else:
                         module.__dict__["forward"] = before
                 self._inside = False
-                self._weights.end_step()
 
     def _look_again(self) -> None:
         """Notice what another node's wrapper changed around this very step."""

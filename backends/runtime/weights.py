@@ -16,6 +16,7 @@ kept until an *epoch* ends: a load, a change of patches or residency, an evicted
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ class ModelWeights:
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
-        self._pinned = False
+        self._held = 0
 
     def begin_run(self) -> None:
         """Forget all lists: the host may have loaded, moved or patched anything between two
@@ -83,36 +84,40 @@ class ModelWeights:
                 self._new_epoch()
                 return
 
-    def end_step(self) -> None:
-        """Let the pinned range of dynamic VRAM go; all work of the step is queued."""
-        if self._pinned:
-            vbar = self._vbar()
-            if vbar is not None:
-                vbar.unpin(vbar.base_addr, vbar.offset)
-            self._pinned = False
-
     def watch(self, slots: Sequence[_Slot]) -> None:
         """Start a new epoch when one of these parameters is replaced."""
         for owner, name in slots:
             self._watched.append((owner._parameters, name, owner._parameters.get(name)))
 
-    def pin_range(self) -> bytes | None:
-        """Fault the model's whole range of dynamic VRAM in and pin it.
+    def hold_range(self) -> bytes | None:
+        """Bring the model's whole range of dynamic VRAM in and keep its pages there.
+
+        `let_range_go` must follow once the work that uses them is queued. The pages may not stay
+        for longer: the host makes room for a step's activations by taking pages that nobody holds.
 
         Returns:
-            The signature of its pages, None when they do not all fit or there is no such range.
+            The signature of the pages, None when they do not all fit or there is no such range.
         """
         vbar = self._vbar()
         if vbar is None or not vbar.offset or not self._range_fits:
             return None
-        signature = vbar.fault(vbar.base_addr, vbar.offset)
+        size = vbar.offset
+        signature = vbar.fault(vbar.base_addr, size)
         if signature is None:
-            vbar.unpin(vbar.base_addr, vbar.offset)
-            self._range_fits = False  # until the next run; pages come one region at a time
-            self._pinned = False
+            self._range_fits = False  # until the next run; weights come one region at a time
             return None
-        self._pinned = True
+        # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
+        vbar.set_watermark_limit(size)
+        self._held = size
         return bytes(signature)
+
+    def let_range_go(self) -> None:
+        """Undo one `hold_range` that gave a signature."""
+        vbar = self._vbar()
+        if vbar is not None and self._held:
+            vbar.set_watermark_limit(0)
+            vbar.unpin(vbar.base_addr, self._held)
+        self._held = 0
 
     def _vbar(self) -> Any:
         return getattr(self.model, "dynamic_vbars", {}).get(self.device)
@@ -138,7 +143,7 @@ class RegionWeights:
         self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
         self._kept: Fetched | None = None
         self._epoch = -1
-        self._signature: bytes | None = None
+        self._signature: bytes | None = None  # of the pages that `_kept` lies in
 
     def fetch(self) -> Fetched:
         """Get the weights for one call.
@@ -150,9 +155,11 @@ class RegionWeights:
         if self._kept is not None and self._epoch == source.epoch:
             if self._kept.weight_class != "dynamic":
                 return self._kept
-            signature = source.pin_range()
-            if signature is not None and signature == self._signature:
-                return self._kept
+            signature = source.hold_range()
+            if signature is not None:
+                if signature == self._signature:
+                    return self._kept
+                source.let_range_go()
         return self._fetch_anew()
 
     def _fetch_anew(self) -> Fetched:
@@ -185,26 +192,22 @@ class RegionWeights:
             else:
                 tensors.append(both[0 if slot.attribute == "weight" else 1])
         weight_class = max(classes or {"resident"}, key=CLASSES.index)
-        fetched = Fetched(tensors, weight_class, _all(releases))
         try:
             self._check(tensors)
         except ValueError:
-            if fetched.release is not None:
-                fetched.release()
+            _all(releases)
             raise
         if keepable and not classes & {"cast", "streamed"}:
             source.watch([s for s in self._slots if s.owner not in dynamic])
-            self._keep(fetched, bool(dynamic))
-        return fetched
+            if not dynamic:
+                self._keep(Fetched(tensors, weight_class, None))
+            elif (signature := source.hold_range()) is not None:
+                self._keep(Fetched(tensors, weight_class, source.let_range_go), signature)
+                releases.append(source.let_range_go)
+        return Fetched(tensors, weight_class, partial(_all, releases) if releases else None)
 
-    def _keep(self, fetched: Fetched, dynamic: bool) -> None:
-        if dynamic:
-            # The host's functions pinned these modules for this call; the range pin replaces that.
-            self._signature = self._source.pin_range()
-            if self._signature is None:
-                return
-        self._epoch = self._source.epoch
-        self._kept = Fetched(fetched.tensors, fetched.weight_class, None)
+    def _keep(self, fetched: Fetched, signature: bytes | None = None) -> None:
+        self._kept, self._signature, self._epoch = fetched, signature, self._source.epoch
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         device = self._source.device
@@ -285,6 +288,9 @@ def _fetch_dynamic(
     Returns:
         {id(module): (weight, bias)}, whether all of them stay where they are after the call, and
         what to call once the work that uses them is queued.
+
+    Raises:
+        ValueError: there is not even room to bring all of them over at once.
     """
     import comfy.model_management as management
     import comfy.ops
@@ -292,29 +298,22 @@ def _fetch_dynamic(
 
     device, dtype = source.device, source.dtype
     fresh = [m for m in modules if not hasattr(m, "_prefetch")]
-    stream = comfy.ops.cast_modules_with_vbar(
-        fresh, dtype, device, dtype, management.device_supports_non_blocking(device)
-    )
-    management.sync_stream(device, stream)
     found: dict[int, tuple[Any, Any]] = {}
-    pinned = []
-    stays = True
-    for module in modules:
-        weight, bias = comfy.ops.resolve_cast_module_with_vbar(
-            module, dtype, device, dtype, None, False
+    stream = failure = None
+    try:
+        stream = comfy.ops.cast_modules_with_vbar(
+            fresh, dtype, device, dtype, management.device_supports_non_blocking(device)
         )
-        found[id(module)] = (weight, bias)
-        in_place = module._prefetch["signature"] is not None
-        if in_place:
-            pinned.append(module)
-        same = weight is module._v_weight and bias is module._v_bias if in_place else False
-        stays = stays and same
+        management.sync_stream(device, stream)
+        for module in modules:
+            found[id(module)] = comfy.ops.resolve_cast_module_with_vbar(
+                module, dtype, device, dtype, None, False
+            )
+    except (RuntimeError, MemoryError) as error:
+        failure = error
+    pinned = [m for m in modules if getattr(m, "_prefetch", _NOT_THERE)["signature"] is not None]
     for module in fresh:
-        for name in ("weight_lowvram_function", "bias_lowvram_function"):
-            function = getattr(module, name, None)
-            if function is not None:
-                function.clear_prepared()
-        del module._prefetch
+        _forget_prefetch(module)
 
     def release() -> None:
         for module in pinned:
@@ -322,15 +321,27 @@ def _fetch_dynamic(
         if stream is not None:
             stream.wait_stream(management.current_stream(device))
 
+    if failure is not None:
+        release()
+        raise ValueError(f"they could not be brought over together: {failure}") from failure
+    stays = len(pinned) == len(modules) and all(
+        found[id(m)][0] is m._v_weight and found[id(m)][1] is m._v_bias for m in modules
+    )
     return found, stays, release
 
 
-def _all(releases: list[Callable[[], None]]) -> Callable[[], None] | None:
-    if not releases:
-        return None
+_NOT_THERE: dict[str, Any] = {"signature": None}
 
-    def release() -> None:
-        for each in releases:
-            each()
 
-    return release
+def _forget_prefetch(module: Any) -> None:
+    """As the host does once it has resolved a module's weights."""
+    for name in ("weight_lowvram_function", "bias_lowvram_function"):
+        function = getattr(module, name, None)
+        if function is not None:
+            function.clear_prepared()
+    module.__dict__.pop("_prefetch", None)
+
+
+def _all(releases: list[Callable[[], None]]) -> None:
+    for release in releases:
+        release()

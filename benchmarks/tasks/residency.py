@@ -25,22 +25,23 @@ def equal_to_eager(
     kind: str,
     store: str,
     sizes: list[list[int]],
-    leave_mib: int,
+    leave_mib: dict[str, int | None],
     steps: int = 3,
 ) -> dict[str, Any]:
-    """Every UNet call against eager on the same inputs, first with all the VRAM (`roomy`).
+    """Every UNet call against eager on the same inputs, in phases.
 
-    Then `full` and, where there is dynamic VRAM, `half`: see `scarce_vram`.
+    Args:
+        leave_mib: how much VRAM each phase leaves to model and activations; None is all of it.
     """
     engine = open_engine(Path(store))
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*sizes[0]))
     phases: dict[str, dict[str, Any]] = {}
 
-    for phase in ("roomy", "full", "half") if pair.ours.is_dynamic() else ("roomy", "full"):
+    for phase, leave in leave_mib.items():
         before = pair.compiled_calls()
         rows = {}
-        with scarce_vram(phase, pair.ours, leave_mib):
+        with vram_left(pair.ours, leave):
             for width, height, batch in sizes:
                 rows[f"{width}x{height} batch {batch}"] = errors(
                     pair.ours,
@@ -76,20 +77,18 @@ def lora_swaps(
     store: str,
     loras: dict[str, str],
     size: list[int],
-    phase: str,
-    leave_mib: int,
+    leave_mib: int | None,
 ) -> dict[str, Any]:
     """Put LoRAs on, change, swap and take them off; each time ours against eager, same inputs.
 
     Each row also says how far its eager output lies from the first row's without a LoRA (`moved`),
-    on the same inputs: a row that did not move could not have found a stale weight. For `phase`
-    see `scarce_vram`.
+    on the same inputs: a row that did not move could not have found a stale weight.
     """
     engine = open_engine(Path(store))
     pair = Pair(engine, Path(model))
     target = Size(*size)
     pair.settle(kind, target)
-    with scarce_vram(phase, pair.ours, leave_mib):
+    with vram_left(pair.ours, leave_mib):
         rows = _swap(pair, kind, target, loras)
         loaded_mib = round(pair.ours.loaded_size() / MIB)
     compiled = pair.compiled_calls()
@@ -155,32 +154,20 @@ def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dic
 
 
 @contextlib.contextmanager
-def scarce_vram(phase: str, patcher: Any, leave_mib: int) -> Iterator[None]:
-    """How much VRAM the host has for a loaded model while this lasts.
+def vram_left(patcher: Any, leave_mib: int | None) -> Iterator[None]:
+    """Unload the model; while this lasts, another process holds the VRAM but for this much.
 
-    `roomy`: all. `full`: models are unloaded and another process holds all but `leave_mib` (another
-    one, because dynamic VRAM counts what its own allocates). `half`: dynamic VRAM may keep one half
-    of the model's pages and streams the rest.
+    Another process, because dynamic VRAM counts what its own allocates. None leaves all as it is.
     """
-    if phase == "full":
-        import comfy.model_management
-
-        comfy.model_management.unload_all_models()
-        empty_caches()
-        with _held_vram(leave_mib):
-            yield
-    elif phase == "half":
-        pages = patcher.model.dynamic_vbars[patcher.load_device]
-        pages.free_memory(patcher.model_size())
-        pages.set_watermark_limit(patcher.model_size() // 2)
+    if leave_mib is None:
         yield
-        pages.set_watermark_limit(patcher.model_size())
-    else:
-        yield
+        return
+    import comfy.model_management
 
-
-@contextlib.contextmanager
-def _held_vram(leave_mib: int) -> Iterator[None]:
+    comfy.model_management.unload_all_models()
+    if patcher.is_dynamic():  # pages of an unloaded model stay until somebody wants the room
+        patcher.partially_unload(patcher.offload_device, patcher.model_size())
+    empty_caches()
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD_VRAM, str(leave_mib)],
         stdin=subprocess.PIPE,
