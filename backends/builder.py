@@ -24,10 +24,10 @@ from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
 from .processes import sweep
 from .schedule import (
+    WORKERS_WHILE_BUSY,
     MeasuringGate,
     estimate_seconds_left,
     worker_count,
-    workers_while_busy,
 )
 
 __all__ = [
@@ -297,7 +297,7 @@ class Builder:
         """Start one worker if there is work and room for it; returns seconds until the next."""
         busy = bool(self._pending) and self._gate.is_busy()
         with self._news:
-            room = workers_while_busy(self._limit) if busy else self._limit
+            room = WORKERS_WHILE_BUSY if busy else self._limit
             wanted = min(self._limit, len(self._pending) + len(self._running))
             if self._closed or len(self._attendants) >= wanted:
                 return None

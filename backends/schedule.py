@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_WORKERS = 8
 RAM_PER_WORKER = 2 << 30
 VRAM_PER_WORKER = 1 << 29
+# Even at the lowest priority a starting worker slows a prompt, which hangs on one thread of the
+# server: 14 at once cost the first image a fifth.
+WORKERS_WHILE_BUSY = 1
 _POLL_S = 0.2
 
 
@@ -33,16 +36,6 @@ def worker_count(
     if free_vram_bytes is not None:
         counts.append(free_vram_bytes // VRAM_PER_WORKER)
     return max(1, min(counts))
-
-
-def workers_while_busy(limit: int) -> int:
-    """Return how many of `limit` workers may be started while a prompt runs.
-
-    Even at the lowest priority a worker slows the prompt: it shares cores' arithmetic units, caches
-    and memory, and sampling hangs on one thread of the server. 14 at once cost the first image a
-    fifth.
-    """
-    return max(1, limit // 6)
 
 
 def estimate_seconds_left(

@@ -53,6 +53,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         Path(request["tree"]), request["argv"], base=Path(request["base"]), narrow=request["narrow"]
     )
     boot_seconds = time.perf_counter() - begin
+    print(json.dumps({"host": facts._asdict()}), flush=True)
 
     import torch
 
@@ -61,7 +62,6 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         result = tasks.TASKS[request["task"]](**request["params"])
     return {
         "result": result,
-        "host": facts._asdict(),
         "boot_seconds": round(boot_seconds, 2),
         "task_seconds": round(time.perf_counter() - begin - boot_seconds, 2),
     }

@@ -134,7 +134,8 @@ class Lab:
             output, code = _run(
                 [sys.executable, str(CHILD), json.dumps(request)], environment, log, limit
             )
-        answer, partial = _parse(output)
+        answer, partial, facts = _parse(output)
+        self.facts = facts or self.facts
         if code is None:
             raise ChildError(f"stopped at its limit of {limit:.0f} s", partial, stopped=True)
         if answer is None:
@@ -144,8 +145,8 @@ class Lab:
             )
         if not answer["ok"]:
             raise ChildError(answer["reason"], partial, stopped=False)
-        self.facts = answer["host"]
-        return {**answer["result"], "process": _process(answer)}
+        process = {**facts, "boot_s": answer["boot_seconds"], "task_s": answer["task_seconds"]}
+        return {**answer["result"], "process": process}
 
     def _file(self, stem: str, kind: str, fields: dict[str, Any]) -> str:
         path = self.work / "models" / f"{stem}.safetensors"
@@ -153,10 +154,6 @@ class Lab:
             file = {"path": str(path), "kind": self.kind(kind), **fields}
             self.run("make_files", limit_s=180, files=[file])
         return str(path)
-
-
-def _process(answer: dict[str, Any]) -> dict[str, Any]:
-    return {**answer["host"], "boot_s": answer["boot_seconds"], "task_s": answer["task_seconds"]}
 
 
 def _run(
@@ -192,9 +189,11 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _parse(output: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The last line's answer, if it is one, and the last partial result."""
-    answer, partial = None, {}
+def _parse(output: str) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]:
+    """A child's answer if it came to one, its last partial result, and the host it ran on."""
+    answer: dict[str, Any] | None = None
+    partial: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for line in output.splitlines():
         if not line.startswith("{"):
             continue
@@ -206,4 +205,6 @@ def _parse(output: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
             partial = value["partial"]
         elif "ok" in value:
             answer = value
-    return answer, partial
+        elif "host" in value:
+            facts = value["host"]
+    return answer, partial, facts

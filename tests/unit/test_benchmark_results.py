@@ -86,7 +86,15 @@ def test_stopped_rival_is_written_as_beyond_its_limit(
     assert headline["sdxl_1024_torch_compile_dynamic_seconds"]["value"] == "> 240"
 
 
-def test_child_output_yields_the_answer_and_the_last_partial(benchmarks: ModuleType) -> None:
-    lines = ['{"partial": {"n": 1}}', "noise {", '{"partial": {"n": 2}}', '{"ok": true}']
-    assert benchmarks.lab._parse("\n".join(lines)) == ({"ok": True}, {"n": 2})
-    assert benchmarks.lab._parse("\n".join(lines[:2])) == (None, {"n": 1})
+def test_child_output_yields_answer_last_partial_and_host_even_of_a_stopped_child(
+    benchmarks: ModuleType,
+) -> None:
+    lines = [
+        '{"host": {"gpu": "G"}}',
+        '{"partial": {"n": 1}}',
+        "noise {",
+        '{"partial": {"n": 2}}',
+        '{"ok": true}',
+    ]
+    assert benchmarks.lab._parse("\n".join(lines)) == ({"ok": True}, {"n": 2}, {"gpu": "G"})
+    assert benchmarks.lab._parse("\n".join(lines[:2])) == (None, {"n": 1}, {"gpu": "G"})

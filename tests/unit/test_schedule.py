@@ -11,7 +11,6 @@ from warmgraph_backends.schedule import (
     MeasuringGate,
     estimate_seconds_left,
     worker_count,
-    workers_while_busy,
 )
 
 GIB = 1 << 30
@@ -66,10 +65,6 @@ def _hold(
     thread = threading.Thread(target=measure, daemon=True)
     thread.start()
     return thread
-
-
-def test_a_sixth_of_the_workers_and_at_least_one_start_while_a_prompt_runs():
-    assert [workers_while_busy(limit) for limit in (1, 5, 8, 12, 14)] == [1, 1, 1, 2, 2]
 
 
 def test_all_may_measure_while_no_prompt_samples():
