@@ -15,7 +15,7 @@ import torch
 from . import keys
 from .capture import Program, capture
 from .contract import Description
-from .describe import import_class
+from .describe import named_code
 from .errors import BuildError
 from .regions.registry import form_of
 from .registry import backend_named
@@ -92,8 +92,8 @@ def run(
 
 def _check_key(task: dict[str, Any], description: Description, form: Any) -> None:
     """The key must come out the same here, or this process sees another host or torch."""
-    classes = [import_class(name) for name in sorted(_class_names(description.module))]
-    here = fingerprint([type(form).reference], classes)
+    classes, functions = named_code(description.module)
+    here = fingerprint([type(form).reference, *functions], classes)
     if here != description.sources:
         changed = [
             n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
@@ -103,13 +103,6 @@ def _check_key(task: dict[str, Any], description: Description, form: Any) -> Non
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
         raise BuildError(f"the worker's torch or options differ from the server's: {target}")
-
-
-def _class_names(module: dict[str, Any]) -> set[str]:
-    names = {module["class"]}
-    for _, child in module["modules"]:
-        names |= _class_names(child)
-    return names
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

@@ -58,8 +58,8 @@ class Description:
     """One kind of region as plain data: all that a worker needs, and all that the key covers.
 
     Attributes:
-        family: the region plan it belongs to, for example "unet".
-        form: the plan's name for this sort of region, for example "residual".
+        family: the set of forms that `form` is one of, for example "unet".
+        form: the name of this sort of region, for example "residual".
         label: for people, for example "ResBlock 320->640"; not part of the key.
         module: the module tree (`describe.describe_module`): classes, plain attributes, parameter
             meta.

@@ -8,7 +8,8 @@ that exports it needs neither the checkpoint nor the constructor's arguments.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+import types
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ def make_twin(
     Raises:
         DescriptionError: a class cannot be imported here.
     """
-    cls = import_class(description["class"])
+    cls = import_named(description["class"])
     twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
     if hasattr(cls, "comfy_cast_weights"):
@@ -130,8 +131,8 @@ def make_twin(
     return twin
 
 
-def import_class(name: str) -> Any:
-    """Return the class that a description names as "module:qualified.name".
+def import_named(name: str) -> Any:
+    """Return the class or function that a description names as "module:qualified.name".
 
     Raises:
         DescriptionError: it cannot be imported here.
@@ -142,17 +143,24 @@ def import_class(name: str) -> Any:
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise DescriptionError(f"class {name} cannot be imported: {error}") from error
+        raise DescriptionError(f"{name} cannot be imported: {error}") from error
     return found
 
 
-def module_classes(module: torch.nn.Module, children: Collection[str] | None = None) -> list[type]:
-    """Return the distinct classes of a module tree, in order of appearance."""
-    classes: dict[type, None] = {type(module): None}
-    for name, child in module._modules.items():
-        if child is not None and (children is None or name in children):
-            classes.update(dict.fromkeys(module_classes(child)))
-    return list(classes)
+def named_code(description: dict[str, Any]) -> tuple[list[type], list[Callable[..., Any]]]:
+    """Import every class, and every function kept as an attribute, that a described tree names."""
+    classes: set[str] = set()
+    functions: set[str] = set()
+    pending = [description]
+    while pending:
+        module = pending.pop()
+        classes.add(module["class"])
+        functions.update(_functions(module["attributes"].values()))
+        pending += [child for _, child in module["modules"]]
+    return (
+        [import_named(name) for name in sorted(classes)],
+        [import_named(name) for name in sorted(functions)],
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -162,6 +170,10 @@ def _plain(value: Any) -> Any:
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [_plain(v) for v in value]}
+    if isinstance(value, types.FunctionType) and value.__closure__ is None:
+        name = f"{value.__module__}:{value.__qualname__}"
+        if _is_named(value, name):
+            return {"function": name}
     raise TypeError(type(value).__name__)
 
 
@@ -171,5 +183,25 @@ def _restore(value: Any) -> Any:
     [(tag, content)] = value.items()
     if tag == "dtype":
         return getattr(torch, content)
+    if tag == "function":
+        return import_named(content)
     items = [_restore(v) for v in content]
     return tuple(items) if tag == "tuple" else items
+
+
+def _is_named(function: types.FunctionType, name: str) -> bool:
+    try:
+        return import_named(name) is function
+    except DescriptionError:
+        return False
+
+
+def _functions(values: Collection[Any]) -> Iterator[str]:
+    """The functions among described attribute values."""
+    for value in values:
+        if isinstance(value, dict):
+            [(tag, content)] = value.items()
+            if tag == "function":
+                yield content
+            elif tag != "dtype":
+                yield from _functions(content)

@@ -1,8 +1,8 @@
 """The engine: everything a server process needs to compile models, behind a few calls for the
 nodes.
 
-It owns the store, the builder and the graphs, makes a session for each compiled MODEL, and keeps
-each saved workflow's graph folder filled.
+It owns the store, the builder and the graphs, makes a session for each compiled MODEL or VAE, and
+keeps each saved workflow's graph folder filled.
 """
 
 from __future__ import annotations
@@ -22,21 +22,18 @@ from typing import Any
 import torch
 
 from . import folders
+from .attach import model as attach_model
+from .attach import vae as attach_vae
+from .attach.base import Attached, Note
 from .builder import Builder
 from .contract import WhenMissing
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
-from .host import (
-    compute_dtype,
-    host_arguments,
-    room_for_workers,
-    run_forward,
-    spare_vram,
-)
-from .regions.registry import plan_model
+from .host import host_arguments, room_for_workers, run_forward, spare_vram
 from .registry import resolve_backend
 from .report import model_report, strict_problem
 from .runtime.graphs import Graph, Graphs, State
+from .runtime.scope import Scope, Target
 from .runtime.session import Options, Session
 from .runtime.verified import Verified
 from .settings import Settings
@@ -47,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Engine", "Hooks", "Paths", "WorkflowRef"]
 
-KEY = "warmgraph"
 _POLL_S = 0.1
 #: How long after Compile Model a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
@@ -144,19 +140,27 @@ class Engine:
             GraphsNameError: `graphs` is not a plain name.
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
-        name = folders.validate_graphs_name(graphs) if graphs else ""
-        options = Options(WhenMissing(when_missing), name)
-        compiled, session = self._attach(model, options, backend)
-        if session is None:
-            return compiled
-        wanted = self._describe(session, compiled)
-        self._request(session, wanted)
-        if options.when_missing is WhenMissing.WAIT:
-            self._prompt_until = 0.0
-            self._wait(wanted, on_progress)
-        else:
-            self._prompt_until = time.monotonic() + _PROMPT_S
-        return compiled
+        attached = attach_model.AttachedModel(model)
+        return self._compile(attached, when_missing, graphs, backend, on_progress)
+
+    def compile_vae(
+        self,
+        vae: Any,
+        *,
+        parts: str = attach_vae.BOTH,
+        when_missing: WhenMissing | str = WhenMissing.BACKGROUND,
+        graphs: str = "",
+        backend: str = "auto",
+        on_progress: Progress | None = None,
+    ) -> Any:
+        """Return a copy of a VAE that runs through compiled graphs; `vae` is not changed.
+
+        Args:
+            parts: "decoder and encoder", "decoder" or "encoder".
+            Others: see `compile_model`.
+        """
+        attached = attach_vae.AttachedVAE(vae, parts)
+        return self._compile(attached, when_missing, graphs, backend, on_progress)
 
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
@@ -164,17 +168,11 @@ class Engine:
         Raises:
             StrictError: with `strict`, if anything would run eager; the text lists what and why.
         """
-        options = Options(WhenMissing.NEVER, folder, folder_only=True)
-        compiled, session = self._attach(model, options, "auto")
-        if session is not None:
-            wanted = self._describe(session, compiled)
-            self._request(session, wanted)
-            self._graphs.settle()
-            session.warn_once()
-        problem = strict_problem(self.report(compiled)) if strict else None
-        if problem is not None:
-            raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
-        return compiled
+        return self._load(attach_model.AttachedModel(model), folder, strict)
+
+    def load_vae_graphs(self, vae: Any, folder: str, *, strict: bool) -> Any:
+        """Return a copy of a VAE that runs through a folder's graphs; see `load_graphs`."""
+        return self._load(attach_vae.AttachedVAE(vae), folder, strict)
 
     def warm_up(
         self,
@@ -193,8 +191,8 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = self._session(model)
-        if session is not None and session.kinds:
+        session = _kept(model)
+        if isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, wanted)
             self._wait(wanted, on_progress)
@@ -208,11 +206,12 @@ class Engine:
         return self.report(model)
 
     def report(self, model: Any) -> dict[str, Any]:
-        """Return a MODEL's report as JSON-plain data; says so if the MODEL is not one of ours."""
-        session = self._session(model)
-        note = model.get_attachment(KEY) if session is None else None
-        text = note.text if isinstance(note, _Note) else "this model did not come out of Warmgraph"
-        return model_report(session, self._builder, None if session else text)
+        """Return a MODEL's or VAE's report as JSON-plain data; says so if it is not one of ours."""
+        kept = _kept(model)
+        if isinstance(kept, Session):
+            return model_report(kept, self._builder, None)
+        text = kept.text if isinstance(kept, Note) else "this model did not come out of Warmgraph"
+        return model_report(None, self._builder, text)
 
     def snapshot(self) -> dict[str, Any]:
         """Return all reports, the builder's progress, the store's use and the settings."""
@@ -242,55 +241,81 @@ class Engine:
 
     # --- attaching --------------------------------------------------------------------------------
 
-    def _attach(self, model: Any, options: Options, backend: str) -> tuple[Any, Session | None]:
-        """Clone a patcher and put a session on it, or a note that says why there is none."""
-        from comfy.patcher_extension import CallbacksMP, WrappersMP
+    def _compile(
+        self,
+        attached: Attached,
+        when_missing: WhenMissing | str,
+        graphs: str,
+        backend: str,
+        on_progress: Progress | None,
+    ) -> Any:
+        name = folders.validate_graphs_name(graphs) if graphs else ""
+        options = Options(WhenMissing(when_missing), name)
+        session = self._attach(attached, options, backend)
+        if session is None:
+            return attached.value
+        wanted = self._describe(session, attached)
+        self._request(session, wanted)
+        if options.when_missing is WhenMissing.WAIT:
+            self._prompt_until = 0.0
+            self._wait(wanted, on_progress)
+        else:
+            self._prompt_until = time.monotonic() + _PROMPT_S
+        return attached.value
 
-        clone = model.clone()
-        clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
-            clone.remove_callbacks_with_key(kind, KEY)
+    def _load(self, attached: Attached, folder: str, strict: bool) -> Any:
+        options = Options(WhenMissing.NEVER, folder, folder_only=True)
+        session = self._attach(attached, options, "auto")
+        if session is not None:
+            wanted = self._describe(session, attached)
+            self._request(session, wanted)
+            self._graphs.settle()
+            session.warn_once()
+        problem = strict_problem(self.report(attached.value)) if strict else None
+        if problem is not None:
+            raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
+        return attached.value
+
+    def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
+        """Put a session on a copy of one of the host's objects, or why there is none."""
         try:
-            session = self._make_session(clone, options, backend)
+            session = self._make_session(attached, options, backend)
         except RequirementError as error:
-            clone.set_attachments(KEY, _Note(str(error)))
+            attached.note(str(error))
             logger.warning("Runs as without Warmgraph: %s", error)
-            return clone, None
-        clone.set_attachments(KEY, session)
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, session.step)
-        clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _Starts(self, session))
-        clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _Ends(self, session))
+            return None
+        attached.attach(session, self)
         self._sessions[session.id] = session
-        return clone, session
+        return session
 
-    def _make_session(self, patcher: Any, options: Options, choice: str) -> Session:
-        device = patcher.load_device.type
-        resolution = resolve_backend(choice, device)
-        plan = plan_model(patcher.model.diffusion_model)
+    def _make_session(self, attached: Attached, options: Options, choice: str) -> Session:
+        plan = attached.plan()
         if isinstance(plan, str):
             raise RequirementError(plan)
+        assert attached.root is not None
+        resolution = resolve_backend(choice, attached.patcher.load_device.type)
         if resolution.backend.name == "eager":
             reasons = "; ".join(resolution.refused) or "backend eager is chosen"
             raise RequirementError(reasons)
-        session = Session(
-            next(self._numbers),
-            patcher.model,
+        scope = Scope(
+            attached.root,
+            attached.holder,
+            attached.plan,
             plan,
             resolution.backend,
-            options,
             self._graphs,
             self._verified,
         )
+        identifier = f"{attached.sort}-{next(self._numbers)}"
+        name = type(attached.holder).__name__
+        session = Session(identifier, name, resolution.backend, options, scope)
         session.notes += resolution.refused
         return session
 
-    def _session(self, model: Any) -> Session | None:
-        session = model.get_attachment(KEY)
-        return session if isinstance(session, Session) else None
-
-    def _describe(self, session: Session, patcher: Any) -> list[Graph]:
-        self._spare_vram = spare_vram(patcher)
-        return session.describe(patcher.load_device, compute_dtype(patcher))
+    def _describe(self, session: Session, attached: Attached) -> list[Graph]:
+        self._spare_vram = spare_vram(attached.patcher)
+        target = attached.target()
+        return session.describe(target.device, target.dtype)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
@@ -300,22 +325,21 @@ class Engine:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def begin_run(self, session: Session, patcher: Any) -> None:
-        """A sampling run starts: look again at what may have changed since the node ran."""
+    def begin(self, session: Session, target: Target) -> None:
+        """A run starts: look again at what may have changed since the node ran."""
         self._sampling += 1
-        dtype = compute_dtype(patcher)
-        if session.is_stale(dtype):
-            session.describe(patcher.load_device, dtype)
+        if session.scope.is_stale(target):
+            session.describe(target.device, target.dtype)
         wanted = [g for g in session.graphs if g.state is State.MISSING]
         if wanted:
             self._request(session, wanted)
-        session.begin_run()
+        session.scope.begin_run()
 
-    def end_run(self, session: Session) -> None:
-        """A sampling run ended: file its graphs with the workflow and tell what ran."""
+    def end(self, session: Session) -> None:
+        """A run ended: file its graphs with the workflow and tell what ran."""
         self._sampling = max(0, self._sampling - 1)
         self._prompt_until = 0.0
-        session.end_run()
+        session.scope.end_run()
         session.warn_once()
         session.workflow = self._hooks.current_workflow()
         session.filed = False
@@ -371,31 +395,11 @@ class Engine:
         return self._sampling > 0 or time.monotonic() < self._prompt_until
 
 
-class _Note:
-    """Attached in place of a session: why there is none."""
+def _kept(thing: Any) -> Any:
+    """The session or note that one of the host's objects carries, or None."""
+    from comfy.model_patcher import ModelPatcher
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-class _Starts:
-    """The host's ON_PRE_RUN callback of a session."""
-
-    def __init__(self, engine: Engine, session: Session) -> None:
-        self._engine, self._session = engine, session
-
-    def __call__(self, patcher: Any) -> None:
-        self._engine.begin_run(self._session, patcher)
-
-
-class _Ends:
-    """The host's ON_CLEANUP callback of a session."""
-
-    def __init__(self, engine: Engine, session: Session) -> None:
-        self._engine, self._session = engine, session
-
-    def __call__(self, patcher: Any) -> None:
-        self._engine.end_run(self._session)
+    return (attach_model if isinstance(thing, ModelPatcher) else attach_vae).kept(thing)
 
 
 def _machine() -> str:

@@ -13,32 +13,33 @@ _EXAMPLES = 3
 
 
 def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
-    """Return the report of one MODEL as JSON-plain data.
+    """Return the report of one MODEL, VAE or CONTROL_NET as JSON-plain data.
 
     Args:
-        session: what is attached to the MODEL; None gives a report that holds only `note`.
+        session: what is attached to it; None gives a report that holds only `note`.
     """
     building = builder.progress()._asdict()
     if session is None:
         return {**_EMPTY, "building": building, "notes": [note] if note else []}
-    total = len(session.plan.places) + len(session.plan.outside)
-    eager = session.eager_places()
+    scope = session.scope
+    total = len(scope.plan.places) + len(scope.plan.outside)
+    eager = scope.eager_places()
     ours = session.graphs
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if g.key not in session.reused]
     return {
         "id": session.id,
-        "model": session.model_name,
+        "model": session.name,
         "backend": session.backend.name,
         "when_missing": session.options.when_missing.value,
         "graphs": session.options.graphs,
         "regions": {"total": total, "compiled": total - len(eager), "eager": len(eager)},
         "eager": _by_reason(eager),
-        "kinds": [_kind(kind) for kind in session.kinds],
+        "kinds": [_kind(kind) for kind in scope.kinds],
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
-        "calls": {"compiled": sum(g.calls for g in ours), "eager": sum(session.steps.values())},
+        "calls": {"compiled": scope.compiled_calls, "eager": sum(session.steps.values())},
         "misses": [
             {"kind": g.description.label, "reason": g.reason or g.state.value}
             for g in ours

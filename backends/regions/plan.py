@@ -12,6 +12,7 @@ in `regions.registry`. Nothing else in the package knows about model families.
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,10 +20,10 @@ from typing import Any, Protocol
 import torch
 
 from ..contract import Description, InputSpec, Symbol
-from ..describe import HOST_STATE, describe_module, module_classes
+from ..describe import HOST_STATE, describe_module, named_code
 from ..sources import Watch, attributes_read, fingerprint
 
-_PLAIN = (bool, int, float, str, list, tuple, torch.dtype)
+_PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
 #: The forward that the host would call without us.
 Forward = Callable[..., torch.Tensor]
@@ -38,8 +39,12 @@ class Call(Protocol):
 
 
 class Form(Protocol):
-    """One sort of region. Instances are stateless and known by `name` within their family."""
+    """One sort of region. Instances are stateless and known by their family and name.
 
+    A family is a set of forms, not a kind of model: a ControlNet's blocks are the UNet's.
+    """
+
+    family: str
     name: str
     #: Names of the module's direct children that belong to the region; None: all of them.
     children: tuple[str, ...] | None
@@ -81,13 +86,11 @@ class Plan:
     """A model cut into regions.
 
     Attributes:
-        family: name of the model family, for example "unet".
         dispatches: every module whose forward can be replaced.
         outside: (place, reason) of what stays the host's, in words.
         symbols: the declared sizes, by name.
     """
 
-    family: str
     dispatches: list[Dispatch] = field(default_factory=list)
     outside: list[tuple[str, str]] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
@@ -119,21 +122,22 @@ def describe_place(
     form, module = place.form, place.module
     inputs = form.inputs(module, str(dtype).removeprefix("torch."))
     named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
-    classes = module_classes(module, form.children)
 
     def weight_dtype(owner: torch.nn.Module, _name: str, tensor: torch.Tensor) -> torch.dtype:
         return dtype if hasattr(owner, "comfy_cast_weights") else tensor.dtype
 
+    described = describe_module(
+        module, reads=attributes_read, dtype=weight_dtype, children=form.children
+    )
+    classes, functions = named_code(described)
     return Description(
-        family=plan.family,
+        family=form.family,
         form=form.name,
         label=form.label(module),
-        module=describe_module(
-            module, reads=attributes_read, dtype=weight_dtype, children=form.children
-        ),
+        module=described,
         inputs=inputs,
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
-        sources=fingerprint([type(form).reference], classes, watch),
+        sources=fingerprint([type(form).reference, *functions], classes, watch),
         device=device,
     )
 
@@ -173,6 +177,26 @@ def _mark(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return repr(value)
     return value if isinstance(value, _PLAIN) else type(value)
+
+
+def dispatch_one(place: Place, make: Callable[[Call, Forward], Forward]) -> Dispatch:
+    """Return the dispatch of a module that is one region."""
+    return Dispatch(place.module, (place,), lambda calls, host: make(calls[0], host))
+
+
+def unary(call: Call, host: Forward) -> Forward:
+    """Make the forward of a module that takes one tensor."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        result = call(x)
+        return host(x) if result is None else result
+
+    return forward
+
+
+def unknown_layer(layer: Any) -> str:
+    """Say that a family has no form for a module."""
+    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

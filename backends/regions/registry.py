@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from . import unet
+import torch
+
+from . import unet, vae
 from .plan import Form, Plan
 
-_FORMS = {unet.FAMILY: unet.FORMS}
+_FORMS: dict[tuple[str, str], Form] = {
+    (form.family, form.name): form for forms in (unet.FORMS, vae.FORMS) for form in forms.values()
+}
+
+#: The plan of each class of the host, by the class's full name: to ask imports nothing.
+_PLANS: dict[str, Callable[[Any], Plan]] = {
+    "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": unet.plan_unet,
+    "comfy.ldm.models.autoencoder:AutoencoderKL": vae.plan_vae,
+    "comfy.ldm.models.autoencoder:AutoencodingEngine": vae.plan_vae,
+    "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": vae.plan_vae,
+}
 
 
 def form_of(family: str, name: str) -> Form:
     """Return a form by the names that a description carries."""
-    return _FORMS[family][name]
+    return _FORMS[family, name]
 
 
-def plan_model(diffusion_model: Any) -> Plan | str:
-    """Cut a host model into regions, or say in a line why it stays as it is."""
-    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
-
-    if type(diffusion_model) is UNetModel:
-        return unet.plan_unet(diffusion_model)
-    name = type(diffusion_model).__name__
-    return f"no region plan for {name} yet: runs as without this node"
+def plan_model(root: torch.nn.Module) -> Plan | str:
+    """Cut a model of the host into regions, or say in a line why it stays as it is."""
+    cls = type(root)
+    cut = _PLANS.get(f"{cls.__module__}:{cls.__qualname__}")
+    if cut is None:
+        return f"no region plan for {cls.__name__} yet: runs as without this node"
+    plan = cut(root)
+    if not plan.dispatches:
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
+        return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
+    return plan

@@ -42,6 +42,7 @@ class Entry:
     C']`.
     """
 
+    family = "unet"
     name = "entry"
     children: tuple[str, ...] | None = ("norm", "proj_in")
 
@@ -67,6 +68,7 @@ class Exit:
     width]`; the tokens come as an image, so that their number needs no symbol of its own.
     """
 
+    family = "unet"
     name = "exit"
     children: tuple[str, ...] | None = ("proj_out",)
 

@@ -6,13 +6,24 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
-from .plan import Call, Dispatch, Form, Forward, Place, Plan, host_forward
+from .plan import (
+    Call,
+    Dispatch,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    unary,
+    unknown_layer,
+)
 from .spatial import ENTRY, EXIT, dispatch_spatial, spatial_transformer_change
 
 FAMILY = "unet"
@@ -43,6 +54,7 @@ SYMBOLS = {
 class Residual:
     """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
 
+    family = FAMILY
     name = "residual"
     children: tuple[str, ...] | None = None
 
@@ -64,6 +76,7 @@ class Block:
     shape.
     """
 
+    family = FAMILY
     name = "block"
     children: tuple[str, ...] | None = None
 
@@ -86,6 +99,7 @@ class Block:
 class Down:
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
 
+    family = FAMILY
     name = "down"
     children: tuple[str, ...] | None = None
 
@@ -106,6 +120,7 @@ class Up:
     should.
     """
 
+    family = FAMILY
     name = "up"
     children: tuple[str, ...] | None = None
 
@@ -127,6 +142,7 @@ class Up:
 class Head:
     """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
 
+    family = FAMILY
     name = "head"
     children: tuple[str, ...] | None = None
 
@@ -157,14 +173,14 @@ def plan_unet(model: Any) -> Plan:
     Args:
         model: an instance of the host's `UNetModel` (not of a subclass with other blocks).
     """
-    plan = Plan(FAMILY, symbols=SYMBOLS)
+    plan = Plan(symbols=SYMBOLS)
     for name, layer in _layers(model):
         _plan_layer(plan, name, layer)
     head = getattr(model, "out", None)
     if type(head) is torch.nn.Sequential and len(head) and hasattr(head[0], "num_channels"):
-        plan.dispatches.append(_simple(Place("out", head, FORMS["head"]), _unary))
+        plan.dispatches.append(dispatch_one(Place("out", head, FORMS["head"]), unary))
     else:
-        plan.outside.append(("out", _unknown(head)))
+        plan.outside.append(("out", unknown_layer(head)))
     return plan
 
 
@@ -209,11 +225,11 @@ def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
 
     cls = type(layer)
     if cls is ResBlock and not layer.skip_t_emb:
-        plan.dispatches.append(_simple(Place(name, layer, FORMS["residual"]), _residual))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
     elif cls is Upsample and layer.dims == 2:
-        plan.dispatches.append(_simple(Place(name, layer, FORMS["up"]), _up))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _up))
     elif cls is Downsample and layer.dims == 2:
-        plan.dispatches.append(_simple(Place(name, layer, FORMS["down"]), _unary))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), unary))
     elif cls is SpatialTransformer:
         if (change := spatial_transformer_change()) is None:
             ends = (
@@ -226,27 +242,11 @@ def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
         for i, block in enumerate(layer.transformer_blocks):
             where = f"{name}.transformer_blocks.{i}"
             if type(block) is BasicTransformerBlock and block.attn2 is not None and not block.ff_in:
-                plan.dispatches.append(_simple(Place(where, block, FORMS["block"]), _block))
+                plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
             else:
-                plan.outside.append((where, _unknown(block)))
+                plan.outside.append((where, unknown_layer(block)))
     elif not (name == "input_blocks.0.0" and isinstance(layer, torch.nn.Conv2d)):
-        plan.outside.append((name, _unknown(layer)))
-
-
-def _unknown(layer: Any) -> str:
-    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
-
-
-def _simple(place: Place, make: Callable[[Call, Forward], Forward]) -> Dispatch:
-    return Dispatch(place.module, (place,), lambda calls, host: make(calls[0], host))
-
-
-def _unary(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        result = call(x)
-        return host(x) if result is None else result
-
-    return forward
+        plan.outside.append((name, unknown_layer(layer)))
 
 
 def _residual(call: Call, host: Forward) -> Forward:

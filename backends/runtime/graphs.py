@@ -61,7 +61,6 @@ class Graph:
         self.load_ms: float | None = None
         self.bytes: int | None = None
         self.binary_bytes = 0
-        self.calls = 0
         self.attempts = 1
         #: Whether to build it if no file serves; asked once its load has failed.
         self.build_wanted = False

@@ -42,6 +42,8 @@ class Region:
         self.place = place
         self.graph = graph
         self.declined: str | None = None
+        #: How many calls the graph has served here.
+        self.calls = 0
         self._source = source
         self._weights = RegionWeights(place.module, graph.weights, source)
         self._inputs = [
@@ -98,7 +100,7 @@ class Region:
             return self.decline(graph.reason or "")
         if weight_class not in self._trusted:
             return self._compare(result, weight_class, inputs)
-        graph.calls += 1
+        self.calls += 1
         return result
 
     def _compare(
@@ -108,14 +110,14 @@ class Region:
         graph = self.graph
         if self._is_verified(graph, weight_class):
             self._trusted.add(weight_class)
-            graph.calls += 1
+            self.calls += 1
             return result
         reference = self.place.form.reference(self.place.module, *inputs)
         good, error = within(result, reference)
         if good:
             self._trusted.add(weight_class)
             self._verify(graph, weight_class)
-            graph.calls += 1
+            self.calls += 1
             return result
         graph.drop(f"differs from eager by {error:.1e} (relative L2) with {weight_class} weights")
         logger.warning("%s runs eager: %s", graph.description.label, graph.reason)

@@ -76,22 +76,22 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
     model = sdxl.get_model({}, device="meta")
     engine = lab.engine
     measured = []
-    for number in range(3):
+    for _ in range(3):
         started = time.thread_time()
         plan = plan_model(model.diffusion_model)
-        session = Session(
-            number,
+        scope = Scope(
+            model.diffusion_model,
             model,
+            lambda plan=plan: plan,
             plan,
             backend_named("inductor"),
-            Options(WhenMissing.NEVER, ""),
             engine._graphs,
             engine._verified,
         )
-        session.describe(torch.device("cpu"), torch.float32)
+        scope.describe(torch.device("cpu"), torch.float32)
         milliseconds = (time.thread_time() - started) * 1e3
         measured.append(
-            {"ms": milliseconds, "kinds": len(session.kinds), "places": len(plan.places)}
+            {"ms": milliseconds, "kinds": len(scope.kinds), "places": len(plan.places)}
         )
     return measured
 

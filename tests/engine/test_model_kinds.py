@@ -210,7 +210,7 @@ def test_fp8_weights_are_cast_for_the_graphs(lab: Lab, host: Host) -> None:
     # These classes are the host's manual_cast ones, other kinds than resident weights have; two of
     # them show what there is to show.
     labels = ("ResBlock 64->64", "Transformer block 64")
-    graphs = [k.graph for k in session.kinds if k.label in labels and k.graph is not None]
+    graphs = [k.graph for k in session.scope.kinds if k.label in labels and k.graph is not None]
     assert len(graphs) == 2
     lab.engine._graphs.settle()
     lab.engine._graphs.request(graphs, [], build=True)

@@ -23,10 +23,10 @@ class Bench:
     """One place of a model with a module of its own, its real graph, and live weights."""
 
     def __init__(self, probed: Probed, form: str) -> None:
-        session = probed.model.get_attachment("warmgraph")
-        place = next(p for p in session.plan.places if p.form.name == form)
+        scope = probed.model.get_attachment("warmgraph").scope
+        place = next(p for p in scope.plan.places if p.form.name == form)
         self.place = Place(place.name, copy.deepcopy(place.module), place.form)
-        self.graph = session._of_place[place.name].graph
+        self.graph = scope._of_place[place.name].graph
         assert self.graph.call is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
         self.region = Region(

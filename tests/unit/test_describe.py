@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.describe import describe_module, make_twin, module_classes
+from warmgraph_backends.describe import describe_module, make_twin, named_code
 from warmgraph_backends.errors import DescriptionError
 from warmgraph_backends.regions.plan import describe_place, quick_signature
 from warmgraph_backends.regions.registry import plan_model
@@ -30,6 +30,10 @@ class Scaled(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x) * self.scale**self._power + len(self.sizes) + self.dtype.itemsize
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
 
 
 def describe(module: torch.nn.Module, **options: Any) -> dict[str, Any]:
@@ -107,20 +111,39 @@ def test_a_class_made_at_run_time_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", ["no_such_package:Thing", "torch.nn:NoSuchLayer"])
 def test_a_class_that_cannot_be_imported_is_named(name: str) -> None:
     data = {**describe(torch.nn.SiLU()), "class": name}
-    with pytest.raises(DescriptionError, match=f"class {name} cannot be imported"):
+    with pytest.raises(DescriptionError, match=f"{name} cannot be imported"):
         make_twin(data, torch.empty)
 
 
 def test_left_out_children_are_in_neither_description_nor_classes() -> None:
     module = torch.nn.Sequential(torch.nn.SiLU(), Scaled())
     assert [name for name, _ in describe(module, children=("0",))["modules"]] == ["0"]
-    assert module_classes(module, ("0",)) == [torch.nn.Sequential, torch.nn.SiLU]
-    assert module_classes(module) == [
+    assert set(named_code(describe(module, children=("0",)))[0]) == {
+        torch.nn.Sequential,
+        torch.nn.SiLU,
+    }
+    assert set(named_code(describe(module))[0]) == {
         torch.nn.Sequential,
         torch.nn.SiLU,
         Scaled,
         torch.nn.Conv2d,
-    ]
+    }
+
+
+def test_a_function_kept_as_an_attribute_is_named_and_comes_back() -> None:
+    module = Scaled()
+    module.scale = _twice  # type: ignore[assignment]
+    data = describe(module)
+    assert data["attributes"]["scale"] == {"function": f"{__name__}:_twice"}
+    assert named_code(data)[1] == [_twice]
+    assert make_twin(data, torch.empty).scale is _twice
+
+
+def test_a_function_that_no_name_leads_to_is_refused() -> None:
+    module = Scaled()
+    module.scale = lambda x: x  # type: ignore[assignment]
+    with pytest.raises(DescriptionError, match="scale"):
+        describe(module)
 
 
 def test_every_place_of_a_host_model_has_a_twin(host: Host) -> None:

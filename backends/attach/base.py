@@ -1,0 +1,61 @@
+"""What the engine knows of one of the host's objects, whatever its type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..regions.plan import Plan
+from ..runtime.scope import Target
+from ..runtime.session import Session
+
+KEY = "warmgraph"
+
+
+class Note:
+    """Attached in place of a session: why there is none."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Runs(Protocol):
+    """What a session's owner is told about runs; `begin` and `end` come in pairs."""
+
+    def begin(self, session: Session, target: Target) -> None:
+        """A run starts: weights may lie elsewhere than in the last one, and patches may differ."""
+
+    def end(self, session: Session) -> None:
+        """The run has ended, well or not."""
+
+
+class Attached(Protocol):
+    """A copy of one of the host's objects, to which a session can be attached.
+
+    Attributes:
+        sort: "model" or "vae", for ids.
+        value: the copy, of the type that came in; nothing of ours is on it yet.
+        patcher: the host's ModelPatcher of its weights.
+        root: the module that is cut into regions; None where the host has loaded none.
+        holder: the module on which the host notes where its weights are.
+        plan: cuts `root` into regions, or says in a line why it stays as it is; it refers to
+            `root` alone, for a session keeps it.
+    """
+
+    sort: str
+    value: Any
+    patcher: Any
+    root: torch.nn.Module | None
+    holder: Any
+    plan: Callable[[], Plan | str]
+
+    def target(self) -> Target:
+        """Return where it runs, as things are now."""
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        """Make `value` run through a session."""
+
+    def note(self, text: str) -> None:
+        """Keep on `value` why it runs as before."""

@@ -1,0 +1,80 @@
+"""MODEL: a clone of the host's ModelPatcher, with a wrapper and two callbacks under our key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..host import compute_dtype
+from ..regions.plan import Plan
+from ..regions.registry import plan_model
+from ..runtime.scope import Target
+from ..runtime.session import Session
+from .base import KEY, Note, Runs
+
+
+class AttachedModel:
+    """A clone of a ModelPatcher; `Attached`."""
+
+    sort = "model"
+
+    def __init__(self, model: Any) -> None:
+        """Clone `model` and take what an earlier node of ours left off the clone."""
+        from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+        clone = model.clone()
+        clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
+        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
+            clone.remove_callbacks_with_key(kind, KEY)
+        self.value = self.patcher = clone
+        self.holder = clone.model
+        self.root: torch.nn.Module | None = clone.model.diffusion_model
+        self.plan: Callable[[], Plan | str] = partial(plan_model, clone.model.diffusion_model)
+
+    def target(self) -> Target:
+        return _target(self.patcher)
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        """Hang the session on the clone; the host copies all of it to clones of the clone."""
+        from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+        clone = self.value
+        clone.set_attachments(KEY, session)
+        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, partial(_step, session))
+        clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _begins(session, runs))
+        clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _ends(session, runs))
+
+    def note(self, text: str) -> None:
+        self.value.set_attachments(KEY, Note(text))
+
+
+def kept(model: Any) -> Any:
+    """Return what `attach` or `note` left on a ModelPatcher, or None."""
+    return model.get_attachment(KEY)
+
+
+def _target(patcher: Any) -> Target:
+    current = getattr(patcher.model, "current_patcher", None)
+    patches = getattr(current, "object_patches", {})
+    return Target(patcher.load_device, compute_dtype(patcher), patches)
+
+
+def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
+    """The host's ON_PRE_RUN callback, called with the patcher that runs: a clone of ours, maybe."""
+    return lambda patcher: runs.begin(session, _target(patcher))
+
+
+def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
+    """The host's ON_CLEANUP callback."""
+    return lambda _patcher: runs.end(session)
+
+
+def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
+    foreign = None
+    if executor.class_obj is not session.scope.root:
+        foreign = "another copy of the model runs (hooks or several GPUs)"
+    return session.step(executor, args, kwargs, foreign=foreign)

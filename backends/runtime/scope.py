@@ -1,0 +1,305 @@
+"""One root module that runs through graphs: its plan, its kinds, and what happens around each call.
+
+While a call runs, the modules of ready places carry our `forward`; after it they are the host's
+again, so another branch that shares the module never meets a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from ..contract import Backend, Description
+from ..errors import DescriptionError
+from ..host import pause_host_compiler
+from ..keys import target
+from ..regions.plan import Place, Plan, describe_place, quick_signature
+from ..sources import Watch
+from .graphs import Graph, Graphs, State
+from .region import Region
+from .verified import Verified
+from .weights import ModelWeights
+from .wiring import Wiring, patched_places
+
+Result = TypeVar("Result")
+
+
+class Target(NamedTuple):
+    """Where a root module runs.
+
+    Attributes:
+        device: its load device.
+        dtype: the dtype in which its operators compute.
+        patches: the object patches of its patcher, by name.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    patches: Mapping[str, Any]
+
+
+@dataclass
+class Kind:
+    """Equal places of one model, and the graph that serves them; without one, `reason` says why."""
+
+    label: str
+    places: list[Place] = field(default_factory=list)
+    graph: Graph | None = None
+    reason: str | None = None
+
+
+class Scope:
+    """One root module and the graphs of its regions."""
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        holder: Any,
+        make_plan: Callable[[], Plan | str],
+        plan: Plan,
+        backend: Backend,
+        graphs: Graphs,
+        verified: Verified,
+    ) -> None:
+        """Set up; nothing is described yet.
+
+        Args:
+            root: the module that is cut into regions.
+            holder: the module on which the host's patcher notes where the weights are.
+            make_plan: cuts `root` anew, for when its modules were replaced.
+            plan: what it gave at first.
+        """
+        self.root = root
+        self.plan = plan
+        self.kinds: list[Kind] = []
+        self._holder = holder
+        self._make_plan = make_plan
+        self._backend = backend
+        self._graphs = graphs
+        self._verified = verified
+        self._weights: ModelWeights | None = None
+        self._regions: dict[str, Region] = {}
+        self._past_calls = 0
+        self._installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
+        self._wiring = Wiring(root)
+        self._marks: Any = None
+        self._patches: dict[str, Any] = {}
+        self._of_place: dict[str, Kind] = {}
+        self._foreign: dict[str, str] = {}
+        self._watch = Watch()
+        self._version = -1
+        self._dtype: torch.dtype | None = None
+        self._lock = threading.RLock()
+        self._inside = False
+        self._run_open = False
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs of all kinds that have one."""
+        return [kind.graph for kind in self.kinds if kind.graph is not None]
+
+    @property
+    def compiled_calls(self) -> int:
+        """Calls of regions that graphs have served here."""
+        return self._past_calls + sum(region.calls for region in self._regions.values())
+
+    # --- what the model consists of -------------------------------------------------------------
+
+    def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
+        """Write the model's kinds down for a device and compute dtype; returns their graphs."""
+        facts = target(device.type, self._backend)
+        plan = self._make_plan()
+        if isinstance(plan, Plan):
+            self.plan = plan
+        self._wiring = Wiring(self.root)
+        kinds: dict[str, Kind] = {}
+        quick: dict[Any, Kind] = {}
+        self._watch = Watch()
+        self._of_place = {}
+        for place in self.plan.places:
+            signature = quick_signature(place)
+            kind = quick.get(signature)
+            if kind is None:
+                kind = self._describe_kind(place, device, dtype, facts, kinds)
+                quick[signature] = kind
+            kind.places.append(place)
+            self._of_place[place.name] = kind
+        self.kinds = list({id(kind): kind for kind in quick.values()}.values())
+        self._dtype = dtype
+        self._weights = ModelWeights(self._holder, device, dtype)
+        self._past_calls = self.compiled_calls
+        self._regions.clear()
+        self._version = -1
+        return self.graphs
+
+    def _describe_kind(
+        self,
+        place: Place,
+        device: torch.device,
+        dtype: torch.dtype,
+        facts: dict[str, Any],
+        known: dict[str, Kind],
+    ) -> Kind:
+        label = type(place.module).__name__
+        try:
+            label = place.form.label(place.module)
+            description: Description = describe_place(
+                place, self.plan, dtype=dtype, device=device.type, watch=self._watch
+            )
+        except DescriptionError as error:
+            return Kind(label, reason=error.reason)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            return Kind(label, reason=f"its {label} is not built as the host's: {error}")
+        graph = self._graphs.graph(description, self._backend, facts)
+        return known.setdefault(graph.key, Kind(label, graph=graph))
+
+    def is_stale(self, target: Target) -> bool:
+        """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
+
+        Must be asked once, at the start of a run: object patches count as a change only once.
+        """
+        before, self._patches = self._patches, dict(target.patches)
+        repatched = self._patches.keys() != before.keys() or any(
+            self._patches[name] is not before[name] for name in before
+        )
+        return (
+            repatched
+            or target.dtype is not self._dtype
+            or self._watch.changed()
+            or self._wiring.changed()
+        )
+
+    # --- a run ------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Look at the model anew: what other nodes patched, and where its weights are now."""
+        with self._lock:
+            self._run_open = True
+            if self._weights is not None:
+                self._weights.begin_run()
+            self._look()
+            for region in self._regions.values():
+                region.declined = None
+
+    def _look(self) -> None:
+        """Find the places that other nodes patched."""
+        self._marks = self._wiring.marks()
+        self._foreign = dict(patched_places(self.plan))
+        self._version = -1
+
+    def end_run(self) -> None:
+        """Forget what only the run needed."""
+        with self._lock:
+            self._run_open = False
+
+    def call(self, run: Callable[[], Result]) -> Result:
+        """Call the root module with the forwards of all ready places in place."""
+        with self._lock:
+            if not self._run_open:
+                self.begin_run()
+            assert self._weights is not None
+            self._look_again()
+            self._weights.begin_step()
+            if self._version != self._graphs.version:
+                self._install_ready()
+            self._inside = True
+            placed = []
+            try:
+                for module, forward in self._installed:
+                    placed.append((module, module.__dict__.get("forward")))
+                    module.__dict__["forward"] = forward
+                with pause_host_compiler():
+                    return run()
+            finally:
+                for module, before in placed:
+                    if before is None:
+                        module.__dict__.pop("forward", None)
+                    else:
+                        module.__dict__["forward"] = before
+                self._inside = False
+
+    def _look_again(self) -> None:
+        """Notice what another node's wrapper changed around this very step."""
+        assert self._weights is not None and self._dtype is not None
+        if self._wiring.changed():
+            self.describe(self._weights.device, self._dtype)
+            self._look()
+        elif self._wiring.marks() != self._marks:
+            self._look()
+
+    def why_not(self, x: Any) -> str | None:
+        """Say why a whole call with the activation `x` is the host's, or None."""
+        if self._weights is None:
+            return "no graphs are asked for"
+        if self._inside:
+            return "the model calls itself"
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return "gradients are on (training)"
+        if not isinstance(x, torch.Tensor) or x.device.type != self._weights.device.type:
+            return f"it runs on {getattr(x, 'device', 'an unknown device')}"
+        return None
+
+    def _install_ready(self) -> None:
+        """Make the forwards of all modules whose graphs are ready."""
+        self._version = self._graphs.version
+        self._installed = []
+        for dispatch in self.plan.dispatches:
+            names = [place.name for place in dispatch.regions]
+            if any(name in self._foreign for name in names):
+                continue
+            regions = [self._region(place) for place in dispatch.regions]
+            if all(regions):
+                host = partial(type(dispatch.module).forward, dispatch.module)
+                forward = dispatch.make([r for r in regions if r is not None], host)
+                self._installed.append((dispatch.module, forward))
+
+    def _region(self, place: Place) -> Region | None:
+        graph = self._of_place[place.name].graph
+        if graph is None or graph.state is not State.READY:
+            return None
+        region = self._regions.get(place.name)
+        if region is None:
+            assert self._weights is not None
+            region = Region(place, graph, self._weights, self._is_verified, self._verify)
+            self._regions[place.name] = region
+        return region
+
+    def _is_verified(self, graph: Graph, weight_class: str) -> bool:
+        return self._verified.has(graph.key, graph.payload_sha256, weight_class)
+
+    def _verify(self, graph: Graph, weight_class: str) -> None:
+        self._verified.add(graph.key, graph.payload_sha256, weight_class)
+
+    # --- what to say ------------------------------------------------------------------------------
+
+    def eager_places(self) -> list[tuple[str, str]]:
+        """Return (place, reason) of everything that runs the host's code now."""
+        found = list(self.plan.outside)
+        for dispatch in self.plan.dispatches:
+            reasons = [self._reason(place) for place in dispatch.regions]
+            shared = next((r for r in reasons if r is not None), None)
+            if shared is not None:
+                found += [(place.name, shared) for place in dispatch.regions]
+        return found
+
+    def _reason(self, place: Place) -> str | None:
+        if place.name in self._foreign:
+            return self._foreign[place.name]
+        kind = self._of_place.get(place.name)
+        if kind is None or kind.graph is None:
+            return kind.reason if kind is not None and kind.reason else "it was not described"
+        graph = kind.graph
+        if graph.state is State.READY:
+            region = self._regions.get(place.name)
+            return region.declined if region is not None else None
+        if graph.state is State.BUILDING:
+            return "its graph is being built"
+        if graph.state is State.LOADING:
+            return "its graph is being loaded"
+        text = graph.reason or "no saved graph"
+        return f"{text}; {graph.remedy}" if graph.remedy else text
