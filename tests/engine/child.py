@@ -49,10 +49,9 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
     import torch
     from comfy import supported_models
 
-    from warmgraph_backends.contract import WhenMissing
     from warmgraph_backends.regions.registry import plan_model
     from warmgraph_backends.registry import backend_named
-    from warmgraph_backends.runtime.session import Options, Session
+    from warmgraph_backends.runtime.scope import Scope
 
     sdxl = supported_models.SDXL(
         {
