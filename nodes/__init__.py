@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from . import server
 from .compile_model import WarmgraphCompileModel, WarmgraphLoadCompiledGraph
+from .compile_vae import WarmgraphCompileVAE, WarmgraphLoadCompiledGraphVAE
 from .report import WarmgraphGraphReport, WarmgraphWarmUp
 
 
@@ -24,4 +25,6 @@ class WarmgraphExtension(ComfyExtension):
             WarmgraphLoadCompiledGraph,
             WarmgraphGraphReport,
             WarmgraphWarmUp,
+            WarmgraphCompileVAE,
+            WarmgraphLoadCompiledGraphVAE,
         ]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.errors import GraphsNameError, StrictError
-from ..backends.folders import validate_graphs_name
 from . import server
+from .attached import (
+    attached_or_unchanged,
+    compile_inputs,
+    load_inputs,
+    validate_folder,
+    validate_name,
+)
 from .progress import node_progress
-from .summary import summary_text
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
-
-logger = logging.getLogger(__name__)
-
-NO_FOLDER = "no graphs saved yet"
 
 
 class WarmgraphCompileModel(io.ComfyNode):
@@ -43,35 +41,7 @@ class WarmgraphCompileModel(io.ComfyNode):
             search_aliases=["torch compile", "speed up", "faster", "inductor", "warmgraph"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to compile. It is not changed."),
-                io.Combo.Input(
-                    "when_missing",
-                    options=["background", "wait", "never"],
-                    default="background",
-                    tooltip=(
-                        "What to do about graphs that are not there yet. background: make this "
-                        "image without them while they are built, and use each as it arrives. "
-                        "wait: build first, then sample. never: use only saved graphs."
-                    ),
-                ),
-                io.String.Input(
-                    "graphs",
-                    default="",
-                    tooltip=(
-                        "Where this workflow's graphs are kept. Empty: beside the saved workflow, "
-                        "or in the shared store only while it has no file. A name: NAME.graphs in "
-                        "your workflows folder."
-                    ),
-                ),
-                io.Combo.Input(
-                    "backend",
-                    options=["auto", "inductor", "eager"],
-                    default="auto",
-                    advanced=True,
-                    tooltip=(
-                        "Which compiler to use. auto: the best one that works here. inductor: "
-                        "PyTorch's compiler (needs Triton on a GPU). eager: none, to compare."
-                    ),
-                ),
+                *compile_inputs(),
             ],
             outputs=[
                 io.Model.Output(
@@ -86,7 +56,7 @@ class WarmgraphCompileModel(io.ComfyNode):
     @classmethod
     @override
     def validate_inputs(cls, graphs: str | None = None) -> bool | str:
-        return _validate_name(graphs)
+        return validate_name(graphs)
 
     @classmethod
     @override
@@ -103,7 +73,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                     on_progress=progress,
                 )
 
-        return _attached_or_unchanged(model, attach)
+        return attached_or_unchanged(model, attach)
 
 
 class WarmgraphLoadCompiledGraph(io.ComfyNode):
@@ -112,7 +82,6 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
     @classmethod
     @override
     def define_schema(cls) -> io.Schema:
-        folders = server.graph_folders() or [NO_FOLDER]
         return io.Schema(
             node_id="WarmgraphLoadCompiledGraph",
             display_name="Load Compiled Graph",
@@ -125,23 +94,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
             search_aliases=["load graph", "compiled", "warmgraph"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to speed up. It is not changed."),
-                io.Combo.Input(
-                    "folder",
-                    options=folders,
-                    tooltip=(
-                        "A folder of graphs below your workflows folder. Press R to read the list "
-                        "again. Graphs from another machine are used only once they are trusted, "
-                        "at the server's console."
-                    ),
-                ),
-                io.Boolean.Input(
-                    "strict",
-                    default=False,
-                    tooltip=(
-                        "On: refuse to run, and say why, if any part of the model would run "
-                        "without a graph. Off: run such parts as without this node."
-                    ),
-                ),
+                *load_inputs(),
             ],
             outputs=[
                 io.Model.Output(
@@ -155,8 +108,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
     @classmethod
     @override
     def validate_inputs(cls, folder: str | None = None) -> bool | str:
-        """Accept a folder that is not listed: only strict may refuse to run without it."""
-        return True if folder is None or isinstance(folder, str) else "folder must be a text"
+        return validate_folder(folder)
 
     @classmethod
     @override
@@ -164,34 +116,4 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
         def attach() -> ModelPatcher:
             return server.get_engine().load_graphs(model, folder, strict=strict)
 
-        return _attached_or_unchanged(model, attach)
-
-
-def _attached_or_unchanged(
-    model: ModelPatcher, attach: Callable[[], ModelPatcher]
-) -> io.NodeOutput:
-    """Return the attached model and its text; what goes wrong, but for strict, costs only speed."""
-    try:
-        compiled = attach()
-        report = server.get_engine().report(compiled)
-    except StrictError:
-        raise
-    except Exception as error:  # nothing may fail a prompt that eager would have finished
-        logger.exception("The model runs as without this node")
-        return _output(model, "", f"runs as without this node: {error}")
-    return _output(compiled, report["id"], summary_text(report))
-
-
-def _output(model: ModelPatcher, report_id: str, text: str) -> io.NodeOutput:
-    """Return `model` and the `ui` that binds the node to a report; the page keeps its text live."""
-    return io.NodeOutput(model, ui={"warmgraph": [{"id": report_id, "text": text}]})
-
-
-def _validate_name(graphs: str | None) -> bool | str:
-    if graphs is None or not graphs.strip():
-        return True
-    try:
-        validate_graphs_name(graphs.strip())
-    except GraphsNameError as error:
-        return str(error)
-    return True
+        return attached_or_unchanged(model, attach)

@@ -42,7 +42,11 @@ class WarmgraphGraphReport(io.ComfyNode):
             ),
             search_aliases=["statistics", "compile report", "warmgraph"],
             inputs=[
-                io.Model.Input("model", tooltip="A model that came out of a Warmgraph node."),
+                io.MultiType.Input(
+                    "model",
+                    types=[io.Model, io.Vae, io.ControlNet],
+                    tooltip="A model, VAE or ControlNet that came out of a Warmgraph node.",
+                ),
                 io.AnyType.Input(
                     "after",
                     optional=True,

@@ -16,12 +16,16 @@ WIDGETS = {  # saved workflows hold values by position: append, never insert, ne
     "WarmgraphLoadCompiledGraph": ["folder", "strict"],
     "WarmgraphGraphReport": [],
     "WarmgraphWarmUp": ["sizes", "batches"],
+    "WarmgraphCompileVAE": ["when_missing", "graphs", "backend", "parts"],
+    "WarmgraphLoadCompiledGraphVAE": ["folder", "strict"],
 }
 SOCKETS = {  # input sockets, outputs
     "WarmgraphCompileModel": (["model"], ["MODEL"]),
     "WarmgraphLoadCompiledGraph": (["model"], ["MODEL"]),
     "WarmgraphGraphReport": (["model", "after"], ["STRING"]),
     "WarmgraphWarmUp": (["model"], ["STRING"]),
+    "WarmgraphCompileVAE": (["vae"], ["VAE"]),
+    "WarmgraphLoadCompiledGraphVAE": (["vae"], ["VAE"]),
 }
 
 
@@ -47,7 +51,7 @@ def _is_widget(entry: Any) -> bool:
     return isinstance(entry, io.WidgetInput)
 
 
-def test_the_four_ids_are_the_published_ones(classes: dict[str, Any]) -> None:
+def test_the_ids_are_the_published_ones(classes: dict[str, Any]) -> None:
     assert list(classes) == list(WIDGETS)
 
 

@@ -8,6 +8,8 @@ import { openingReports, reportOf, watchReports } from "./reports.js";
 /** Least size of the text in pixels, and the part of the report that each node shows. */
 const NODES = {
   WarmgraphCompileModel: { width: 300, height: 80, part: "summary" },
+  WarmgraphCompileVAE: { width: 300, height: 80, part: "summary" },
+  WarmgraphLoadCompiledGraphVAE: { width: 300, height: 80, part: "summary" },
   WarmgraphLoadCompiledGraph: { width: 300, height: 80, part: "summary" },
   WarmgraphGraphReport: { width: 400, height: 260, part: "text" },
   WarmgraphWarmUp: { width: 400, height: 140, part: "text" },

@@ -1,0 +1,110 @@
+"""What the nodes that attach graphs to one of the host's objects have in common."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..backends.errors import GraphsNameError, StrictError
+from ..backends.folders import validate_graphs_name
+from . import server
+from .summary import summary_text
+
+logger = logging.getLogger(__name__)
+
+NO_FOLDER = "no graphs saved yet"
+
+
+def compile_inputs() -> list[io.WidgetInput]:
+    """The widgets of every Compile node, in their order: when_missing, graphs, backend."""
+    return [
+        io.Combo.Input(
+            "when_missing",
+            options=["background", "wait", "never"],
+            default="background",
+            tooltip=(
+                "What to do about graphs that are not there yet. background: make this "
+                "image without them while they are built, and use each as it arrives. "
+                "wait: build first, then go on. never: use only saved graphs."
+            ),
+        ),
+        io.String.Input(
+            "graphs",
+            default="",
+            tooltip=(
+                "Where this workflow's graphs are kept. Empty: beside the saved workflow, "
+                "or in the shared store only while it has no file. A name: NAME.graphs in "
+                "your workflows folder."
+            ),
+        ),
+        io.Combo.Input(
+            "backend",
+            options=["auto", "inductor", "eager"],
+            default="auto",
+            advanced=True,
+            tooltip=(
+                "Which compiler to use. auto: the best one that works here. inductor: "
+                "PyTorch's compiler (needs Triton on a GPU). eager: none, to compare."
+            ),
+        ),
+    ]
+
+
+def load_inputs() -> list[io.WidgetInput]:
+    """The widgets of every Load node, in their order: folder, strict."""
+    return [
+        io.Combo.Input(
+            "folder",
+            options=server.graph_folders() or [NO_FOLDER],
+            tooltip=(
+                "A folder of graphs below your workflows folder. Press R to read the list "
+                "again. Graphs from another machine are used only once they are trusted, "
+                "at the server's console."
+            ),
+        ),
+        io.Boolean.Input(
+            "strict",
+            default=False,
+            tooltip=(
+                "On: refuse to run, and say why, if any part would run without a graph. "
+                "Off: run such parts as without this node."
+            ),
+        ),
+    ]
+
+
+def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutput:
+    """Return what `attach` made and its text; what goes wrong, but for strict, costs only speed."""
+    try:
+        compiled = attach()
+        report = server.get_engine().report(compiled)
+    except StrictError:
+        raise
+    except Exception as error:  # nothing may fail a prompt that eager would have finished
+        logger.exception("The %s runs as without this node", type(thing).__name__)
+        return _output(thing, "", f"runs as without this node: {error}")
+    return _output(compiled, report["id"], summary_text(report))
+
+
+def validate_name(graphs: str | None) -> bool | str:
+    """Accept an empty name or a plain one; a text says what is wrong with any other."""
+    if graphs is None or not graphs.strip():
+        return True
+    try:
+        validate_graphs_name(graphs.strip())
+    except GraphsNameError as error:
+        return str(error)
+    return True
+
+
+def validate_folder(folder: str | None) -> bool | str:
+    """Accept a folder that is not listed: only strict may refuse to run without it."""
+    return True if folder is None or isinstance(folder, str) else "folder must be a text"
+
+
+def _output(thing: Any, report_id: str, text: str) -> io.NodeOutput:
+    """Return `thing` and the `ui` that binds the node to a report; the page keeps its text live."""
+    return io.NodeOutput(thing, ui={"warmgraph": [{"id": report_id, "text": text}]})

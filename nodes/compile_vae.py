@@ -1,0 +1,131 @@
+"""Nodes that make a VAE run through compiled graphs: Compile VAE and Load Compiled Graph (VAE)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from comfy_api.latest import io
+from typing_extensions import override
+
+from ..backends.attach.vae import PARTS
+from . import server
+from .attached import (
+    attached_or_unchanged,
+    compile_inputs,
+    load_inputs,
+    validate_folder,
+    validate_name,
+)
+from .progress import node_progress
+
+if TYPE_CHECKING:
+    from comfy.sd import VAE
+
+
+class WarmgraphCompileVAE(io.ComfyNode):
+    """Compile a VAE's blocks once, for every size, batch and tile."""
+
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="WarmgraphCompileVAE",
+            display_name="Compile VAE",
+            category="Warmgraph",
+            description=(
+                "Makes decoding and encoding faster, with less memory. Put it between the loader "
+                "and VAE Decode, VAE Encode or their tiled versions. The VAE's blocks are compiled "
+                "once; from then on every size, batch and tile uses the same graphs, after a "
+                "restart as well. What cannot be compiled runs as without this node, and the node "
+                "says why."
+            ),
+            search_aliases=["torch compile vae", "faster decode", "inductor", "warmgraph"],
+            inputs=[
+                io.Vae.Input("vae", tooltip="The VAE to compile. It is not changed."),
+                *compile_inputs(),
+                io.Combo.Input(
+                    "parts",
+                    options=list(PARTS),
+                    default=PARTS[0],
+                    advanced=True,
+                    tooltip=(
+                        "What to compile. The decoder alone is enough for text to image; the "
+                        "encoder is used by image to image and inpainting."
+                    ),
+                ),
+            ],
+            outputs=[
+                io.Vae.Output(
+                    display_name="vae",
+                    tooltip="The same VAE, running through compiled graphs where there are any.",
+                )
+            ],
+            hidden=[io.Hidden.unique_id],
+            has_intermediate_output=True,  # its text comes back when the host's cache serves it
+        )
+
+    @classmethod
+    @override
+    def validate_inputs(cls, graphs: str | None = None) -> bool | str:
+        return validate_name(graphs)
+
+    @classmethod
+    @override
+    def execute(
+        cls, vae: VAE, when_missing: str, graphs: str, backend: str, parts: str
+    ) -> io.NodeOutput:
+        def attach() -> VAE:
+            with node_progress(cls.hidden.unique_id) as progress:
+                return server.get_engine().compile_vae(
+                    vae,
+                    parts=parts,
+                    when_missing=when_missing,
+                    graphs=graphs.strip(),
+                    backend=backend,
+                    on_progress=progress,
+                )
+
+        return attached_or_unchanged(vae, attach)
+
+
+class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
+    """Use the graphs of one folder for a VAE and never build."""
+
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="WarmgraphLoadCompiledGraphVAE",
+            display_name="Load Compiled Graph (VAE)",
+            category="Warmgraph",
+            description=(
+                "Runs a VAE through graphs that were compiled before, from a folder saved with a "
+                "workflow, and never compiles anything. Use it to get a workflow's speed on "
+                "another machine with the same kind of GPU, or to be sure that nothing is built."
+            ),
+            search_aliases=["load graph", "compiled vae", "warmgraph"],
+            inputs=[
+                io.Vae.Input("vae", tooltip="The VAE to speed up. It is not changed."),
+                *load_inputs(),
+            ],
+            outputs=[
+                io.Vae.Output(
+                    display_name="vae",
+                    tooltip="The same VAE, running through the folder's graphs.",
+                )
+            ],
+            has_intermediate_output=True,
+        )
+
+    @classmethod
+    @override
+    def validate_inputs(cls, folder: str | None = None) -> bool | str:
+        return validate_folder(folder)
+
+    @classmethod
+    @override
+    def execute(cls, vae: VAE, folder: str, strict: bool) -> io.NodeOutput:
+        def attach() -> VAE:
+            return server.get_engine().load_vae_graphs(vae, folder, strict=strict)
+
+        return attached_or_unchanged(vae, attach)
