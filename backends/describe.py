@@ -125,6 +125,10 @@ def make_twin(
             continue
         tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
         twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    if hasattr(cls, "comfy_cast_weights"):
+        for name in ("weight", "bias"):  # an absent one may be a plain None, which code reads too
+            if name not in twin._parameters:
+                twin.__dict__.setdefault(name, None)
     for name, child in description["modules"]:
         twin.add_module(name, make_twin(child, parameter))
     twin.eval()

@@ -1,8 +1,8 @@
 """The engine: everything a server process needs to compile models, behind a few calls for the
 nodes.
 
-It owns the store, the builder and the graphs, makes a session for each compiled MODEL or VAE, and
-keeps each saved workflow's graph folder filled.
+It owns the store, the builder and the graphs, makes a session for each compiled MODEL, VAE or
+CONTROL_NET, and keeps each saved workflow's graph folder filled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from . import folders
+from .attach import controlnet as attach_controlnet
 from .attach import model as attach_model
 from .attach import vae as attach_vae
 from .attach.base import Attached, Note
@@ -93,7 +94,12 @@ class Engine:
         self._hooks = hooks
         self._numbers = itertools.count(1)
         self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        #: Of the models that have sessions: their weights will want VRAM.
+        self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Why objects of the host that carry nothing of ours run as before.
+        self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
         self._sampling = 0
+        self._waiting = False
         self._prompt_until = 0.0
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
@@ -162,6 +168,29 @@ class Engine:
         attached = attach_vae.AttachedVAE(vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
+    def compile_controlnet(
+        self,
+        control: Any,
+        *,
+        when_missing: WhenMissing | str = WhenMissing.BACKGROUND,
+        graphs: str = "",
+        backend: str = "auto",
+        on_progress: Progress | None = None,
+    ) -> Any:
+        """Return a copy of a CONTROL_NET that runs through compiled graphs; `control` is not
+        changed.
+
+        One that cannot be compiled comes back itself; `report` says why.
+
+        Args:
+            See `compile_model`.
+
+        Raises:
+            TypeError: `control` is no ControlNet.
+        """
+        attached = attach_controlnet.AttachedControlNet(control, self._refused)
+        return self._compile(attached, when_missing, graphs, backend, on_progress)
+
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
 
@@ -191,7 +220,7 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = _kept(model)
+        session = self._kept(model)
         if isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, wanted)
@@ -206,8 +235,11 @@ class Engine:
         return self.report(model)
 
     def report(self, model: Any) -> dict[str, Any]:
-        """Return a MODEL's or VAE's report as JSON-plain data; says so if it is not one of ours."""
-        kept = _kept(model)
+        """Return the report of a MODEL, VAE or CONTROL_NET as JSON-plain data.
+
+        Says so if it is not one of ours.
+        """
+        kept = self._kept(model)
         if isinstance(kept, Session):
             return model_report(kept, self._builder, None)
         text = kept.text if isinstance(kept, Note) else "this model did not come out of Warmgraph"
@@ -257,10 +289,9 @@ class Engine:
         wanted = self._describe(session, attached)
         self._request(session, wanted)
         if options.when_missing is WhenMissing.WAIT:
-            self._prompt_until = 0.0
             self._wait(wanted, on_progress)
         else:
-            self._prompt_until = time.monotonic() + _PROMPT_S
+            self.stay_busy()
         return attached.value
 
     def _load(self, attached: Attached, folder: str, strict: bool) -> Any:
@@ -293,7 +324,7 @@ class Engine:
         if isinstance(plan, str):
             raise RequirementError(plan)
         assert attached.root is not None
-        resolution = resolve_backend(choice, attached.patcher.load_device.type)
+        resolution = resolve_backend(choice, attached.target().device.type)
         if resolution.backend.name == "eager":
             reasons = "; ".join(resolution.refused) or "backend eager is chosen"
             raise RequirementError(reasons)
@@ -312,8 +343,20 @@ class Engine:
         session.notes += resolution.refused
         return session
 
+    def _kept(self, thing: Any) -> Any:
+        """The session that one of the host's objects carries, or the note about it, or None."""
+        from comfy.model_patcher import ModelPatcher
+
+        if isinstance(thing, ModelPatcher):
+            return attach_model.kept(thing)
+        if attach_controlnet.is_control(thing):
+            return attach_controlnet.kept(thing) or self._refused.get(thing)
+        return attach_vae.kept(thing)
+
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
-        self._spare_vram = spare_vram(attached.patcher)
+        if attached.patcher is not None:
+            self._patchers.add(attached.patcher)
+        self._spare_vram = spare_vram(self._patchers)
         target = attached.target()
         return session.describe(target.device, target.dtype)
 
@@ -328,6 +371,15 @@ class Engine:
     def begin(self, session: Session, target: Target) -> None:
         """A run starts: look again at what may have changed since the node ran."""
         self._sampling += 1
+        self.look(session, target)
+
+    def end(self, session: Session) -> None:
+        """A run ended: file its graphs with the workflow and tell what ran."""
+        self._sampling = max(0, self._sampling - 1)
+        self.tell(session)
+
+    def look(self, session: Session, target: Target) -> None:
+        """Look again at what may have changed since the node ran."""
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
         wanted = [g for g in session.graphs if g.state is State.MISSING]
@@ -335,9 +387,12 @@ class Engine:
             self._request(session, wanted)
         session.scope.begin_run()
 
-    def end(self, session: Session) -> None:
-        """A run ended: file its graphs with the workflow and tell what ran."""
-        self._sampling = max(0, self._sampling - 1)
+    def stay_busy(self) -> None:
+        """A prompt runs, and nothing will say that it ended."""
+        self._prompt_until = time.monotonic() + _PROMPT_S
+
+    def tell(self, session: Session) -> None:
+        """File a run's graphs with the workflow and tell what ran."""
         self._prompt_until = 0.0
         session.scope.end_run()
         session.warn_once()
@@ -373,6 +428,13 @@ class Engine:
     # --- waiting, counting ------------------------------------------------------------------------
 
     def _wait(self, graphs: Sequence[Graph], on_progress: Progress | None) -> None:
+        self._waiting = True
+        try:
+            self._wait_for(graphs, on_progress)
+        finally:
+            self._waiting = False
+
+    def _wait_for(self, graphs: Sequence[Graph], on_progress: Progress | None) -> None:
         total = len(graphs)
         told: tuple[int, str] | None = None
         while True:
@@ -391,15 +453,9 @@ class Engine:
             time.sleep(_POLL_S)
 
     def _is_busy(self) -> bool:
-        """Whether a prompt runs: it samples, or its Compile Model has just been executed."""
-        return self._sampling > 0 or time.monotonic() < self._prompt_until
-
-
-def _kept(thing: Any) -> Any:
-    """The session or note that one of the host's objects carries, or None."""
-    from comfy.model_patcher import ModelPatcher
-
-    return (attach_model if isinstance(thing, ModelPatcher) else attach_vae).kept(thing)
+        """Whether a prompt runs that builds must leave room for: not one that waits for them."""
+        running = self._sampling > 0 or time.monotonic() < self._prompt_until
+        return running and not self._waiting
 
 
 def _machine() -> str:

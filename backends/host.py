@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,16 @@ def pause_host_compiler() -> AbstractContextManager[Any]:
     return scope if isinstance(scope, AbstractContextManager) else nullcontext()
 
 
-def spare_vram(patcher: Any) -> int | None:
-    """Return the bytes of VRAM that sampling will not need; None without CUDA."""
-    device = patcher.load_device
-    if device.type != "cuda":
+def spare_vram(patchers: Iterable[Any]) -> int | None:
+    """Return the bytes of VRAM that sampling with all these models will not need.
+
+    None without CUDA.
+    """
+    models = {id(p.model): p for p in patchers if p.load_device.type == "cuda"}
+    if not models:
         return None
-    free, _ = torch.cuda.mem_get_info(device)
-    to_load = max(0, patcher.model_size() - patcher.loaded_size())
+    free, _ = torch.cuda.mem_get_info(next(iter(models.values())).load_device)
+    to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())
     return max(0, int(free - to_load - _SAMPLING_VRAM))
 
 

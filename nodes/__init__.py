@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
 from . import server
+from .compile_controlnet import WarmgraphCompileControlNet
 from .compile_model import WarmgraphCompileModel, WarmgraphLoadCompiledGraph
 from .compile_vae import WarmgraphCompileVAE, WarmgraphLoadCompiledGraphVAE
 from .report import WarmgraphGraphReport, WarmgraphWarmUp
@@ -27,4 +28,5 @@ class WarmgraphExtension(ComfyExtension):
             WarmgraphWarmUp,
             WarmgraphCompileVAE,
             WarmgraphLoadCompiledGraphVAE,
+            WarmgraphCompileControlNet,
         ]

@@ -22,7 +22,11 @@ class Note:
 
 
 class Runs(Protocol):
-    """What a session's owner is told about runs; `begin` and `end` come in pairs."""
+    """What a session's owner is told about runs.
+
+    `begin` and `end` come in pairs. Where the end of a run may go unseen, `look` stands for the
+    first, `tell` for the second, and `stay_busy` is called while it lasts.
+    """
 
     def begin(self, session: Session, target: Target) -> None:
         """A run starts: weights may lie elsewhere than in the last one, and patches may differ."""
@@ -30,14 +34,23 @@ class Runs(Protocol):
     def end(self, session: Session) -> None:
         """The run has ended, well or not."""
 
+    def look(self, session: Session, target: Target) -> None:
+        """As `begin`, without an `end` to come."""
+
+    def tell(self, session: Session) -> None:
+        """As `end`, without a `begin` before."""
+
+    def stay_busy(self) -> None:
+        """The prompt still runs."""
+
 
 class Attached(Protocol):
     """A copy of one of the host's objects, to which a session can be attached.
 
     Attributes:
-        sort: "model" or "vae", for ids.
+        sort: "model", "vae" or "controlnet", for ids.
         value: the copy, of the type that came in; nothing of ours is on it yet.
-        patcher: the host's ModelPatcher of its weights.
+        patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
         holder: the module on which the host notes where its weights are.
         plan: cuts `root` into regions, or says in a line why it stays as it is; it refers to

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from . import unet, vae
+from . import control, unet, vae
 from .plan import Form, Plan
 
 _FORMS: dict[tuple[str, str], Form] = {
-    (form.family, form.name): form for forms in (unet.FORMS, vae.FORMS) for form in forms.values()
+    (form.family, form.name): form
+    for forms in (unet.FORMS, vae.FORMS, control.FORMS)
+    for form in forms.values()
 }
 
 #: The plan of each class of the host, by the class's full name: to ask imports nothing.
 _PLANS: dict[str, Callable[[Any], Plan]] = {
     "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": unet.plan_unet,
+    "comfy.cldm.cldm:ControlNet": control.plan_control,
     "comfy.ldm.models.autoencoder:AutoencoderKL": vae.plan_vae,
     "comfy.ldm.models.autoencoder:AutoencodingEngine": vae.plan_vae,
     "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": vae.plan_vae,

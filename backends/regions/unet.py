@@ -174,8 +174,11 @@ def plan_unet(model: Any) -> Plan:
         model: an instance of the host's `UNetModel` (not of a subclass with other blocks).
     """
     plan = Plan(symbols=SYMBOLS)
-    for name, layer in _layers(model):
-        _plan_layer(plan, name, layer)
+    for name, layer in encoder_layers(model):
+        plan_layer(plan, name, layer)
+    for i, sequence in enumerate(model.output_blocks):
+        for j, layer in enumerate(sequence):
+            plan_layer(plan, f"output_blocks.{i}.{j}", layer)
     head = getattr(model, "out", None)
     if type(head) is torch.nn.Sequential and len(head) and hasattr(head[0], "num_channels"):
         plan.dispatches.append(dispatch_one(Place("out", head, FORMS["head"]), unary))
@@ -208,18 +211,17 @@ def patched(options: dict[str, Any]) -> str | None:
     return None
 
 
-def _layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+def encoder_layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield (name, layer) of a UNet's first half and middle, which a ControlNet has too."""
     for i, sequence in enumerate(model.input_blocks):
         for j, layer in enumerate(sequence):
             yield f"input_blocks.{i}.{j}", layer
     for j, layer in enumerate(model.middle_block or ()):
         yield f"middle_block.{j}", layer
-    for i, sequence in enumerate(model.output_blocks):
-        for j, layer in enumerate(sequence):
-            yield f"output_blocks.{i}.{j}", layer
 
 
-def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
+def plan_layer(plan: Plan, name: str, layer: Any) -> None:
+    """Add one layer of a UNet's blocks to a plan, or why it stays the host's."""
     from comfy.ldm.modules.attention import BasicTransformerBlock, SpatialTransformer
     from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
 
@@ -245,7 +247,7 @@ def _plan_layer(plan: Plan, name: str, layer: Any) -> None:
                 plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
             else:
                 plan.outside.append((where, unknown_layer(block)))
-    elif not (name == "input_blocks.0.0" and isinstance(layer, torch.nn.Conv2d)):
+    elif name != "input_blocks.0.0":
         plan.outside.append((name, unknown_layer(layer)))
 
 

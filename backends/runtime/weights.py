@@ -70,10 +70,10 @@ class ModelWeights:
         """Start a new epoch if weights were moved or replaced since the last step."""
         model = self.model
         state = (
-            model.device,
-            model.model_loaded_weight_memory,
-            model.current_weight_patches_uuid,
-            model.model_lowvram,
+            getattr(model, "device", None),  # a module without a patcher has none of these
+            getattr(model, "model_loaded_weight_memory", None),
+            getattr(model, "current_weight_patches_uuid", None),
+            getattr(model, "model_lowvram", None),
         )
         if state != self._state:
             self._state = state

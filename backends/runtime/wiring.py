@@ -63,7 +63,8 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
     module = dispatch.module
     inner = list(module.modules()) if whole else [module]
     for name in names:
-        inner += list(module.get_submodule(name).modules())
+        if (child := module._modules.get(name)) is not None:
+            inner += list(child.modules())
     for part in inner:
         for name in _FORWARDS:
             if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):

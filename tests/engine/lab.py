@@ -54,6 +54,9 @@ class Lab:
     def compiled(self, model: Any, **options: Any) -> Any:
         return self.engine.compile_model(model, **{"when_missing": "wait", **options})
 
+    def controlled(self, control: Any, **options: Any) -> Any:
+        return self.engine.compile_controlnet(control, **{"when_missing": "wait", **options})
+
     def counts(self, model: Any) -> tuple[int, int, int]:
         """(builds, loads, eager regions) of a compiled model."""
         report = self.engine.report(model)

@@ -18,6 +18,7 @@ WIDGETS = {  # saved workflows hold values by position: append, never insert, ne
     "WarmgraphWarmUp": ["sizes", "batches"],
     "WarmgraphCompileVAE": ["when_missing", "graphs", "backend", "parts"],
     "WarmgraphLoadCompiledGraphVAE": ["folder", "strict"],
+    "WarmgraphCompileControlNet": ["when_missing", "graphs", "backend"],
 }
 SOCKETS = {  # input sockets, outputs
     "WarmgraphCompileModel": (["model"], ["MODEL"]),
@@ -26,6 +27,7 @@ SOCKETS = {  # input sockets, outputs
     "WarmgraphWarmUp": (["model"], ["STRING"]),
     "WarmgraphCompileVAE": (["vae"], ["VAE"]),
     "WarmgraphLoadCompiledGraphVAE": (["vae"], ["VAE"]),
+    "WarmgraphCompileControlNet": (["control_net"], ["CONTROL_NET"]),
 }
 
 

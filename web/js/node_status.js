@@ -11,6 +11,7 @@ const NODES = {
   WarmgraphCompileVAE: { width: 300, height: 80, part: "summary" },
   WarmgraphLoadCompiledGraphVAE: { width: 300, height: 80, part: "summary" },
   WarmgraphLoadCompiledGraph: { width: 300, height: 80, part: "summary" },
+  WarmgraphCompileControlNet: { width: 300, height: 80, part: "summary" },
   WarmgraphGraphReport: { width: 400, height: 260, part: "text" },
   WarmgraphWarmUp: { width: 400, height: 140, part: "text" },
 };

@@ -1,0 +1,62 @@
+"""The region plan of the host's ControlNet: SD1.5, SD2, SDXL, its union variant, ControlLoRA.
+
+Its encoder is made of the UNet's own blocks and shares their forms, so an encoder of equal layout
+runs through the graphs of the UNet that it controls. Its own is the block that reads the hint. The
+zero convolutions and the embeddings stay the host's: a graph of one convolution gains nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import unet
+from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward
+
+FAMILY = "control"
+
+SYMBOLS = unet.SYMBOLS | {
+    s.name: s for s in (Symbol("hint_height", 1, 8192, 576), Symbol("hint_width", 1, 8192, 448))
+}
+
+
+class Hint:
+    """input_hint_block: `hint [batch, C, hint_height, hint_width]` -> an eighth of each side."""
+
+    family = FAMILY
+    name = "hint"
+    children: tuple[str, ...] | None = None
+
+    def label(self, module: Any) -> str:
+        return f"Hint block {module[0].in_channels}->{module[-1].out_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        dims = ("batch", module[0].in_channels, "hint_height", "hint_width")
+        return (InputSpec("hint", dtype, dims),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return host_forward(module, inputs[0], None, None, {})
+
+
+HINT = Hint()
+FORMS: dict[str, Form] = {HINT.name: HINT}
+
+
+def plan_control(model: Any) -> Plan:
+    """Cut the host's `cldm.ControlNet` into regions."""
+    plan = Plan(symbols=SYMBOLS)
+    hint = Place("input_hint_block", model.input_hint_block, HINT)
+    plan.dispatches.append(dispatch_one(hint, _hint))
+    for name, layer in unet.encoder_layers(model):
+        unet.plan_layer(plan, name, layer)
+    return plan
+
+
+def _hint(call: Call, host: Forward) -> Forward:
+    def forward(hint: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        result = call(hint)
+        return host(hint, *rest, **named) if result is None else result
+
+    return forward

@@ -1,0 +1,126 @@
+"""A model under control of one network, plain and compiled, and what each network returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from warmgraph_tools.inprocess import Host
+
+from .lab import TOLERANCE, Lab, left_behind, relative
+
+Residuals = dict[str, list[torch.Tensor]]
+Wire = Callable[[Any], tuple[Any, Any]]
+
+
+class Merge(NamedTuple):
+    """One network's result as it reached `control_merge`: whose, and its tensors."""
+
+    control: Any
+    residuals: Residuals
+
+
+@contextmanager
+def recorded() -> Iterator[list[Merge]]:
+    """Keep what every network returns, before strength is multiplied into it."""
+    from comfy.controlnet import ControlBase
+
+    merges: list[Merge] = []
+    host = ControlBase.control_merge
+
+    def merge(self: Any, control: Residuals, *rest: Any, **named: Any) -> Any:
+        clones = {k: [None if t is None else t.clone() for t in ts] for k, ts in control.items()}
+        merges.append(Merge(self, clones))  # type: ignore[arg-type]
+        return host(self, control, *rest, **named)
+
+    ControlBase.control_merge = merge
+    try:
+        yield merges
+    finally:
+        ControlBase.control_merge = host
+
+
+class Controlled:
+    """One checkpoint, one control file, two prompts, a hint, and the compiled control network."""
+
+    def __init__(self, lab: Lab, host: Host, kind: str = "narrowxl", file: str = "") -> None:
+        self.lab, self.host = lab, host
+        self.model, clip, self.vae = host.load(kind)
+        self.positive = host.encode(clip, "a cat on a hill")
+        self.negative = host.encode(clip, "blurry")
+        self.clip = clip
+        self.image = torch.rand(1, 72, 104, 3, generator=torch.Generator().manual_seed(0))
+        name = file or host.model_file("controlnet", base=kind)
+        (self.plain,) = host.node("ControlNetLoader", control_net_name=name)
+        self.ours = lab.controlled(self.plain)
+
+    @property
+    def network(self) -> Any:
+        return self.plain.control_model
+
+    def apply(
+        self, control: Any, conditions: tuple[Any, Any] | None = None, **options: Any
+    ) -> tuple[Any, Any]:
+        """(positive, negative) under a control, by the host's Apply ControlNet."""
+        positive, negative = conditions or (self.positive, self.negative)
+        return self.host.node(  # type: ignore[return-value]
+            "ControlNetApplyAdvanced",
+            positive=positive,
+            negative=negative,
+            control_net=control,
+            **{
+                "image": self.image,
+                "strength": 0.8,
+                "start_percent": 0.0,
+                "end_percent": 1.0,
+                **options,
+            },
+        )
+
+    def sample(self, conditions: tuple[Any, Any], model: Any = None, **options: Any) -> Any:
+        size = {"width": 104, "height": 72, "steps": 2}
+        return self.host.sample(model or self.model, *conditions, **{**size, **options})
+
+    def check(self, wire: Wire | None = None, **sampling: Any) -> torch.Tensor:
+        """Assert that ours gives what the plain one gives, in a first step and in an image.
+
+        In a first step both networks get the same inputs, so their results compare directly.
+
+        Args:
+            wire: makes (positive, negative) from a control; called for the plain one and ours.
+
+        Returns:
+            The image under our control.
+        """
+        wire = wire or self.apply
+        theirs, ours = wire(self.plain), wire(self.ours)
+        before = self.report()["calls"]
+        for a, b in zip(
+            self.merged(theirs, **sampling), self.merged(ours, **sampling), strict=True
+        ):
+            assert a.keys() == b.keys()
+            for key in a:
+                for x, y in zip(a[key], b[key], strict=True):
+                    assert (x is None) is (y is None)
+                    assert x is None or relative(y, x) < TOLERANCE, (key, relative(y, x))
+        eager = self.sample(theirs, **sampling)
+        image: torch.Tensor = self.sample(ours, **sampling)
+        assert eager.isfinite().all() and relative(image, eager) < TOLERANCE
+        after = self.report()
+        assert after["calls"]["eager"] == before["eager"], after["notes"]
+        assert after["calls"]["compiled"] > before["compiled"], after["eager"]
+        assert left_behind(self.network) == []
+        return image
+
+    def merged(self, conditions: tuple[Any, Any], **sampling: Any) -> list[Residuals]:
+        """What the networks return in one step."""
+        with recorded() as merges:
+            self.sample(conditions, **{**sampling, "steps": 1})
+        return [merge.residuals for merge in merges]
+
+    def report(self, control: Any = None) -> dict[str, Any]:
+        report: dict[str, Any] = self.lab.engine.report(control or self.ours)
+        return report
