@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .lab import DEFAULT, NATIVE, OFF, ChildError, Lab
+from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
+from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 
-BUILD_WORKERS = 14
 RIVAL_LIMIT_S = 240.0
 BF16 = ("--bf16-unet",)
 Result = dict[str, Any]
@@ -211,6 +211,8 @@ def _rival(dynamic: bool) -> Callable[[Lab], Result]:
     return run
 
 
+_VAE_SIZES_FP32: list[list[Any]] = [["decode", 1024, 1024], ["encode", 1024, 1024]]
+_VAE_SIZES = [*_VAE_SIZES_FP32, ["decode", 2048, 2048]]
 CASES: dict[str, Case] = {
     "cold_build": Case(cold_build, 80),
     "speed_default": Case(_speed("sdxl", DEFAULT), 60),
@@ -224,6 +226,10 @@ CASES: dict[str, Case] = {
     "speed_bf16_off": Case(_speed("sdxl", (*BF16, *OFF), dtype="bfloat16"), 60),
     "speed_sd15_default": Case(_speed("sd15", DEFAULT), 80),
     "speed_sd15_off": Case(_speed("sd15", OFF), 40),
+    "vae_bf16": Case(vae(BF16_VAE, dtype="float16", sizes=_VAE_SIZES), 60),
+    "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
+    "vae_memory": Case(vae_memory, 50),
+    "controlnet": Case(controlnet, 60),
     "rival_static": Case(_rival(dynamic=False), 260),
     "rival_dynamic": Case(_rival(dynamic=True), 275),
 }

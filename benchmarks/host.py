@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .models import KINDS, register_narrow
+from .models import KINDS, register_narrow, vae_config
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,44 @@ def load_lora(model: Any, path: Path, strength: float) -> Any:
     lora = comfy.utils.load_torch_file(str(path), safe_load=True)
     patched, _ = comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)
     return patched
+
+
+def load_vae(path: Path, kind: str, *, dtype: Any = None) -> Any:
+    """Load a file as the VAELoader node does; the narrow kind, not detected, by its config.
+
+    Args:
+        dtype: what it computes in; None is what the host's flags and the device say.
+    """
+    import comfy.sd
+    import comfy.utils
+
+    weights = comfy.utils.load_torch_file(str(path))
+    config = None if kind == "vae" else {"params": vae_config(kind)}
+    return comfy.sd.VAE(sd=weights, config=config, dtype=dtype)
+
+
+def load_controlnet(path: Path) -> Any:
+    """Load a file as the ControlNetLoader node does."""
+    import comfy.controlnet
+
+    return comfy.controlnet.load_controlnet(str(path))
+
+
+def apply_controlnet(
+    control: Any, prompts: Sequence[list[Any]], hint: Any, *, strength: float
+) -> tuple[Any, list[list[Any]]]:
+    """Apply a ControlNet as the ControlNetApplyAdvanced node does to prompts without one.
+
+    Args:
+        hint: image [batch, height, width, 3].
+
+    Returns:
+        The applied copy, which all prompts share, and the prompts with it.
+    """
+    applied = control.copy().set_cond_hint(hint.movedim(-1, 1), strength, (0.0, 1.0))
+    applied.set_previous_controlnet(None)
+    extra = {"control": applied, "control_apply_to_uncond": False}
+    return applied, [[[tokens, {**rest, **extra}] for tokens, rest in prompt] for prompt in prompts]
 
 
 def conditioning(kind: str, *, tokens: int = 77, seed: int = 0) -> list[Any]:

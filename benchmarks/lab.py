@@ -18,9 +18,10 @@ from .models import KINDS
 from .pack import graph_files
 
 CHILD = Path(__file__).resolve().parent / "child.py"
-SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15"}
+SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}
 SMOKE_FLAGS = ("--cpu", "--use-pytorch-cross-attention")
 SMOKE_SCALE = 8
+BUILD_WORKERS = 14
 DEFAULT: tuple[str, ...] = ()
 OFF = ("--disable-dynamic-vram",)
 NATIVE = ("--disable-cuda-malloc",)
@@ -66,6 +67,10 @@ class Lab:
     def lora(self, kind: str, form: str) -> str:
         """Path of a LoRA file, `linear` or `conv`, made now if it is not there."""
         return self._file(f"{self.kind(kind)}-lora-{form}", kind, {"lora": form, "seed": 7})
+
+    def controlnet(self, kind: str) -> str:
+        """Path of the file of a ControlNet for a kind's UNet, made now if it is not there."""
+        return self._file(f"{self.kind(kind)}-controlnet", kind, {"controlnet": True, "seed": 0})
 
     def store(self, name: str, *, empty: bool = False) -> str:
         """Folder of a graph store; `empty` forgets what was in it, key and settings too."""

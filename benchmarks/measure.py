@@ -58,19 +58,19 @@ class Probe:
     def milliseconds(self, *, skip: int) -> list[float]:
         """Time of each model call but the first `skip`, by the GPU's clock if there is one."""
         pairs = self._marks[skip:]
-        return [_elapsed_ms(begin, end) for begin, end in pairs]
+        return [elapsed_ms(begin, end) for begin, end in pairs]
 
     def step_milliseconds(self, *, skip: int) -> list[float]:
         """Time from each model call's begin to the next one's: a whole sampler step."""
         begins = [begin for begin, _ in self._marks[skip:]]
-        return [_elapsed_ms(begins[n], begins[n + 1]) for n in range(len(begins) - 1)]
+        return [elapsed_ms(begins[n], begins[n + 1]) for n in range(len(begins) - 1)]
 
     def _around_apply(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         if self.mode is not Mode.TIME:
             return executor(*args, **kwargs)
-        begin = _mark()
+        begin = mark()
         output = executor(*args, **kwargs)
-        self._marks.append((begin, _mark()))
+        self._marks.append((begin, mark()))
         return output
 
     def _around_unet(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,13 +143,8 @@ def vram_used_mib() -> float:
     return (total - free) / MIB
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
-    import torch
-
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
-
-
-def _mark() -> Any:
+def mark() -> Any:
+    """Note this point in the GPU's queue; by this process's clock where there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -159,8 +154,15 @@ def _mark() -> Any:
     return event
 
 
-def _elapsed_ms(begin: Any, end: Any) -> float:
+def elapsed_ms(begin: Any, end: Any) -> float:
+    """Milliseconds between two marks; waits for the second."""
     if isinstance(begin, float):
-        return (end - begin) * 1000.0
+        return float((end - begin) * 1000.0)
     end.synchronize()
-    return begin.elapsed_time(end)
+    return float(begin.elapsed_time(end))
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    import torch
+
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

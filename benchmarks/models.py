@@ -1,9 +1,10 @@
-"""Full-size UNet and LoRA files with random weights, which the host's own loaders accept.
+"""Full-size model files with random weights, which the host's own loaders accept: UNets, VAEs,
+ControlNets, LoRAs.
 
 Weights keep the variance of what passes through them (fan-in scaling, norms near one, residual
 branches damped), so that a half-precision run neither overflows nor dies out, and nothing is zero,
-so that every branch counts in a comparison. The shapes come from the host's own `UNetModel`, built
-on the meta device. The narrow kinds are those of `tools/`, for a smoke run on a CPU; the host must
+so that every branch counts in a comparison. The shapes come from the host's own classes, built on
+the meta device. The narrow kinds are those of `tools/`, for a smoke run on a CPU; the host must
 be told of them first (`register_narrow`).
 """
 
@@ -70,10 +71,30 @@ KINDS: dict[str, Kind] = {
     "narrow15": Kind(64, None),
     "narrowxl": Kind(128, 64),
 }
+_VAE: dict[str, Any] = {
+    "double_z": True,
+    "z_channels": 4,
+    "resolution": 256,
+    "in_channels": 3,
+    "out_ch": 3,
+    "ch": 128,
+    "ch_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+    "attn_resolutions": [],
+    "dropout": 0.0,
+}
+#: VAEs by name: SD1.5 and SDXL have the same one; the narrow one has every kind of block.
+VAES: dict[str, dict[str, Any]] = {
+    "vae": _VAE,
+    "narrowvae": {**_VAE, "ch": 64, "ch_mult": [1, 1, 1, 2], "num_res_blocks": 1},
+}
 # Last layers of a residual branch are damped, or a random net's activations grow with its depth.
 # Not those of the cross-attention: random tokens average out, and the prompt must stay visible.
 _RESIDUAL_ENDS = ("out_layers.3.weight", "proj_out.weight", "to_out.0.weight", "ff.net.2.weight")
 _RESIDUAL_GAIN = 0.3
+_ZERO_CONVS = ("zero_convs.", "middle_block_out.")  # zero in a ControlNet not trained yet
+_ZERO_CONV_GAIN = 0.05
+_NOT_IN_CONTROLNET = ("out_channels", "transformer_depth_output")
 _LORA_RANK = 16
 # With rank and alpha 16 a weight's norm changes by 50 % (linear) or 40 % (conv): the output moves
 # far more than half precision does. Queries and keys change by 20 %: sharper attention would not
@@ -84,17 +105,36 @@ _LORA_UP_STD_LOGITS = 0.05
 
 def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a kind's parameters, from the host's own class; needs a booted host."""
-    import comfy.ops
     import torch
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    class Operations(comfy.ops.disable_weight_init):
-        Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
+    options = {"dtype": torch.float16, "device": "meta", "operations": _operations()}
+    return _shapes(UNetModel(**_unet_config(kind), **options))
 
-    model = UNetModel(
-        **_unet_config(kind), dtype=torch.float16, device="meta", operations=Operations
-    )
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+def controlnet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters of a ControlNet for a kind's UNet."""
+    import torch
+    from comfy.cldm.cldm import ControlNet
+
+    config = _unet_config(kind)
+    config = {k: v for k, v in config.items() if k not in _NOT_IN_CONTROLNET}
+    options = {"dtype": torch.float16, "device": "meta", "operations": _operations()}
+    return _shapes(ControlNet(**config, hint_channels=3, **options))
+
+
+def vae_config(kind: str) -> dict[str, Any]:
+    """What the host's `AutoencoderKL` takes to make this VAE."""
+    return {"embed_dim": 4, "ddconfig": VAES[kind]}
+
+
+def vae_shapes(kind: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a VAE's parameters, in the layout that the host detects by its keys."""
+    import torch
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+
+    with torch.device("meta"):
+        return _shapes(AutoencoderKL(**vae_config(kind)))
 
 
 def write_unet(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
@@ -103,28 +143,32 @@ def write_unet(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> 
     Returns the file's size in bytes. The same seed on another device or torch version gives other
     weights.
     """
-    import torch
+    return _write(path, _network(unet_shapes(kind), _Drawer.seeded(seed, device, dtype)))
 
-    draw = _Drawer(torch.Generator(device=device).manual_seed(seed), device, getattr(torch, dtype))
-    tensors = {}
-    for name, shape in unet_shapes(kind).items():
-        if len(shape) >= 2:
-            std = 1.0 / math.sqrt(math.prod(shape[1:]))
-            if name.endswith(_RESIDUAL_ENDS) and not name.endswith("attn2.to_out.0.weight"):
-                std *= _RESIDUAL_GAIN
-            tensors[name] = draw(shape, std)
-        elif name.endswith("weight"):
-            tensors[name] = draw(shape, 0.05, mean=1.0)
-        else:
-            tensors[name] = draw(shape, 0.02)
+
+def write_controlnet(path: Path, kind: str, *, seed: int, device: str) -> int:
+    """Write a ControlNet for a kind's UNet, in float16; its zero convolutions are small, not zero.
+
+    What it adds is then about a twentieth of what it is added to.
+    """
+    draw = _Drawer.seeded(seed, device, "float16")
+    tensors = _network(controlnet_shapes(kind), draw)
+    for name in tensors:
+        if name.startswith(_ZERO_CONVS):
+            tensors[name] *= _ZERO_CONV_GAIN
     return _write(path, tensors)
+
+
+def write_vae(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
+    """Write a VAE whose pixels mostly stay within what the host does not cut off."""
+    return _write(path, _network(vae_shapes(kind), _Drawer.seeded(seed, device, dtype)))
 
 
 def write_lora(path: Path, kind: str, *, conv: bool, seed: int, device: str) -> int:
     """Write a LoRA in kohya's names: all transformer layers, 3x3 convolutions too if `conv`."""
     import torch
 
-    draw = _Drawer(torch.Generator(device=device).manual_seed(seed), device, torch.float16)
+    draw = _Drawer.seeded(seed, device, "float16")
     tensors = {}
     for name, shape in unet_shapes(kind).items():
         if not name.endswith(".weight") or len(shape) < 2:
@@ -160,11 +204,49 @@ def _unet_config(kind: str) -> dict[str, Any]:
     return UNETS[kind]
 
 
+def _operations() -> Any:
+    """The host's layers without weights of their own."""
+    import comfy.ops
+    import torch
+
+    class Operations(comfy.ops.disable_weight_init):
+        Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
+
+    return Operations
+
+
+def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def _network(shapes: dict[str, tuple[int, ...]], draw: _Drawer) -> dict[str, Any]:
+    """A network's weights: fan-in scaling, norms near one, residual branches damped."""
+    tensors = {}
+    for name, shape in shapes.items():
+        if len(shape) >= 2:
+            std = 1.0 / math.sqrt(math.prod(shape[1:]))
+            if name.endswith(_RESIDUAL_ENDS) and not name.endswith("attn2.to_out.0.weight"):
+                std *= _RESIDUAL_GAIN
+            tensors[name] = draw(shape, std)
+        elif name.endswith("weight"):
+            tensors[name] = draw(shape, 0.05, mean=1.0)
+        else:
+            tensors[name] = draw(shape, 0.02)
+    return tensors
+
+
 class _Drawer:
     """Normal random tensors, drawn on the device and handed over on the CPU in the file's dtype."""
 
     def __init__(self, generator: Any, device: str, dtype: Any) -> None:
         self._generator, self._device, self._dtype = generator, device, dtype
+
+    @classmethod
+    def seeded(cls, seed: int, device: str, dtype: str) -> _Drawer:
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(seed)
+        return cls(generator, device, getattr(torch, dtype))
 
     def __call__(self, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Any:
         import torch

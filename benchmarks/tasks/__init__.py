@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import build, changes, files, image, residency, rival, speed
+from . import build, changes, control, files, image, residency, rival, speed, vae
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "make_files": files.make_files,
@@ -15,6 +15,10 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "rival": rival.rival,
     "changes": changes.changes,
     "first_image": image.first_image,
+    "vae_speed": vae.vae_speed,
+    "vae_fill": vae.vae_fill,
+    "vae_memory": vae.vae_memory,
+    "controlnet": control.controlnet,
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,
     "vram_footprint": residency.vram_footprint,

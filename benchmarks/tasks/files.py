@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import Stopwatch
-from ..models import write_lora, write_unet
+from ..models import VAES, write_controlnet, write_lora, write_unet, write_vae
 
 
 def make_files(files: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write each missing file: {"path", "kind", "seed"} and "dtype", or "lora" linear or conv."""
+    """Write each missing file: {"path", "kind", "seed"} and "dtype", "lora" or "controlnet".
+
+    "lora" is linear or conv.
+    """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,12 +23,14 @@ def make_files(files: list[dict[str, Any]]) -> dict[str, Any]:
         if path.exists():
             continue
         watch = Stopwatch()
+        kind = file["kind"]
+        drawn: dict[str, Any] = {"seed": file["seed"], "device": device}
         if "lora" in file:
-            conv = file["lora"] == "conv"
-            size = write_lora(path, file["kind"], conv=conv, seed=file["seed"], device=device)
+            size = write_lora(path, kind, conv=file["lora"] == "conv", **drawn)
+        elif "controlnet" in file:
+            size = write_controlnet(path, kind, **drawn)
         else:
-            size = write_unet(
-                path, file["kind"], dtype=file["dtype"], seed=file["seed"], device=device
-            )
+            write = write_vae if kind in VAES else write_unet
+            size = write(path, kind, dtype=file["dtype"], **drawn)
         made[path.name] = {"mb": round(size / 1e6, 1), "seconds": round(watch.seconds(), 2)}
     return {"made": made}

@@ -27,7 +27,7 @@ def benchmarks() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[ALIAS] = module
         spec.loader.exec_module(module)
-    for name in ("lab", "measure", "results"):
+    for name in ("lab", "measure", "part_cases", "results", "tasks"):
         importlib.import_module(f"{ALIAS}.{name}")
     return sys.modules[ALIAS]
 
@@ -76,6 +76,80 @@ def test_failed_and_smoke_cases_make_no_figure(
     case = {**_case(build_seconds=1.0, disk_mb=1.0), **fields}
     benchmarks.results.write_case(tmp_path, "cold_build", case)
     assert benchmarks.results.collect(tmp_path) == {}
+
+
+def _memory_case(**fields: object) -> dict[str, object]:
+    ratios = {"1024x1024": 0.7, "2048x2048": 0.6}
+    return _case(**{"peak_ratio": ratios, "new_size_extra_seconds": 0.0, **fields})
+
+
+def test_vae_and_controlnet_figures_have_the_bars_of_their_issue(benchmarks: ModuleType) -> None:
+    bars = {
+        "vae_decode_1024_speedup": ">= 1.9",
+        "vae_decode_2048_speedup": ">= 1.7",
+        "vae_decode_1024_fp32_speedup": ">= 1.6",
+        "vae_encode_1024_speedup": ">= 1.6",
+        "vae_peak_ratio_1024": "<= 0.8",
+        "vae_peak_ratio_2048": "<= 0.8",
+        "vae_new_size_extra_seconds": "<= 0.3",
+        "controlnet_step_speedup": ">= 1.4",
+        "controlnet_unet_step_speedup": ">= 1.45",
+    }
+    assert {name: benchmarks.results.FIGURES[name].bar for name in bars} == bars
+
+
+def test_peak_that_was_not_measured_makes_no_figure(benchmarks: ModuleType, tmp_path: Path) -> None:
+    benchmarks.results.write_case(tmp_path, "vae_memory", _memory_case())
+    assert benchmarks.results.collect(tmp_path)["vae_peak_ratio_2048"]["value"] == 0.6
+    unmeasured = _memory_case(peak_ratio={"1024x1024": None, "2048x2048": None})
+    benchmarks.results.write_case(tmp_path, "vae_memory", unmeasured)
+    headline = benchmarks.results.collect(tmp_path)
+    assert set(headline) == {"vae_new_size_extra_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [((0.5, 0.1), 0.3), ((0.2, 0.1), 0.0), ((0.2, 0.4), 0.4)]
+)
+def test_new_size_costs_what_eager_does_not_pay_there_and_no_less_than_nothing(
+    benchmarks: ModuleType, tmp_path: Path, ours: tuple[float, float], expected: float
+) -> None:
+    extras = {"eager": (0.2, 0.1), "ours": ours}
+    if expected == 0.4:  # a quick size of eager's must not hide behind its slow one
+        extras["eager"] = (0.5, 0.0)
+    rows = {name: {"a": {"extra": a}, "b": {"extra": b}} for name, (a, b) in extras.items()}
+    assert benchmarks.part_cases.new_size_extra(rows) == pytest.approx(expected)
+
+
+def test_marks_find_the_models_call_and_leave_the_vae_as_it_was(benchmarks: ModuleType) -> None:
+    class Patcher:
+        def get_free_memory(self, device: object) -> int:
+            return 1
+
+    class VAE:
+        def __init__(self) -> None:
+            self.patcher = Patcher()
+            self.process_input = lambda image: image
+
+        def vae_output_dtype(self) -> str:
+            return "float32"
+
+        def decode(self, latent: object) -> object:
+            self.patcher.get_free_memory(None)  # while it loads
+            self.patcher.get_free_memory(None)
+            return latent, self.vae_output_dtype(), self.vae_output_dtype()
+
+        def encode(self, image: object) -> object:
+            return self.process_input(image), self.vae_output_dtype()
+
+    vae = VAE()
+    before = dict(vars(vae))
+    for work in ("decode", "encode"):
+        with benchmarks.tasks.vae.marked(vae, work) as marks:
+            getattr(vae, work)("given")
+        assert len(marks) == 2
+        assert marks[0] <= marks[1]
+        assert vars(vae) == before
+        assert vars(vae.patcher) == {}
 
 
 def test_stopped_rival_is_written_as_beyond_its_limit(

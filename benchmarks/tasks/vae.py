@@ -1,0 +1,332 @@
+"""The VAE: eager against ours, interleaved in one process, and what a decode takes of the VRAM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..host import load_vae
+from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
+from ..pack import brief, graph_files, open_engine, settle
+from .common import BUILD_LIMIT_S, partial, unserved
+from .residency import empty_caches
+
+WARM_SIDE = 256  # no size that is measured
+SETTLE_CALLS = 20  # graphs that load beside the first calls are waited for at most this many
+
+
+def vae_speed(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    sizes: list[list[Any]],
+    compare: list[int],
+    workers: int = 0,
+    warm: int = 3,
+    rounds: int = 5,
+) -> dict[str, Any]:
+    """Time both at every size, and compare their pixels.
+
+    Args:
+        sizes: ["decode" or "encode", width, height] in pixels.
+        compare: width and height of the image whose pixels are compared.
+
+    Returns:
+        {"rows": {"decode WxH": {"eager", "ours", "speedup", "call_speedup", "eager_calls"}},
+        "errors", "build_seconds", ...}
+    """
+    folder = Path(store)
+    before = set(graph_files(folder))
+    eager = load_vae(Path(model), kind)
+    engine = open_engine(folder, workers=workers)
+    watch = Stopwatch()
+    ours = engine.compile_vae(eager, when_missing="wait")
+    build_seconds = watch.seconds()
+    counts = _settle(engine, ours)
+    files = graph_files(folder)
+    result: dict[str, Any] = {
+        "dtype": str(eager.vae_dtype),
+        "build_seconds": round(build_seconds, 2),
+        "all_built_seconds": round(watch.seconds(), 2),
+        "builds": len(set(files) - before),
+        "graphs": len(files),
+        "disk_mb": round(sum(files.values()) / 1e6, 2),
+        "files": files,
+        "kinds": engine.report(ours)["kinds"],
+        "region_calls": counts,
+        "rows": {},
+    }
+    partial(result)
+    for work, width, height in sizes:
+        given = _input(eager, work, width, height)
+        compiled = _compiled_calls(engine, ours)
+        row = _time({"eager": eager, "ours": ours}, work, given, warm=warm, rounds=rounds)
+        row["eager_calls"] = counts[work] * (warm + rounds) - (
+            _compiled_calls(engine, ours) - compiled
+        )
+        result["rows"][f"{work} {width}x{height}"] = row
+        partial(result)
+    result["errors"] = _errors(eager, ours, Path(model), kind, *compare)
+    result["report"] = brief(engine.report(ours))
+    engine.close()
+    return result
+
+
+def vae_fill(*, model: str, kind: str, store: str, workers: int = 0) -> dict[str, Any]:
+    """Build all graphs into a store, and run each once so that its first comparison is done."""
+    vae = load_vae(Path(model), kind)
+    engine = open_engine(Path(store), workers=workers)
+    ours = engine.compile_vae(vae, when_missing="wait")
+    _settle(engine, ours)
+    report = brief(engine.report(ours))
+    engine.close()
+    return {"graphs": len(graph_files(Path(store))), "report": report}
+
+
+def vae_memory(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    sizes: list[list[int]],
+    peaks: list[list[int]],
+    ours: bool,
+) -> dict[str, Any]:
+    """Decode many sizes in one process, each twice, then take the peak of single decodes.
+
+    With `ours` the graphs come out of a full store and nothing is built. One size that is not
+    among them is decoded before, so that none pays for the process's start.
+
+    Args:
+        sizes: [width, height, batch] in pixels.
+        peaks: [width, height] of the decodes whose peak is taken.
+
+    Returns:
+        {"sizes": {"WxH batch B": {"first", "second", "extra"}} in seconds, "peaks": {"WxH":
+        {"allocated_mib", "reserved_mib"}} by PyTorch's counters (None without a GPU; weights that
+        dynamic VRAM holds are not among them)}
+    """
+    vae = load_vae(Path(model), kind)
+    folder = Path(store)
+    before = set(graph_files(folder))
+    result: dict[str, Any] = {"dtype": str(vae.vae_dtype), "sizes": {}, "peaks": {}}
+    engine = None
+    watch = Stopwatch()
+    if ours:
+        engine = open_engine(folder)
+        vae = engine.compile_vae(vae, when_missing="never")
+        result["region_calls"] = counts = _settle(engine, vae)
+        compiled = _compiled_calls(engine, vae)
+    else:
+        for _ in range(2):
+            vae.decode(_input(vae, "decode", WARM_SIDE, WARM_SIDE))
+    result["start_seconds"] = round(watch.seconds(), 3)
+    for width, height, batch in sizes:
+        latent = _input(vae, "decode", width, height, batch)
+        seconds = []
+        for _ in range(2):
+            watch.restart()
+            vae.decode(latent)
+            seconds.append(watch.seconds())
+        result["sizes"][f"{width}x{height} batch {batch}"] = {
+            "first": round(seconds[0], 4),
+            "second": round(seconds[1], 4),
+            "extra": round(seconds[0] - seconds[1], 4),
+        }
+    result["after_sizes"] = _allocator()
+    for width, height in peaks:
+        result["peaks"][f"{width}x{height}"] = _peak(vae, width, height)
+        partial(result)
+    if engine is not None:
+        decodes = 2 * len(sizes) + len(peaks)
+        result["eager_calls"] = counts["decode"] * decodes - (
+            _compiled_calls(engine, vae) - compiled
+        )
+        result["builds"] = len(set(graph_files(folder)) - before)
+        result["report"] = brief(engine.report(vae))
+        engine.close()
+    return result
+
+
+def _settle(engine: Any, vae: Any) -> dict[str, int]:
+    """Run until all that can be compiled is; how many regions a decode and an encode then call."""
+    inputs = {work: _input(vae, work, WARM_SIDE, WARM_SIDE) for work in ("decode", "encode")}
+    counts = dict.fromkeys(inputs, 0)
+    for _ in range(SETTLE_CALLS):
+        start = _compiled_calls(engine, vae)
+        for work, given in inputs.items():
+            before = _compiled_calls(engine, vae)
+            getattr(vae, work)(given)
+            counts[work] = _compiled_calls(engine, vae) - before
+        report = engine.report(vae)
+        eager = sum(entry["places"] for entry in report["eager"])
+        # Each region is called once, by the decode or by the encode.
+        if unserved(report, start, unet_calls=1) <= eager and _at_rest(report):
+            return counts
+        settle(engine, vae, limit_s=BUILD_LIMIT_S)
+    return counts
+
+
+def _at_rest(report: dict[str, Any]) -> bool:
+    return not any(kind["state"] in ("building", "loading") for kind in report["kinds"])
+
+
+def _compiled_calls(engine: Any, vae: Any) -> int:
+    return int(engine.report(vae)["calls"]["compiled"])
+
+
+def _input(vae: Any, work: str, width: int, height: int, batch: int = 1) -> Any:
+    """A latent on the CPU, as a sampler leaves it, or an image on the VAE's device.
+
+    The image is there because the host's work on it before its VAE runs is where it lies.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(width * 8192 + height)
+    if work == "decode":
+        return torch.randn(batch, 4, height // 8, width // 8, generator=generator)
+    return torch.rand(batch, height, width, 3, generator=generator).to(vae.device)
+
+
+def _time(vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int) -> dict[str, Any]:
+    """Take turns between the VAEs; the model's own call by the GPU's clock, all of it by ours."""
+    model_ms: dict[str, list[float]] = {name: [] for name in vaes}
+    call_ms: dict[str, list[float]] = {name: [] for name in vaes}
+    for turn in range(warm + rounds):
+        for name, vae in vaes.items():
+            watch = Stopwatch()
+            with marked(vae, work) as marks:
+                getattr(vae, work)(given)
+            seconds = watch.seconds()
+            if len(marks) != 2:
+                raise RuntimeError(f"{work} must call its model once, got {len(marks)} marks")
+            if turn >= warm:
+                model_ms[name].append(elapsed_ms(*marks))
+                call_ms[name].append(seconds * 1000.0)
+    row: dict[str, Any] = {
+        name: {"model_ms": summary(model_ms[name]), "call_ms": summary(call_ms[name])}
+        for name in vaes
+    }
+    for key, times in (("speedup", "model_ms"), ("call_speedup", "call_ms")):
+        row[key] = round(row["eager"][times]["median"] / row["ours"][times]["median"], 3)
+    return row
+
+
+@contextlib.contextmanager
+def marked(vae: Any, work: str) -> Iterator[list[Any]]:
+    """While this lasts, mark where the VAE goes to its first-stage model and where it is back.
+
+    The marks sit on what the host asks for right before and right after it, and not on the model's
+    own `decode`: so whatever a VAE puts around that call is timed with it.
+    """
+    marks: list[Any] = []
+    before = (vae.patcher, "get_free_memory") if work == "decode" else (vae, "process_input")
+
+    def leave(*args: Any) -> Any:
+        value = asked(*args)
+        if len(marks) < 2:
+            marks[:] = [mark()]
+        return value
+
+    def arrive(*args: Any) -> Any:
+        if len(marks) == 1:
+            marks.append(mark())
+        return answered(*args)
+
+    asked = getattr(*before)
+    answered = vae.vae_output_dtype
+    with _instead(*before, leave), _instead(vae, "vae_output_dtype", arrive):
+        yield marks
+
+
+@contextlib.contextmanager
+def _instead(thing: Any, name: str, function: Any) -> Iterator[None]:
+    """Put a function into an object's instance, and back what was there."""
+    own = vars(thing)
+    theirs = own.get(name)
+    own[name] = function
+    try:
+        yield
+    finally:
+        if theirs is None:
+            del own[name]
+        else:
+            own[name] = theirs
+
+
+def _errors(
+    eager: Any, ours: Any, model: Path, kind: str, width: int, height: int
+) -> dict[str, Any]:
+    """How far ours is from eager in pixels of 0 to 1, and each from eager in full float32.
+
+    The float32 reference has the same weights, and convolutions without TF32.
+    """
+    import torch
+
+    latent = _input(eager, "decode", width, height)
+    image = _input(eager, "encode", width, height)
+    pixels = {"eager": eager.decode(latent), "ours": ours.decode(latent)}
+    encoded = rel_l2(ours.encode(image), eager.encode(image))
+    exact = load_vae(model, kind, dtype=torch.float32)
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        reference = exact.decode(latent)
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+    result: dict[str, Any] = {
+        "max_difference": _largest(pixels["ours"], pixels["eager"]),
+        "decode_rel_l2": rel_l2(pixels["ours"], pixels["eager"]),
+        "encode_rel_l2": encoded,
+        "reference_pixels": {"mean": float(reference.mean()), "std": float(reference.std())},
+    }
+    for name, found in pixels.items():
+        mean = float((found - reference).double().abs().mean())
+        result[name] = {"largest": _largest(found, reference), "mean": mean}
+    for key in ("largest", "mean"):
+        theirs = result["eager"][key]
+        result[f"{key}_ratio"] = round(result["ours"][key] / theirs, 4) if theirs else None
+    return result
+
+
+def _largest(found: Any, reference: Any) -> float:
+    """Largest difference of two images; NaN counts as infinite."""
+    value = float((found - reference).abs().max())
+    return value if value == value else float("inf")
+
+
+def _peak(vae: Any, width: int, height: int) -> dict[str, Any]:
+    """Peak of the allocator's counters over one decode, from an emptied cache on."""
+    import torch
+
+    latent = _input(vae, "decode", width, height)
+    empty_caches()
+    if not torch.cuda.is_available():
+        vae.decode(latent)
+        return {"allocated_mib": None, "reserved_mib": None}
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    begin = torch.cuda.memory_allocated()
+    vae.decode(latent)
+    torch.cuda.synchronize()
+    return {
+        "allocated_mib": round(torch.cuda.max_memory_allocated() / MIB, 1),
+        "reserved_mib": round(torch.cuda.max_memory_reserved() / MIB, 1),
+        "allocated_before_mib": round(begin / MIB, 1),
+    }
+
+
+def _allocator() -> dict[str, Any]:
+    """What PyTorch holds now."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    torch.cuda.synchronize()
+    return {
+        "allocated_mib": round(torch.cuda.memory_allocated() / MIB, 1),
+        "reserved_mib": round(torch.cuda.memory_reserved() / MIB, 1),
+    }
