@@ -17,6 +17,7 @@ from .capture import Program, capture
 from .contract import Description
 from .describe import named_code
 from .errors import BuildError
+from .layout import is_laid_out
 from .regions.registry import form_of
 from .registry import backend_named
 from .sources import fingerprint
@@ -24,6 +25,7 @@ from .tolerance import within
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
 _CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
+#: Rows that one check may attend over: the cost of attention is their square.
 _CHECK_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 11}
 
 
@@ -38,7 +40,7 @@ def prepare(hello: dict[str, Any]) -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    import comfy.ldm.modules.diffusionmodules.openaimodel
+    import comfy.ops
     from torch._inductor import config
 
     config.compile_threads = 1
@@ -118,9 +120,10 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
             raise BuildError(
                 f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
             )
-        if not result.is_contiguous() or any(_shares(result, t) for t in (*weights, *inputs)):
+        layout = program.description.layout
+        if not is_laid_out(result, layout) or any(_shares(result, t) for t in (*weights, *inputs)):
             raise BuildError(
-                f"{program.description.label} must return a contiguous tensor of its own"
+                f"{program.description.label} must return a {layout} tensor of its own"
             )
     return checks
 
@@ -139,10 +142,10 @@ def _extremes(program: Program) -> Iterator[dict[str, int]]:
     yield {s.name: s.minimum for s in symbols}
     yield small
     for symbol in symbols:
-        top = dict.fromkeys(small, 1) | {symbol.name: symbol.maximum}
-        if symbol.name in ("tokens", "context"):
+        top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}
+        if program.attends and symbol.name != "batch":
             top[symbol.name] = min(symbol.maximum, _CHECK_TOKENS[device])
-        while _elements(program, top) > _CHECK_ELEMENTS[device] and top[symbol.name] > 1:
+        while _elements(program, top) > _CHECK_ELEMENTS[device] and top[symbol.name] > 2:
             top[symbol.name] = math.ceil(top[symbol.name] / 2)
         yield top
 

@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind
 from .contract import Description, InputSpec, WeightSpec
 from .describe import make_twin
 from .errors import BuildError
+from .layout import CONTIGUOUS, lay_out, memory_format
 from .torch_private import fake_mode, size_oblivious
 
 
@@ -33,6 +34,7 @@ class Program:
         run: computes the region eagerly with real tensors, for checks: `(weights, inputs) ->
             output`.
         work: elements of the largest tensor anywhere in the region, per element of its first input.
+        attends: whether the region has an attention, whose cost is the square of its rows.
     """
 
     description: Description
@@ -40,6 +42,7 @@ class Program:
     weights: list[WeightSpec]
     run: Callable[[list[torch.Tensor], list[Any]], torch.Tensor]
     work: float
+    attends: bool
 
     def example(self, sizes: dict[str, int] | None = None) -> tuple[list[torch.Tensor], list[Any]]:
         """Make random weights and inputs on the run device, at the example sizes unless told."""
@@ -51,21 +54,25 @@ class Program:
             fan_in = max(1, math.prod(spec.shape[1:]))
             values = torch.randn(spec.shape, device=device, generator=generator)
             weights.append((values / math.sqrt(fan_in)).to(getattr(torch, spec.dtype)))
-        inputs = [example_input(i, chosen, device, generator) for i in self.description.inputs]
+        layout = self.description.layout
+        inputs = [
+            example_input(i, chosen, device, layout, generator) for i in self.description.inputs
+        ]
         return weights, inputs
 
 
 class _Region(torch.nn.Module):
-    """What is traced: the form's reference over a module."""
+    """What is traced: the form's reference over a module, its result laid out as the kind's."""
 
-    def __init__(self, module: torch.nn.Module, form: Any) -> None:
+    def __init__(self, module: torch.nn.Module, form: Any, layout: str) -> None:
         super().__init__()
         self.module = module
         self.form = form
+        self.layout = layout
 
     def forward(self, *inputs: Any) -> torch.Tensor:
         result: torch.Tensor = self.form.reference(self.module, *inputs)
-        return result
+        return result.contiguous(memory_format=memory_format(result, self.layout))
 
 
 def capture(description: Description, form: Any) -> Program:
@@ -87,8 +94,11 @@ def capture(description: Description, form: Any) -> Program:
                 description.module,
                 lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device),
             )
-            region = _Region(twin, form).eval()
-            examples = tuple(example_input(spec, sizes, device) for spec in description.inputs)
+            region = _Region(twin, form, description.layout).eval()
+            examples = tuple(
+                example_input(spec, sizes, device, description.layout)
+                for spec in description.inputs
+            )
         exported = _export(description, region, examples)
     _check_ranges(description, exported)
     weights = _weights(exported)
@@ -98,6 +108,7 @@ def capture(description: Description, form: Any) -> Program:
         weights,
         _eager(description, form),
         _work(description, exported.graph_module),
+        any("scaled_dot_product" in str(n.target) for n in exported.graph.nodes),
     )
 
 
@@ -105,18 +116,17 @@ def example_input(
     spec: InputSpec,
     sizes: dict[str, int],
     device: torch.device,
+    layout: str = CONTIGUOUS,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Make one input at the given sizes: an integer, or a contiguous tensor (random with a
-    generator).
-    """
+    """Make one input at the given sizes: an integer, or a tensor (random with a generator)."""
     if spec.dtype == "int":
         return sizes[str(spec.dims[0])]
     shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
     dtype = getattr(torch, spec.dtype)
     if generator is None:
-        return torch.empty(shape, dtype=dtype, device=device)
-    return torch.randn(shape, device=device, generator=generator).to(dtype)
+        return lay_out(torch.empty(shape, dtype=dtype, device=device), layout)
+    return lay_out(torch.randn(shape, device=device, generator=generator).to(dtype), layout)
 
 
 def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from .layout import CONTIGUOUS
+
 FORMAT_VERSION = 1
 
 Measure = Callable[[], AbstractContextManager[None]]
@@ -32,7 +34,8 @@ class WhenMissing(str, Enum):
 class InputSpec:
     """One activation of a region.
 
-    `dims` holds fixed sizes as integers and symbolic ones as symbol names; tensors are contiguous.
+    `dims` holds fixed sizes as integers and symbolic ones as symbol names; the description's
+    `layout` says how tensors lie in memory.
     `dtype` is a torch dtype's name, or "int" for a Python integer, whose single dim is its symbol.
     """
 
@@ -67,6 +70,7 @@ class Description:
         symbols: every symbolic size that `inputs` names.
         sources: hashes of the functions that the region runs through (`sources.fingerprint`).
         device: "cuda" or "cpu".
+        layout: how four-dimensional inputs and the output lie in memory (`layout`).
     """
 
     family: str
@@ -77,6 +81,7 @@ class Description:
     symbols: tuple[Symbol, ...]
     sources: dict[str, str] = field(default_factory=dict)
     device: str = "cuda"
+    layout: str = CONTIGUOUS
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON-plain data."""

@@ -48,6 +48,7 @@ def describe_module(
     reads: Callable[[type], Collection[str]],
     dtype: Callable[[torch.nn.Module, str, torch.Tensor], torch.dtype],
     children: Collection[str] | None = None,
+    hidden: Collection[str] = (),
 ) -> dict[str, Any]:
     """Write a module tree down as JSON-plain data.
 
@@ -56,6 +57,7 @@ def describe_module(
         reads: for a class, the attribute names that its code reads (`sources.attributes_read`).
         dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
         children: names of the direct children to keep; None keeps all.
+        hidden: attributes of `module` itself to leave out.
 
     Raises:
         DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
@@ -68,7 +70,7 @@ def describe_module(
     wanted = reads(cls)
     attributes = {}
     for name, value in module.__dict__.items():
-        if name in _TORCH_STATE or name in HOST_STATE or name not in wanted:
+        if name in _TORCH_STATE or name in HOST_STATE or name in hidden or name not in wanted:
             continue
         if getattr(value, "__func__", None) is getattr(cls, name, module):
             continue  # a method of the class that the host bound to the instance

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from . import torch_private
-from .contract import Compiled, Measure, Requirement
+from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
+from .layout import CHANNELS_LAST
 
 PAYLOAD_VERSION = 1
 
@@ -94,7 +95,7 @@ class Inductor:
         try:
             with _attention_priority():
                 module, source = torch_private.compile_wrapper(
-                    program.graph_module, torch_private.CONFIG
+                    program.graph_module, _config(program.description)
                 )
             weights, inputs = program.example()
             with torch.no_grad(), measure():
@@ -116,6 +117,14 @@ class Inductor:
         """Rebuild the callable of a verified payload."""
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
         return torch_private.unpack(payload, device_index=index)
+
+
+def _config(description: Description) -> dict[str, Any]:
+    """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
+    if description.layout == CHANNELS_LAST:
+        # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
+        return {**torch_private.CONFIG, "force_layout_optimization": True}
+    return torch_private.CONFIG
 
 
 def _diagnosis(device: str) -> str:

@@ -49,6 +49,7 @@ def structure(description: Description) -> dict[str, Any]:
         "form": description.form,
         "module": description.module,
         "sources": description.sources,
+        "layout": description.layout,
     }
 
 

@@ -42,7 +42,9 @@ class AttachedVAE:
         self.value = copy.copy(vae)
         self.value.__class__ = getattr(type(vae), "warmgraph_host_class", type(vae))
         self.value.__dict__.pop(KEY, None)
-        self.patcher = getattr(vae, "patcher", None)
+        if (patcher := getattr(vae, "patcher", None)) is not None:
+            self.value.patcher = patcher.clone()  # what others patch is not to reach `vae`
+        self.patcher = getattr(self.value, "patcher", None)
         self.root: torch.nn.Module | None = getattr(vae, "first_stage_model", None)
         self.holder = self.root
         self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
@@ -71,16 +73,21 @@ class _Attachment:
         self._runs = runs
         self._open = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
+        return self  # a deep copy has weights of its own, which `scope` leaves to the host
+
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
         """One call of the VAE: its first-stage model runs through the session."""
-        if self._open:  # the host's methods may call one another
-            yield
-            return
         root = self.session.scope.root
+        if self._open or vae.first_stage_model is not root:
+            if not self._open:
+                self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+            yield  # else the host's methods call one another
+            return
         own, before = root.__dict__, {}
-        self._open = True
         self._runs.begin(self.session, _target(vae))
+        self._open = True
         try:
             for name in _CALLS:
                 host = getattr(root, name, None)
@@ -103,11 +110,14 @@ def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:
         return "this VAE has no weights: runs as without this node"
     plan = plan_model(root)
     if isinstance(plan, Plan) and parts != BOTH:
-        chosen = [d for d in plan.dispatches if d.regions[0].name.startswith(f"{parts}.")]
-        left = [p for d in plan.dispatches if d not in chosen for p in d.regions]
-        plan.outside += [(p.name, f"only the {parts} is to be compiled") for p in left]
-        plan.dispatches = chosen
+        plan.dispatches = [d for d in plan.dispatches if _is_of(parts, d.regions[0].name)]
+        plan.outside = [(name, reason) for name, reason in plan.outside if _is_of(parts, name)]
     return plan
+
+
+def _is_of(part: str, place: str) -> bool:
+    """Whether a place is in the encoder or decoder, which TAESD calls `taesd_encoder`, ...."""
+    return part in place.partition(".")[0]
 
 
 def _target(vae: Any) -> Target:

@@ -22,12 +22,11 @@ SYMBOLS = unet.SYMBOLS | {
 }
 
 
-class Hint:
+class Hint(Form):
     """input_hint_block: `hint [batch, C, hint_height, hint_width]` -> an eighth of each side."""
 
     family = FAMILY
     name = "hint"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Hint block {module[0].in_channels}->{module[-1].out_channels}"

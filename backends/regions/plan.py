@@ -21,6 +21,7 @@ import torch
 
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
+from ..layout import CONTIGUOUS
 from ..sources import Watch, attributes_read, fingerprint
 
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
@@ -38,7 +39,7 @@ class Call(Protocol):
         """Note that the host does this call, for a reason in words; returns None."""
 
 
-class Form(Protocol):
+class Form:
     """One sort of region. Instances are stateless and known by their family and name.
 
     A family is a set of forms, not a kind of model: a ControlNet's blocks are the UNet's.
@@ -47,16 +48,23 @@ class Form(Protocol):
     family: str
     name: str
     #: Names of the module's direct children that belong to the region; None: all of them.
-    children: tuple[str, ...] | None
+    children: tuple[str, ...] | None = None
+    #: Attributes of the module that the region does not hang on.
+    hidden: tuple[str, ...] = ()
+    #: How activations lie in memory (`layout`).
+    layout: str = CONTIGUOUS
 
-    def label(self, module: torch.nn.Module) -> str:
+    def label(self, module: Any) -> str:
         """Return a name for people, for example "ResBlock 320->640"."""
+        raise NotImplementedError
 
-    def inputs(self, module: torch.nn.Module, dtype: str) -> tuple[InputSpec, ...]:
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         """Return the activations that the region takes in a model that computes in `dtype`."""
+        raise NotImplementedError
 
-    def reference(self, module: torch.nn.Module, *inputs: Any) -> torch.Tensor:
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         """Compute the region by the host's own code: the oracle, and what is traced."""
+        return host_forward(module, *inputs)
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,11 @@ def describe_place(
         return dtype if hasattr(owner, "comfy_cast_weights") else tensor.dtype
 
     described = describe_module(
-        module, reads=attributes_read, dtype=weight_dtype, children=form.children
+        module,
+        reads=attributes_read,
+        dtype=weight_dtype,
+        children=form.children,
+        hidden=form.hidden,
     )
     classes, functions = named_code(described)
     return Description(
@@ -139,6 +151,7 @@ def describe_place(
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
         sources=fingerprint([type(form).reference, *functions], classes, watch),
         device=device,
+        layout=form.layout,
     )
 
 
@@ -157,7 +170,9 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
         parts += [
             (name, _mark(value))
             for name, value in part.__dict__.items()
-            if name not in HOST_STATE and (name[0] != "_" or isinstance(value, _PLAIN))
+            if name not in HOST_STATE
+            and (name[0] != "_" or isinstance(value, _PLAIN))
+            and (path or name not in place.form.hidden)
         ]
         parts += [(name, buffer is None) for name, buffer in part._buffers.items()]
         parts += [

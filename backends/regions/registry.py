@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from . import control, unet, vae
+from . import adapter, control, unet, vae
 from .plan import Form, Plan
 
 _FORMS: dict[tuple[str, str], Form] = {
     (form.family, form.name): form
-    for forms in (unet.FORMS, vae.FORMS, control.FORMS)
+    for forms in (unet.FORMS, vae.FORMS, control.FORMS, adapter.FORMS)
     for form in forms.values()
 }
 
@@ -20,9 +20,11 @@ _FORMS: dict[tuple[str, str], Form] = {
 _PLANS: dict[str, Callable[[Any], Plan]] = {
     "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": unet.plan_unet,
     "comfy.cldm.cldm:ControlNet": control.plan_control,
+    "comfy.t2i_adapter.adapter:Adapter": adapter.plan_adapter,
     "comfy.ldm.models.autoencoder:AutoencoderKL": vae.plan_vae,
     "comfy.ldm.models.autoencoder:AutoencodingEngine": vae.plan_vae,
     "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": vae.plan_vae,
+    "comfy.taesd.taesd:TAESD": vae.plan_taesd,
 }
 
 

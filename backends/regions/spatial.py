@@ -37,7 +37,7 @@ class _Give(torch.nn.Module):
         return self.tokens
 
 
-class Entry:
+class Entry(Form):
     """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens,
     C']`.
     """
@@ -61,7 +61,7 @@ class Entry:
         raise RuntimeError("SpatialTransformer.forward must call its transformer blocks")
 
 
-class Exit:
+class Exit(Form):
     """SpatialTransformer after its last block.
 
     `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height,

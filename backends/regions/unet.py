@@ -51,12 +51,11 @@ SYMBOLS = {
 }
 
 
-class Residual:
+class Residual(Form):
     """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
 
     family = FAMILY
     name = "residual"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"ResBlock {module.channels}->{module.out_channels}"
@@ -67,18 +66,14 @@ class Residual:
             InputSpec("emb", dtype, ("batch", module.emb_channels)),
         )
 
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
 
-
-class Block:
+class Block(Form):
     """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
     shape.
     """
 
     family = FAMILY
     name = "block"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Transformer block {module.norm1.normalized_shape[0]}"
@@ -96,12 +91,11 @@ class Block:
         return host_forward(module, x, context=context, transformer_options={})
 
 
-class Down:
+class Down(Form):
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
 
     family = FAMILY
     name = "down"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Downsample {module.channels}"
@@ -109,11 +103,8 @@ class Down:
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         return (InputSpec("x", dtype, ("batch", module.channels, "height", "width")),)
 
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
 
-
-class Up:
+class Up(Form):
     """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`.
 
     The output's size is that of the skip connection it meets, so 45 rows come from 23 as they
@@ -122,7 +113,6 @@ class Up:
 
     family = FAMILY
     name = "up"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Upsample {module.channels}"
@@ -139,21 +129,17 @@ class Up:
         return host_forward(module, x, (x.shape[0], x.shape[1], height, width))
 
 
-class Head:
+class Head(Form):
     """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
 
     family = FAMILY
     name = "head"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"Output head {module[0].num_channels}"
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         return (InputSpec("x", dtype, ("batch", module[0].num_channels, "height", "width")),)
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
 
 
 FORMS: dict[str, Form] = {

@@ -1,25 +1,29 @@
 """The region plan of the host's image VAEs: the AutoencoderKL family (SD1.5, SDXL, SD3, Flux).
 
-Regions: residual block, attention, up- and downsampling. The first and last convolutions, the last
-norm and the quantisation stay the host's. Blocks with 3-D convolutions (video VAEs) run as without
-Warmgraph, and say so.
+Regions: residual block, before and after the attention, up- and downsampling, the first and last
+convolutions, the last norm; of TAESD its blocks. The attention itself and the quantisation stay the
+host's. Blocks with 3-D convolutions (video VAEs) run as without Warmgraph, and say so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..layout import CHANNELS_LAST
 from .plan import (
     Call,
+    Dispatch,
     Form,
     Forward,
     Place,
     Plan,
     dispatch_one,
     host_forward,
+    shallow_copy,
     unary,
     unknown_layer,
 )
@@ -30,74 +34,133 @@ FAMILY = "vae"
 SYMBOLS = {
     s.name: s
     for s in (
-        Symbol("batch", 1, 64, 2),
-        Symbol("height", 1, 8192, 312),
-        Symbol("width", 1, 8192, 264),
+        Symbol("batch", 1, 4096, 2),
+        Symbol("height", 1, 8192, 136),
+        Symbol("width", 1, 8192, 120),
         # Halving a side of one pixel leaves nothing.
-        Symbol("even_height", 2, 8192, 312),
-        Symbol("even_width", 2, 8192, 264),
+        Symbol("even_height", 2, 8192, 136),
+        Symbol("even_width", 2, 8192, 120),
     )
 }
 
 
-class Residual:
-    """ResnetBlock: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
+class _VAEForm(Form):
+    """What the forms of VAEs share: most take one image, all of them channels-last."""
 
     family = FAMILY
+    layout = CHANNELS_LAST
+
+    def channels(self, module: Any) -> int:
+        """Return how many channels the image has that the region takes."""
+        raise NotImplementedError
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", self.channels(module), "height", "width")),)
+
+
+class Residual(_VAEForm):
+    """ResnetBlock: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
+
     name = "residual"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"VAE ResnetBlock {module.in_channels}->{module.out_channels}"
 
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),)
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
 
 
-class Attention:
-    """AttnBlock: `x [batch, C, height, width]` -> the same shape; the attention function is the one
-    that the host chose for this process."""
+class AttentionEntry(_VAEForm):
+    """AttnBlock up to its attention: `x [batch, C, height, width]` -> queries, keys and values, one
+    after the other: `[3 * batch, C, height, width]`.
+    """
 
-    family = FAMILY
-    name = "attention"
-    children: tuple[str, ...] | None = None
+    name = "attention_entry"
+    children = ("norm", "q", "k", "v")
+    hidden = ("optimized_attention",)
 
     def label(self, module: Any) -> str:
-        return f"VAE attention {module.in_channels}"
+        return f"VAE attention entry {module.in_channels}"
 
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),)
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
+        seen: list[torch.Tensor] = []
+
+        def take(*qkv: torch.Tensor) -> torch.Tensor:
+            seen.extend(qkv)
+            return qkv[0]
+
+        cut = shallow_copy(module, proj_out=torch.nn.Identity())
+        cut.optimized_attention = take  # type: ignore[assignment]
+        host_forward(cut, inputs[0])
+        return torch.cat(seen)
 
 
-class Up:
+class AttentionExit(_VAEForm):
+    """AttnBlock after its attention: `(attended, x)`, both `[batch, C, height, width]` -> the
+    same.
+    """
+
+    name = "attention_exit"
+    children = ("proj_out",)
+    hidden = ("optimized_attention",)
+
+    def label(self, module: Any) -> str:
+        return f"VAE attention exit {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        dims = ("batch", module.in_channels, "height", "width")
+        return (InputSpec("attended", dtype, dims), InputSpec("x", dtype, dims))
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        same = torch.nn.Identity()
+        cut = shallow_copy(module, norm=same, q=same, k=same, v=same)
+        cut.optimized_attention = lambda *_: inputs[0]  # type: ignore[assignment]
+        return host_forward(cut, inputs[1])
+
+
+class Convolution(_VAEForm):
+    """A first or last Conv2d: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
+
+    name = "convolution"
+
+    def label(self, module: Any) -> str:
+        return f"VAE convolution {module.in_channels}->{module.out_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
+
+
+class Norm(_VAEForm):
+    """The last GroupNorm: `x [batch, C, height, width]` -> the same shape."""
+
+    name = "norm"
+
+    def label(self, module: Any) -> str:
+        return f"VAE norm {module.num_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.num_channels)
+
+
+class Up(_VAEForm):
     """Upsample: `x [batch, C, height, width]` -> twice each side."""
 
-    family = FAMILY
     name = "up"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"VAE Upsample {module.conv.in_channels}"
 
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", dtype, ("batch", module.conv.in_channels, "height", "width")),)
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
+    def channels(self, module: Any) -> int:
+        return int(module.conv.in_channels)
 
 
-class Down:
+class Down(_VAEForm):
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded down."""
 
-    family = FAMILY
     name = "down"
-    children: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         return f"VAE Downsample {module.conv.in_channels}"
@@ -106,15 +169,31 @@ class Down:
         channels = module.conv.in_channels
         return (InputSpec("x", dtype, ("batch", channels, "even_height", "even_width")),)
 
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs)
+
+class Tiny(_VAEForm):
+    """TAESD's Block: `x [batch, C, height, width]` -> the same sides."""
+
+    name = "tiny"
+
+    def label(self, module: Any) -> str:
+        return f"TAESD block {module.conv[0].in_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.conv[0].in_channels)
 
 
 FORMS: dict[str, Form] = {
-    "residual": Residual(),
-    "attention": Attention(),
-    "up": Up(),
-    "down": Down(),
+    form.name: form
+    for form in (
+        Residual(),
+        AttentionEntry(),
+        AttentionExit(),
+        Convolution(),
+        Norm(),
+        Up(),
+        Down(),
+        Tiny(),
+    )
 }
 
 
@@ -130,6 +209,11 @@ def plan_vae(model: Any) -> Plan:
     plan = Plan(symbols=SYMBOLS)
     for name, layer in model.named_modules():
         cls = type(layer)
+        last = name.rpartition(".")[2]
+        if last in ("conv_in", "conv_out") and isinstance(layer, torch.nn.Conv2d):
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["convolution"]), unary))
+        elif last == "norm_out" and isinstance(layer, torch.nn.GroupNorm):
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["norm"]), unary))
         if not issubclass(cls, (ResnetBlock, AttnBlock, Upsample, Downsample)):
             continue
         if (problem := _problem(layer)) is not None:
@@ -137,13 +221,28 @@ def plan_vae(model: Any) -> Plan:
         elif cls is ResnetBlock:
             plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
         elif cls is AttnBlock:
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["attention"]), unary))
+            ends = (
+                Place(f"{name}.entry", layer, FORMS["attention_entry"]),
+                Place(f"{name}.exit", layer, FORMS["attention_exit"]),
+            )
+            plan.dispatches.append(Dispatch(layer, ends, _attention(layer)))
         elif cls is Upsample:
             plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _carried))
         elif cls is Downsample:
             plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), _carried))
         else:
             plan.outside.append((name, unknown_layer(layer)))
+    return plan
+
+
+def plan_taesd(model: Any) -> Plan:
+    """Cut TAESD into its blocks."""
+    from comfy.taesd.taesd import Block
+
+    plan = Plan(symbols=SYMBOLS)
+    for name, layer in model.named_modules():
+        if type(layer) is Block:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["tiny"]), unary))
     return plan
 
 
@@ -170,6 +269,30 @@ def _residual(call: Call, host: Forward) -> Forward:
         return host(x, temb, conv_carry_in=conv_carry_in, conv_carry_out=conv_carry_out)
 
     return forward
+
+
+def _attention(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
+    """Return what makes an AttnBlock's forward: between the two regions the host attends, by the
+    function that the block has now, with that function's own way out when memory is short.
+    """
+
+    def make(calls: Sequence[Call], host: Forward) -> Forward:
+        enter, leave = calls
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            qkv = enter(x)
+            if qkv is None:
+                return host(x)
+            attended = module.optimized_attention(*qkv.chunk(3))
+            del qkv
+            result = leave(attended, x)
+            if result is None:
+                return FORMS["attention_exit"].reference(module, attended, x)
+            return result
+
+        return forward
+
+    return make
 
 
 def _carried(call: Call, host: Forward) -> Forward:

@@ -169,6 +169,8 @@ class Scope:
         )
         return (
             repatched
+            or self._weights is None
+            or target.device != self._weights.device
             or target.dtype is not self._dtype
             or self._watch.changed()
             or self._wiring.changed()
@@ -265,15 +267,9 @@ class Scope:
         region = self._regions.get(place.name)
         if region is None:
             assert self._weights is not None
-            region = Region(place, graph, self._weights, self._is_verified, self._verify)
+            region = Region(place, graph, self._weights, self._verified)
             self._regions[place.name] = region
         return region
-
-    def _is_verified(self, graph: Graph, weight_class: str) -> bool:
-        return self._verified.has(graph.key, graph.payload_sha256, weight_class)
-
-    def _verify(self, graph: Graph, weight_class: str) -> None:
-        self._verified.add(graph.key, graph.payload_sha256, weight_class)
 
     # --- what to say ------------------------------------------------------------------------------
 

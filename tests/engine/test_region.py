@@ -11,12 +11,23 @@ import torch
 
 from warmgraph_backends.regions.plan import Place
 from warmgraph_backends.runtime.region import Region
+from warmgraph_backends.runtime.verified import Verified
 from warmgraph_backends.runtime.weights import ModelWeights
 
 from .lab import TOLERANCE, relative
 from .probed import Probed
 
 CHANNELS = 64
+
+
+class _Trusting(Verified):
+    """Remembers every comparison as good."""
+
+    def __init__(self) -> None:
+        pass
+
+    def has(self, key: str, payload_sha256: str, weight_class: str) -> bool:
+        return True
 
 
 class Bench:
@@ -29,9 +40,7 @@ class Bench:
         self.graph = scope._of_place[place.name].graph
         assert self.graph.call is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
-        self.region = Region(
-            self.place, self.graph, self.weights, lambda graph, kind: True, lambda graph, kind: None
-        )
+        self.region = Region(self.place, self.graph, self.weights, _Trusting())
 
     def declined(self, *inputs: Any) -> str:
         """The reason for which a call is left to the host."""

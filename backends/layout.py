@@ -1,0 +1,39 @@
+"""How the activations of a region lie in memory: a part of its kind.
+
+Channels-last suits convolutions: vendor kernels take and give it without turning their tensors. It
+only means something for four dimensions; everything else is contiguous.
+"""
+
+from __future__ import annotations
+
+import torch
+
+CONTIGUOUS = "contiguous"
+CHANNELS_LAST = "channels_last"
+
+
+def is_laid_out(tensor: torch.Tensor, layout: str) -> bool:
+    """Tell whether a tensor lies in memory as graphs of this layout take and give it."""
+    return tensor.is_contiguous(memory_format=memory_format(tensor, layout))
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return the tensor itself where it lies right, else a copy that does.
+
+    A side of one may have any stride, and vendor kernels read the layout off the strides: a batch
+    of one with another stride than its elements ask for would come out contiguous.
+    """
+    laid_out = tensor.contiguous(memory_format=memory_format(tensor, layout))
+    if layout == CHANNELS_LAST and laid_out.dim() == 4:
+        _, channels, height, width = laid_out.shape
+        strides = (channels * height * width, 1, channels * width, channels)
+        if laid_out.stride() != strides:
+            return laid_out.as_strided(laid_out.shape, strides)
+    return laid_out
+
+
+def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
+    """Return torch's name for a layout of this tensor."""
+    if layout == CHANNELS_LAST and tensor.dim() == 4:
+        return torch.channels_last
+    return torch.contiguous_format
