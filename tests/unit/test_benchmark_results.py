@@ -108,14 +108,21 @@ def test_peak_that_was_not_measured_makes_no_figure(benchmarks: ModuleType, tmp_
 
 
 @pytest.mark.parametrize(
-    ("ours", "expected"), [((0.5, 0.1), 0.3), ((0.2, 0.1), 0.0), ((0.2, 0.4), 0.4)]
+    ("eager", "ours", "expected"),
+    [
+        ((0.2, 0.1), (0.5, 0.1), 0.3),
+        ((0.2, 0.1), (0.2, 0.1), 0.0),
+        ((0.5, 0.0), (0.2, 0.4), 0.4),  # eager's slow size hides nothing at another one
+        ((-0.7, 0.0), (0.2, 0.0), 0.2),  # noise of eager's is no debt of ours
+    ],
 )
 def test_new_size_costs_what_eager_does_not_pay_there_and_no_less_than_nothing(
-    benchmarks: ModuleType, tmp_path: Path, ours: tuple[float, float], expected: float
+    benchmarks: ModuleType,
+    eager: tuple[float, float],
+    ours: tuple[float, float],
+    expected: float,
 ) -> None:
-    extras = {"eager": (0.2, 0.1), "ours": ours}
-    if expected == 0.4:  # a quick size of eager's must not hide behind its slow one
-        extras["eager"] = (0.5, 0.0)
+    extras = {"eager": eager, "ours": ours}
     rows = {name: {"a": {"extra": a}, "b": {"extra": b}} for name, (a, b) in extras.items()}
     assert benchmarks.part_cases.new_size_extra(rows) == pytest.approx(expected)
 
