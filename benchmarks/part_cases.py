@@ -133,7 +133,7 @@ def vae_memory(lab: Lab) -> Result:
 def new_size_extra(sizes: dict[str, dict[str, dict[str, float]]]) -> float:
     """The most that ours pays for a size's first decode beyond what eager pays for it.
 
-    An eager first decode that was quicker than the second is noise, and nothing that ours could owe.
+    That an eager first decode was quicker than the second is noise, and no debt of ours.
     """
     eager, ours = sizes["eager"], sizes["ours"]
     beyond = [row["extra"] - max(0.0, eager[name]["extra"]) for name, row in ours.items()]
