@@ -15,13 +15,12 @@ import torch
 from . import keys
 from .capture import Program, capture
 from .contract import Description
-from .describe import named_code
 from .errors import BuildError
 from .layout import is_laid_out
+from .regions.plan import region_sources
 from .regions.registry import form_of
 from .registry import backend_named
-from .sources import fingerprint
-from .tolerance import within
+from .tolerance import relative_l2, within
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
 _CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
@@ -94,8 +93,7 @@ def run(
 
 def _check_key(task: dict[str, Any], description: Description, form: Any) -> None:
     """The key must come out the same here, or this process sees another host or torch."""
-    classes, functions = named_code(description.module)
-    here = fingerprint([type(form).reference, *functions], classes)
+    here = region_sources(form, description.module)
     if here != description.sources:
         changed = [
             n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
@@ -116,7 +114,7 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
         result = call([*weights, *inputs])[0]
         good, error = within(result, reference)
         checks.append({"sizes": sizes, "error": error})
-        if not good:
+        if not good and not _is_as_exact(result, reference, program, weights, inputs):
             raise BuildError(
                 f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
             )
@@ -126,6 +124,27 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
                 f"{program.description.label} must return a {layout} tensor of its own"
             )
     return checks
+
+
+def _is_as_exact(
+    result: torch.Tensor,
+    reference: torch.Tensor,
+    program: Program,
+    weights: list[torch.Tensor],
+    inputs: list[Any],
+) -> bool:
+    """Tell whether a graph is as near to the same maths in float64 as eager is.
+
+    At their smallest sizes some regions are badly conditioned: a norm over two nearly equal values
+    turns the last bit of either into a visible part of the result, in eager as in a graph.
+    """
+
+    def exact(value: Any) -> Any:
+        return value.double() if torch.is_tensor(value) else value
+
+    truth = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    eager = relative_l2(reference.double(), truth)
+    return math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager
 
 
 def _shares(result: torch.Tensor, other: Any) -> bool:

@@ -20,6 +20,7 @@ from .contract import Description, InputSpec, WeightSpec
 from .describe import make_twin
 from .errors import BuildError
 from .layout import CONTIGUOUS, lay_out, memory_format
+from .rewrites import tracing
 from .torch_private import fake_mode, size_oblivious
 
 
@@ -71,7 +72,8 @@ class _Region(torch.nn.Module):
         self.layout = layout
 
     def forward(self, *inputs: Any) -> torch.Tensor:
-        result: torch.Tensor = self.form.reference(self.module, *inputs)
+        with tracing(self.layout):
+            result: torch.Tensor = self.form.reference(self.module, *inputs)
         return result.contiguous(memory_format=memory_format(result, self.layout))
 
 

@@ -15,17 +15,19 @@ RELATIVE_L2 = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 
 
 def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return ||result - reference|| / ||reference|| in float32 over the values that are finite in
-    the reference; infinite where one is not finite in the result alone. Waits for the device.
+    """Return ||result - reference|| / ||reference||, in float32 at least, over the values that are
+    finite in the reference; infinite where one is not finite in the result alone. Waits for the
+    device.
 
     Eager fp16 may overflow where a graph, which rounds less often, does not.
     """
     finite = torch.isfinite(reference)
     if not bool((torch.isfinite(result) | ~finite).all()):
         return float("inf")
-    reference32 = torch.where(finite, reference, 0).float()
-    difference = torch.where(finite, result, 0).float() - reference32
-    norm = float(torch.linalg.vector_norm(reference32))
+    dtype = torch.promote_types(reference.dtype, torch.float32)
+    wide = torch.where(finite, reference, 0).to(dtype)
+    difference = torch.where(finite, result, 0).to(dtype) - wide
+    norm = float(torch.linalg.vector_norm(wide))
     error = float(torch.linalg.vector_norm(difference))
     return error / norm if norm > 0 else error
 

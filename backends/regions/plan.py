@@ -22,6 +22,7 @@ import torch
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
+from ..rewrites import rewritten
 from ..sources import Watch, attributes_read, fingerprint
 
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
@@ -141,7 +142,6 @@ def describe_place(
         children=form.children,
         hidden=form.hidden,
     )
-    classes, functions = named_code(described)
     return Description(
         family=form.family,
         form=form.name,
@@ -149,10 +149,24 @@ def describe_place(
         module=described,
         inputs=inputs,
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
-        sources=fingerprint([type(form).reference, *functions], classes, watch),
+        sources=region_sources(form, described, watch),
         device=device,
         layout=form.layout,
     )
+
+
+def region_sources(
+    form: Form, described: dict[str, Any], watch: Watch | None = None
+) -> dict[str, str]:
+    """Hash all code that a region is made of: the form's reference, the module tree's, rewrites.
+
+    Args:
+        described: the module tree (`describe.describe_module`).
+        watch: gets the names that this hangs on.
+    """
+    classes, functions = named_code(described)
+    reference: Callable[..., Any] = type(form).reference
+    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch)
 
 
 def quick_signature(place: Place) -> tuple[Any, ...]:
