@@ -391,6 +391,11 @@ class Engine:
         """A prompt runs, and nothing will say that it ended."""
         self._prompt_until = time.monotonic() + _PROMPT_S
 
+    def await_graphs(self, session: Session) -> None:
+        """Wait within a run for what is on its way, if that is what the user chose."""
+        if session.options.when_missing is WhenMissing.WAIT:
+            self._wait(session.graphs, None)
+
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran."""
         self._prompt_until = 0.0

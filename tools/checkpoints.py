@@ -231,6 +231,31 @@ def _controlnet(base: str, random: Random) -> Weights:
     return weights
 
 
+def _controllora(base: str, random: Random, *, rank: int = 4) -> Weights:
+    """Return a ControlLoRA: up and down for each matrix that the UNet has too, all else whole."""
+    unet, weights = _unet_shapes(base), {"lora_controlnet": torch.zeros(0)}
+    for name, value in _controlnet(base, random).items():
+        stem = name.removesuffix(".weight")
+        if name not in unet or value.dim() < 2:
+            weights[name] = value
+            continue
+        ones = (1,) * (value.dim() - 2)
+        down = (rank, *value.shape[1:])
+        weights[f"{stem}.up"] = random.normal((value.shape[0], rank, *ones), 0.05)
+        weights[f"{stem}.down"] = random.normal(down, math.prod(down[1:]) ** -0.5)
+    return weights
+
+
+def _t2i(base: str, random: Random) -> Weights:
+    from comfy.t2i_adapter.adapter import Adapter
+
+    xl, width = base.endswith("xl"), UNETS[base]["model_channels"]
+    channels = [width, 2 * width, 4 * width, 4 * width]
+    planes = 3 * (16 if xl else 8) ** 2
+    options = {"nums_rb": 2, "ksize": 1, "sk": True, "use_conv": False, "xl": xl}
+    return random.like(_shapes(lambda: Adapter(cin=planes, channels=channels, **options)))
+
+
 def _flux(random: Random) -> Weights:
     """Return a diffusion model of an architecture that is no UNet."""
     import comfy.ops
@@ -246,7 +271,7 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
     Args:
         kind: A key of `FOLDERS`.
         seed: Chooses the weights.
-        base: The UNet that a lora, locon or controlnet is made for, narrowxl by default.
+        base: The UNet that a lora, locon or control file is made for, narrowxl by default.
         shared: Let big tensors be views of one small buffer; only a `.ckpt` file can say so.
     """
     if kind not in FOLDERS:
@@ -257,6 +282,10 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
         return _checkpoint(kind, random)
     if kind == "controlnet":
         return _controlnet(base, random)
+    if kind == "controllora":
+        return _controllora(base, random)
+    if kind == "t2i":
+        return _t2i(base, random)
     if kind == "flux":
         return _flux(random)
     return _lora(base, random, convolutions=kind == "locon")

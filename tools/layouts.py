@@ -29,6 +29,20 @@ _SD15: dict[str, Any] = {  # two levels: every kind of block of the real one
     "num_head_channels": -1,
 }
 _NARROW15 = {**_SD15, "model_channels": 64, "context_dim": 64}
+_NARROWXL: dict[str, Any] = {  # three levels, the first one without attention
+    **_BASE,
+    "model_channels": 64,
+    "num_res_blocks": [1, 1, 1],
+    "channel_mult": [1, 1, 1],
+    "transformer_depth": [0, 1, 2],
+    "transformer_depth_output": [0, 0, 1, 1, 1, 1],
+    "context_dim": 128,
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 64 + 6 * 256,
+    "num_classes": "sequential",
+    "num_heads": -1,
+    "num_head_channels": 64,
+}
 UNETS: dict[str, dict[str, Any]] = {
     "sd15": _SD15,
     "narrow15": _NARROW15,
@@ -39,19 +53,20 @@ UNETS: dict[str, dict[str, Any]] = {
         "num_heads": -1,
         "num_head_channels": 64,
     },
-    "narrowxl": {  # three levels, the first one without attention
-        **_BASE,
-        "model_channels": 64,
-        "num_res_blocks": [1, 1, 1],
-        "channel_mult": [1, 1, 1],
-        "transformer_depth": [0, 1, 2],
-        "transformer_depth_output": [0, 0, 1, 1, 1, 1],
-        "context_dim": 128,
-        "use_linear_in_transformer": True,
-        "adm_in_channels": 64 + 6 * 256,
-        "num_classes": "sequential",
-        "num_heads": -1,
-        "num_head_channels": 64,
+    "narrowxl": _NARROWXL,
+    "narrowt2i15": {  # an adapter's features meet two blocks a level, of widths 64 and 128
+        **_NARROW15,
+        "num_res_blocks": [2, 2],
+        "channel_mult": [1, 2],
+        "transformer_depth": [1, 1, 1, 1],
+        "transformer_depth_output": [1] * 6,
+    },
+    "narrowt2ixl": {
+        **_NARROWXL,
+        "num_res_blocks": [2, 2, 2],
+        "channel_mult": [1, 2, 4],
+        "transformer_depth": [0, 0, 1, 1, 1, 1],
+        "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
     },
 }
 """UNet configurations: exactly what the host's detection reads back from the weights."""
@@ -77,6 +92,8 @@ FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
     "locon": "loras",
     "controlnet": "controlnet",
+    "controllora": "controlnet",
+    "t2i": "controlnet",
     "flux": "diffusion_models",
 }
 """Where each kind of file belongs below a models directory."""

@@ -43,6 +43,9 @@ class Runs(Protocol):
     def stay_busy(self) -> None:
         """The prompt still runs."""
 
+    def await_graphs(self, session: Session) -> None:
+        """Wait within a run for what is on its way, if that is what the user chose."""
+
 
 class Attached(Protocol):
     """A copy of one of the host's objects, to which a session can be attached.

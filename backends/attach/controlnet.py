@@ -17,14 +17,14 @@ import torch
 
 from ..regions.plan import Plan
 from ..regions.registry import plan_model
-from ..runtime.scope import Target
+from ..runtime.scope import Scope, Target
 from ..runtime.session import Session
 from .base import Note, Runs
 
 #: What a copy's instance carries. `copy_to` is what every `copy()` of the host calls.
 HUNG = ("get_control", "copy_to", "pre_run", "cleanup", "__reduce_ex__")
 
-_NETWORK = "control_model"
+_PER_RUN = "its network is made from the model at every run, and compiled there"
 
 
 class AttachedControlNet:
@@ -46,7 +46,9 @@ class AttachedControlNet:
             raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
         self.value = control if kept(control) is None else plain(control)
         self.patcher = getattr(control, "control_model_wrapped", None)
-        self.root: torch.nn.Module | None = getattr(control, _NETWORK, None)
+        self.root: torch.nn.Module | None = getattr(control, _attribute(type(control)), None)
+        if _is_per_run(type(control)):
+            self.root = torch.nn.Module()
         self.holder = self.root
         self.plan: Callable[[], Plan | str] = partial(_plan, refusal(self.value), self.root)
         self._notes = notes
@@ -57,6 +59,9 @@ class AttachedControlNet:
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on a copy; the host's copies of the copy get it too."""
         self.value = type(self.value).copy(self.value)
+        session.name = type(self.value).__name__
+        if _is_per_run(type(self.value)):
+            session.note(_PER_RUN)
         _hang(self.value, session, runs)
 
     def note(self, text: str) -> None:
@@ -93,9 +98,17 @@ def refusal(control: Any) -> str | None:
     for name in HUNG:
         if name in vars(control):
             return f"another node replaces {name} of this ControlNet: runs as without this node"
-    if cls.__name__ == "ControlLora":
-        return "a ControlLoRA is built from the model at every run: runs as without this node"
     return None
+
+
+def _attribute(cls: type) -> str:
+    """The attribute that holds the network."""
+    return "t2i_model" if cls.__name__ == "T2IAdapter" else "control_model"
+
+
+def _is_per_run(cls: type) -> bool:
+    """Whether the host makes the network anew in each run, and drops it at the end."""
+    return cls.__name__ == "ControlLora"
 
 
 class _Hold:
@@ -110,23 +123,34 @@ class _Hold:
         self._control = weakref.ref(control)  # no cycle: the network goes when its object goes
         self._runs = runs
         self._open = False
+        self._own: Scope | None = None  # where the network lives for one run
 
     def call(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network once."""
+        session, control = self.session, self._control()
+        if _is_per_run(type(control)):
+            if self._own is None:
+                self._own = session.scope.over(module, partial(plan_model, module))
+            session.scope = self._own
         foreign = None
-        if module is not self.session.scope.root:
+        if module is not session.scope.root:
             foreign = "another copy of the network runs (several GPUs, or another node's)"
         elif not self._open:
             self._open = True
-            self._runs.look(self.session, _target(self._control(), module))
+            self._runs.look(session, _target(control, module))
+            if self._own is not None:
+                self._runs.await_graphs(session)
         self._runs.stay_busy()
-        return self.session.step(module, args, kwargs, foreign=foreign)
+        return session.step(module, args, kwargs, foreign=foreign)
 
     def end(self) -> None:
         """The run is over, if one was open."""
         if self._open:
             self._open = False
             self._runs.tell(self.session)
+        if self._own is not None:
+            self._own.let_go()
+            self._own = None
 
 
 class _Network:
@@ -145,19 +169,19 @@ class _Network:
 def _hang(control: Any, session: Session, runs: Runs) -> None:
     """Put our methods into an instance; each does what the host's does, for this very object."""
     cls: Any = type(control)
-    own = weakref.ref(control)
+    own, attribute = weakref.ref(control), _attribute(cls)
     hold = _Hold(control, session, runs)
 
     def get_control(*args: Any, **kwargs: Any) -> Any:
         control = own()
-        module = vars(control).get(_NETWORK)
+        module = vars(control).get(attribute)
         if module is None:
             return cls.get_control(control, *args, **kwargs)
-        setattr(control, _NETWORK, _Network(module, hold))
+        setattr(control, attribute, _Network(module, hold))
         try:
             return cls.get_control(control, *args, **kwargs)
         finally:
-            setattr(control, _NETWORK, module)
+            setattr(control, attribute, module)
 
     def copy_to(other: Any) -> None:
         cls.copy_to(own(), other)
@@ -172,8 +196,10 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
         cls.pre_run(own(), *args, **kwargs)
 
     def cleanup() -> None:
-        cls.cleanup(own())
-        hold.end()
+        try:
+            cls.cleanup(own())
+        finally:
+            hold.end()
 
     def reduce_ex(protocol: Any) -> Any:
         """Copies made past the host's `copy()` are the host's: ours are bound to this object."""
@@ -190,13 +216,15 @@ def _plan(refused: str | None, root: torch.nn.Module | None) -> Plan | str:
         return refused
     if root is None:
         return "this ControlNet has no network: runs as without this node"
-    return plan_model(root)
+    return plan_model(root) if next(root.children(), None) is not None else Plan()
 
 
 def _target(control: Any, module: Any) -> Target:
-    dtype = control.manual_cast_dtype
-    return Target(
-        control.load_device,
-        module.dtype if dtype is None else dtype,
-        control.control_model_wrapped.object_patches,
-    )
+    """Where a network runs; one that is made at every run, and an adapter, have no patcher."""
+    from comfy.model_management import get_torch_device
+
+    facts = vars(control)
+    device = facts.get("load_device") or facts.get("device") or get_torch_device()
+    dtype = facts.get("manual_cast_dtype") or getattr(module, "dtype", torch.float32)
+    patcher = facts.get("control_model_wrapped")
+    return Target(device, dtype, {} if patcher is None else patcher.object_patches)

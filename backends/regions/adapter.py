@@ -27,7 +27,7 @@ from .plan import (
 FAMILY = "adapter"
 
 
-class Block:
+class Block(Form):
     """ResnetBlock behind its downsampling: `x [batch, C, height, width]` -> `C'` of that size."""
 
     family = FAMILY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from ..contract import Backend, Description
 from ..errors import DescriptionError
 from ..host import pause_host_compiler
 from ..keys import target
-from ..regions.plan import Place, Plan, describe_place, quick_signature
+from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
 from ..sources import Watch
 from .graphs import Graph, Graphs, State
 from .region import Region
@@ -85,6 +85,7 @@ class Scope:
         self._weights: ModelWeights | None = None
         self._regions: dict[str, Region] = {}
         self._past_calls = 0
+        self._declined: dict[str, str] = {}
         self._installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
         self._wiring = Wiring(root)
         self._marks: Any = None
@@ -107,6 +108,36 @@ class Scope:
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
         return self._past_calls + sum(region.calls for region in self._regions.values())
+
+    def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
+        """Return a scope over another root module, which no patcher of the host looks after."""
+        other = Scope(root, root, make_plan, Plan(), self._backend, self._graphs, self._verified)
+        other._past_calls = self.compiled_calls
+        return other
+
+    def let_go(self) -> None:
+        """Drop the root module and its weights, which the host is done with; reports stay."""
+        with self._lock:
+            self._past_calls = self.compiled_calls
+            self._declined = {n: r.declined for n, r in self._regions.items() if r.declined}
+            gone = torch.nn.Module()
+            for kind in self.kinds:
+                kind.places = [replace(place, module=gone) for place in kind.places]
+            self.plan = Plan(
+                [
+                    Dispatch(gone, tuple(replace(p, module=gone) for p in d.regions), _no_forward)
+                    for d in self.plan.dispatches
+                ],
+                self.plan.outside,
+                self.plan.symbols,
+            )
+            self.root, self._holder, self._make_plan = gone, gone, Plan
+            self._regions.clear()
+            self._installed = []
+            self._weights = None
+            self._wiring = Wiring(gone)
+            self._marks, self._patches = None, {}
+            self._run_open = False
 
     # --- what the model consists of -------------------------------------------------------------
 
@@ -292,10 +323,15 @@ class Scope:
         graph = kind.graph
         if graph.state is State.READY:
             region = self._regions.get(place.name)
-            return region.declined if region is not None else None
+            return region.declined if region is not None else self._declined.get(place.name)
         if graph.state is State.BUILDING:
             return "its graph is being built"
         if graph.state is State.LOADING:
             return "its graph is being loaded"
         text = graph.reason or "no saved graph"
         return f"{text}; {graph.remedy}" if graph.remedy else text
+
+
+def _no_forward(*_: Any) -> Any:
+    """The forward of a place whose module is gone."""
+    raise RuntimeError("a scope must not run once it was let go")

@@ -12,7 +12,7 @@ from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, left_behind, relative
 
-Residuals = dict[str, list[torch.Tensor]]
+Residuals = dict[str, list[torch.Tensor | None]]
 Wire = Callable[[Any], tuple[Any, Any]]
 
 
@@ -33,7 +33,7 @@ def recorded() -> Iterator[list[Merge]]:
 
     def merge(self: Any, control: Residuals, *rest: Any, **named: Any) -> Any:
         clones = {k: [None if t is None else t.clone() for t in ts] for k, ts in control.items()}
-        merges.append(Merge(self, clones))  # type: ignore[arg-type]
+        merges.append(Merge(self, clones))
         return host(self, control, *rest, **named)
 
     ControlBase.control_merge = merge
@@ -59,7 +59,8 @@ class Controlled:
 
     @property
     def network(self) -> Any:
-        return self.plain.control_model
+        """The network's module; None where the host makes one at every run."""
+        return getattr(self.plain, "t2i_model", None) or getattr(self.plain, "control_model", None)
 
     def apply(
         self, control: Any, conditions: tuple[Any, Any] | None = None, **options: Any
@@ -96,31 +97,29 @@ class Controlled:
             The image under our control.
         """
         wire = wire or self.apply
-        theirs, ours = wire(self.plain), wire(self.ours)
         before = self.report()["calls"]
-        for a, b in zip(
-            self.merged(theirs, **sampling), self.merged(ours, **sampling), strict=True
-        ):
-            assert a.keys() == b.keys()
-            for key in a:
-                for x, y in zip(a[key], b[key], strict=True):
-                    assert (x is None) is (y is None)
-                    assert x is None or relative(y, x) < TOLERANCE, (key, relative(y, x))
-        eager = self.sample(theirs, **sampling)
-        image: torch.Tensor = self.sample(ours, **sampling)
+        with recorded() as theirs:
+            eager = self.sample(wire(self.plain), **sampling)
+        with recorded() as ours:
+            image: torch.Tensor = self.sample(wire(self.ours), **sampling)
         assert eager.isfinite().all() and relative(image, eager) < TOLERANCE
+        assert len(theirs) == len(ours) > 0
+        assert error(ours[0], theirs[0]) < TOLERANCE
         after = self.report()
         assert after["calls"]["eager"] == before["eager"], after["notes"]
         assert after["calls"]["compiled"] > before["compiled"], after["eager"]
-        assert left_behind(self.network) == []
+        assert self.network is None or left_behind(self.network) == []
         return image
-
-    def merged(self, conditions: tuple[Any, Any], **sampling: Any) -> list[Residuals]:
-        """What the networks return in one step."""
-        with recorded() as merges:
-            self.sample(conditions, **{**sampling, "steps": 1})
-        return [merge.residuals for merge in merges]
 
     def report(self, control: Any = None) -> dict[str, Any]:
         report: dict[str, Any] = self.lab.engine.report(control or self.ours)
         return report
+
+
+def error(ours: Merge, theirs: Merge) -> float:
+    """||a - b|| / ||b|| over all that a network returns."""
+    pairs = []
+    for merge in (ours, theirs):
+        tensors = [t for key in sorted(merge.residuals) for t in merge.residuals[key]]
+        pairs.append(torch.cat([t.flatten() for t in tensors if t is not None]))
+    return relative(*pairs)

@@ -1,0 +1,102 @@
+"""The list of model families, and modules of which a family's form uses a part."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.describe import describe_module, import_named, make_twin
+from warmgraph_backends.host import spare_vram
+from warmgraph_backends.regions import adapter, registry
+from warmgraph_backends.regions.plan import Place, Plan
+from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.runtime.wiring import patched_places
+from warmgraph_tools.inprocess import Host
+
+
+@pytest.mark.parametrize("name", registry._PLANS)
+def test_every_class_with_a_plan_is_a_module_of_the_host(host: Host, name: str) -> None:
+    assert issubclass(import_named(name), torch.nn.Module)
+
+
+def test_forms_are_known_by_family_and_name() -> None:
+    assert all(form is registry.form_of(*key) for key, form in registry._FORMS.items())
+    families = {family for family, _ in registry._FORMS}
+    assert {"unet", "control", "adapter"} <= families
+
+
+def test_a_class_without_a_plan_is_named() -> None:
+    text = registry.plan_model(torch.nn.Linear(2, 2))
+    assert text == "no region plan for Linear yet: runs as without this node"
+
+
+def test_a_twin_has_the_weight_and_bias_that_the_module_lacks(host: Host) -> None:
+    from comfy.controlnet import ControlLoraOps
+
+    module = ControlLoraOps.Linear(2, 3, bias=False)
+    for name, shape in {"weight": (3, 2), "up": (3, 1), "down": (1, 2)}.items():
+        delattr(module, name)
+        module.register_parameter(name, torch.nn.Parameter(torch.rand(shape)))
+    description = describe_module(
+        module, reads=lambda _: ("in_features",), dtype=lambda _m, _n, tensor: tensor.dtype
+    )
+    twin: Any = make_twin(description, lambda shape, dtype: torch.ones(shape, dtype=dtype))
+    assert "bias" not in twin._parameters and twin.bias is None
+    assert twin.weight.shape == (3, 2) and twin.up.shape == (3, 1)
+
+
+def _adapter_block() -> Any:
+    from comfy.t2i_adapter.adapter import ResnetBlock
+
+    return ResnetBlock(8, 8, down=True, ksize=1, sk=True, use_conv=False)
+
+
+def test_a_block_without_some_children_is_looked_at_all_the_same(host: Host) -> None:
+    block = _adapter_block()
+    assert block.in_conv is None and block.skep is None
+    dispatch = adapter._dispatch("body.0", block)
+    plan = Plan([dispatch])
+    assert patched_places(plan) == []
+    block.act.register_forward_hook(lambda *_: None)
+    assert patched_places(plan) == [("body.0", "another node hooks a ReLU")]
+
+
+def test_an_adapters_block_leaves_its_downsampling_to_the_host(host: Host) -> None:
+    block, x = _adapter_block(), torch.rand(2, 8, 7, 5)
+    place = Place("body.0", block, adapter.BLOCK)
+
+    def call(inner: torch.Tensor) -> torch.Tensor:
+        return place.form.reference(block, inner)
+
+    forward = adapter._dispatch("body.0", block).make([call], block.forward)  # type: ignore[list-item]
+    assert torch.equal(forward(x), block(x))
+    declined = adapter._dispatch("body.0", block).make([lambda _: None], block.forward)  # type: ignore[list-item]
+    assert torch.equal(declined(x), block(x))
+
+
+def test_weights_of_a_module_without_a_patcher_are_looked_at_once_a_run() -> None:
+    weights = ModelWeights(torch.nn.Linear(2, 2), torch.device("cpu"), torch.float32)
+    weights.begin_run()
+    weights.begin_step()
+    epoch = weights.epoch
+    weights.begin_step()
+    assert weights.epoch == epoch
+    weights.begin_run()
+    assert weights.epoch > epoch
+
+
+def test_spare_vram_counts_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def patcher(model: object, kind: str, left: int) -> Any:
+        device = SimpleNamespace(type=kind)
+        sizes = {"model_size": lambda: left + 5, "loaded_size": lambda: 5}
+        return SimpleNamespace(model=model, load_device=device, **sizes)
+
+    one, two = object(), object()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 << 30, 80 << 30))
+    assert spare_vram([patcher(one, "cpu", 1)]) is None
+    models = [patcher(one, "cuda", 1 << 30), patcher(one, "cuda", 1 << 30)]
+    assert spare_vram(models) == 7 << 30
+    assert spare_vram([*models, patcher(two, "cuda", 3 << 30)]) == 4 << 30
