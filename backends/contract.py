@@ -71,6 +71,7 @@ class Description:
         sources: hashes of the functions that the region runs through (`sources.fingerprint`).
         device: "cuda" or "cpu".
         layout: how four-dimensional inputs and the output lie in memory (`layout`).
+        wide: whether elements are counted with 64 bits, for calls of 2**31 of them and more.
     """
 
     family: str
@@ -82,6 +83,7 @@ class Description:
     sources: dict[str, str] = field(default_factory=dict)
     device: str = "cuda"
     layout: str = CONTIGUOUS
+    wide: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON-plain data."""

@@ -39,6 +39,7 @@ HOST_STATE = frozenset(
         "_pin_state",
     )
 )
+_WEIGHTS = ("weight", "bias")
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
 
@@ -68,9 +69,18 @@ def describe_module(
     if "<locals>" in cls.__qualname__:
         raise DescriptionError(f"class {where} is made at run time, so no worker can import it")
     wanted = reads(cls)
+    # A weight that the host's operators do without is a plain None or no parameter, as its way of
+    # loading has it; a twin gets it as the former.
+    absent = {
+        name
+        for name in _WEIGHTS
+        if hasattr(cls, "comfy_cast_weights") and getattr(module, name, None) is None
+    }
     attributes = {}
     for name, value in module.__dict__.items():
         if name in _TORCH_STATE or name in HOST_STATE or name in hidden or name not in wanted:
+            continue
+        if name in absent:
             continue
         if getattr(value, "__func__", None) is getattr(cls, name, module):
             continue  # a method of the class that the host bound to the instance
@@ -82,6 +92,8 @@ def describe_module(
             ) from None
     parameters: dict[str, dict[str, Any] | None] = {}
     for name, tensor in module._parameters.items():
+        if name in absent:
+            continue
         if tensor is None:
             parameters[name] = None
             continue
@@ -128,7 +140,7 @@ def make_twin(
         tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
         twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
     if hasattr(cls, "comfy_cast_weights"):
-        for name in ("weight", "bias"):  # an absent one may be a plain None, which code reads too
+        for name in _WEIGHTS:
             if name not in twin._parameters:
                 twin.__dict__.setdefault(name, None)
     for name, child in description["modules"]:

@@ -223,7 +223,7 @@ class Engine:
         session = self._kept(model)
         if isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
-            self._request(session, wanted)
+            self._request(session, session.all_graphs)
             self._wait(wanted, on_progress)
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
             for number, shape in enumerate(shapes):
@@ -287,7 +287,7 @@ class Engine:
         if session is None:
             return attached.value
         wanted = self._describe(session, attached)
-        self._request(session, wanted)
+        self._request(session, session.all_graphs)
         if options.when_missing is WhenMissing.WAIT:
             self._wait(wanted, on_progress)
         else:
@@ -298,8 +298,8 @@ class Engine:
         options = Options(WhenMissing.NEVER, folder, folder_only=True)
         session = self._attach(attached, options, "auto")
         if session is not None:
-            wanted = self._describe(session, attached)
-            self._request(session, wanted)
+            self._describe(session, attached)
+            self._request(session, session.all_graphs)
             self._graphs.settle()
             session.warn_once()
         problem = strict_problem(self.report(attached.value)) if strict else None
@@ -382,7 +382,7 @@ class Engine:
         """Look again at what may have changed since the node ran."""
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
-        wanted = [g for g in session.graphs if g.state is State.MISSING]
+        wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if wanted:
             self._request(session, wanted)
         session.scope.begin_run()

@@ -58,7 +58,7 @@ class Filing:
 
         Does nothing while graphs are on their way; the engine calls again when they have come.
         """
-        wanted = session.graphs
+        wanted = session.all_graphs
         if session.options.folder_only or any(g.is_pending for g in wanted):
             return
         session.filed = True

@@ -95,7 +95,9 @@ class Inductor:
         try:
             with _attention_priority():
                 module, source = torch_private.compile_wrapper(
-                    program.graph_module, _config(program.description)
+                    program.graph_module,
+                    _config(program.description),
+                    wide=program.description.wide,
                 )
             weights, inputs = program.example()
             with torch.no_grad(), measure():
@@ -121,10 +123,13 @@ class Inductor:
 
 def _config(description: Description) -> dict[str, Any]:
     """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
+    config = dict(torch_private.CONFIG)
     if description.layout == CHANNELS_LAST:
         # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
-        return {**torch_private.CONFIG, "force_layout_optimization": True}
-    return torch_private.CONFIG
+        config["force_layout_optimization"] = True
+    if description.wide:
+        config["assume_32bit_indexing"] = False
+    return config
 
 
 def _diagnosis(device: str) -> str:

@@ -50,6 +50,7 @@ def structure(description: Description) -> dict[str, Any]:
         "module": description.module,
         "sources": description.sources,
         "layout": description.layout,
+        "wide": description.wide,
     }
 
 

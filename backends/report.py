@@ -24,7 +24,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     scope = session.scope
     total = len(scope.plan.places) + len(scope.plan.outside)
     eager = scope.eager_places()
-    ours = session.graphs
+    ours = session.all_graphs
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if g.key not in session.reused]
     return {
@@ -101,6 +101,7 @@ def _kind(kind: Any) -> dict[str, Any]:
         "kind": kind.label,
         "places": len(kind.places),
         "state": graph.state.value if known else "eager",
+        "wide": kind.wide.state.value if kind.wide is not None else None,
         "reason": graph.reason if known else kind.reason,
         "key": graph.key if known else None,
         "source": graph.source if known else None,

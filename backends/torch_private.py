@@ -105,13 +105,14 @@ def missing_api() -> str | None:
 
 
 def compile_wrapper(
-    graph_module: torch.fx.GraphModule, config: dict[str, Any]
+    graph_module: torch.fx.GraphModule, config: dict[str, Any], *, wide: bool = False
 ) -> tuple[ModuleType, str]:
     """Lower an exported graph with Inductor.
 
     Args:
         graph_module: placeholders carry fakes on the run device in `meta["val"]`.
         config: Inductor settings, scoped to this call.
+        wide: index with 64 bits whatever the sizes of the fakes are.
 
     Returns:
         The generated module, whose `call(list)` runs the graph, and its source.
@@ -127,7 +128,7 @@ def compile_wrapper(
             node.meta["example_value"] = node.meta["val"]
     fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
     known = len(PyCodeCache.modules)
-    with torch.no_grad(), size_oblivious():
+    with torch.no_grad(), size_oblivious(), _wide_indices() if wide else contextlib.nullcontext():
         artifact: Any = standalone_compile(
             graph_module,
             fakes,
@@ -143,6 +144,25 @@ def compile_wrapper(
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
     raise BuildError("Inductor's generated module was not found")
+
+
+@contextlib.contextmanager
+def _wide_indices() -> Iterator[None]:
+    """Let kernels index with 64 bits; Inductor decides by the sizes that it happens to see.
+
+    In a worker, which compiles one graph at a time.
+    """
+    from torch._inductor.codegen.simd import SIMDScheduling
+
+    scheduling: Any = SIMDScheduling
+    before = scheduling.__dict__.get("can_use_32bit_indexing")
+    if before is None:
+        raise BuildError(f"torch {torch.__version__} cannot be told to index with 64 bits")
+    scheduling.can_use_32bit_indexing = staticmethod(lambda *_: False)
+    try:
+        yield
+    finally:
+        scheduling.can_use_32bit_indexing = before
 
 
 def pack(module: ModuleType, source: str) -> tuple[bytes, int]:

@@ -14,6 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# A CPU's vector instructions are not tried out anew by each worker: ten compiler runs at its start.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 
 def _alias(name: str, folder: Path) -> None:
     """Import a package by its folder; the pack's root stays off sys.path, for it has `nodes`."""

@@ -54,6 +54,8 @@ class Form:
     hidden: tuple[str, ...] = ()
     #: How activations lie in memory (`layout`).
     layout: str = CONTIGUOUS
+    #: Whether people's images may have 2**31 elements here: such a kind gets a second graph.
+    widens: bool = False
 
     def label(self, module: Any) -> str:
         """Return a name for people, for example "ResBlock 320->640"."""

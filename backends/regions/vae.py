@@ -62,6 +62,7 @@ class Residual(_VAEForm):
     """ResnetBlock: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
 
     name = "residual"
+    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE ResnetBlock {module.in_channels}->{module.out_channels}"
@@ -125,6 +126,7 @@ class Convolution(_VAEForm):
     """A first or last Conv2d: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
 
     name = "convolution"
+    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE convolution {module.in_channels}->{module.out_channels}"
@@ -137,6 +139,7 @@ class Norm(_VAEForm):
     """The last GroupNorm: `x [batch, C, height, width]` -> the same shape."""
 
     name = "norm"
+    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE norm {module.num_channels}"
@@ -149,6 +152,7 @@ class Up(_VAEForm):
     """Upsample: `x [batch, C, height, width]` -> twice each side."""
 
     name = "up"
+    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE Upsample {module.conv.in_channels}"
@@ -161,6 +165,7 @@ class Down(_VAEForm):
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded down."""
 
     name = "down"
+    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE Downsample {module.conv.in_channels}"

@@ -47,7 +47,9 @@ class Region:
         self.declined: str | None = None
         #: How many calls the graph has served here.
         self.calls = 0
-        self._source = source
+        self.source = source
+        #: The same place by a graph that counts elements with 64 bits, where there is one.
+        self.wide: Region | None = None
         self._weights = RegionWeights(place.module, graph.weights, source)
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
@@ -61,11 +63,11 @@ class Region:
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
         for check, value in zip(self._inputs, inputs, strict=True):
-            problem = check.problem(value, self._source.device)
+            problem = check.problem(value, self.source.device)
             if problem is not None:
                 return self.decline(problem)
-        if inputs[0].numel() * math.ceil(graph.work) > MAX_ELEMENTS:
-            return self.decline("more elements than a graph with 32-bit indices can address")
+        if not graph.description.wide and inputs[0].numel() * math.ceil(graph.work) > MAX_ELEMENTS:
+            return self._run_wide(inputs)
         layout = graph.description.layout
         ready = [_aligned(value, layout) if torch.is_tensor(value) else value for value in inputs]
         try:
@@ -84,6 +86,15 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
+
+    def _run_wide(self, inputs: tuple[Any, ...]) -> torch.Tensor | None:
+        if self.wide is None:
+            return self.decline("more elements than a graph with 32-bit indices can address")
+        result = self.wide(*inputs)
+        if result is None:
+            return self.decline(self.wide.declined or "its 64-bit graph did not run")
+        self.calls += 1
+        return result
 
     def decline(self, reason: str) -> torch.Tensor | None:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""

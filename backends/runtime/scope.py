@@ -45,12 +45,16 @@ class Target(NamedTuple):
 
 @dataclass
 class Kind:
-    """Equal places of one model, and the graph that serves them; without one, `reason` says why."""
+    """Equal places of one model, and the graph that serves them; without one, `reason` says why.
+
+    `wide` is a second graph, for calls with more elements than 32 bits can count.
+    """
 
     label: str
     places: list[Place] = field(default_factory=list)
     graph: Graph | None = None
     reason: str | None = None
+    wide: Graph | None = None
 
 
 class Scope:
@@ -103,6 +107,11 @@ class Scope:
     def graphs(self) -> list[Graph]:
         """The graphs of all kinds that have one."""
         return [kind.graph for kind in self.kinds if kind.graph is not None]
+
+    @property
+    def wide_graphs(self) -> list[Graph]:
+        """The second graphs of kinds that have one."""
+        return [kind.wide for kind in self.kinds if kind.wide is not None]
 
     @property
     def compiled_calls(self) -> int:
@@ -187,7 +196,11 @@ class Scope:
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             return Kind(label, reason=f"its {label} is not built as the host's: {error}")
         graph = self._graphs.graph(description, self._backend, facts)
-        return known.setdefault(graph.key, Kind(label, graph=graph))
+        kind = known.setdefault(graph.key, Kind(label, graph=graph))
+        if place.form.widens and device.type == "cuda" and kind.wide is None:
+            wide = replace(description, wide=True, label=f"{label} (64-bit)")
+            kind.wide = self._graphs.graph(wide, self._backend, facts)
+        return kind
 
     def is_stale(self, target: Target) -> bool:
         """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
@@ -300,6 +313,9 @@ class Scope:
             assert self._weights is not None
             region = Region(place, graph, self._weights, self._verified)
             self._regions[place.name] = region
+        wide = self._of_place[place.name].wide
+        if region.wide is None and wide is not None and wide.state is State.READY:
+            region.wide = Region(place, wide, region.source, self._verified)
         return region
 
     # --- what to say ------------------------------------------------------------------------------

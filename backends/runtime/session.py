@@ -52,8 +52,13 @@ class Session:
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graphs of all kinds that have one."""
+        """The graphs of all kinds that have one: what common sizes need."""
         return self.scope.graphs
+
+    @property
+    def all_graphs(self) -> list[Graph]:
+        """Those, and the rare ones that are built after them."""
+        return self.scope.graphs + self.scope.wide_graphs
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""

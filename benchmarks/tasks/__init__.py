@@ -18,6 +18,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "vae_speed": vae.vae_speed,
     "vae_fill": vae.vae_fill,
     "vae_memory": vae.vae_memory,
+    "vae_wide": vae.vae_wide,
     "controlnet": control.controlnet,
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,

@@ -151,6 +151,36 @@ def vae_memory(
     return result
 
 
+def vae_wide(*, model: str, kind: str, store: str, sizes: list[list[int]]) -> dict[str, Any]:
+    """Decode and encode sizes beyond what 32 bits can count, against eager.
+
+    Args:
+        sizes: [width, height] in pixels.
+
+    Returns:
+        {"rows": {"WxH": {"decode", "encode"} as relative L2 errors, "eager_calls"}, "report"}
+    """
+    plain = load_vae(Path(model), kind)
+    engine = open_engine(Path(store))
+    ours = engine.compile_vae(plain, when_missing="wait")
+    counts = _settle(engine, ours)
+    rows = {}
+    for width, height in sizes:
+        compiled = _compiled_calls(engine, ours)
+        row: dict[str, Any] = {}
+        for work in ("decode", "encode"):
+            given = _input(plain, work, width, height)
+            row[work] = rel_l2(getattr(ours, work)(given), getattr(plain, work)(given))
+            empty_caches()
+        row["eager_calls"] = sum(counts.values()) - (_compiled_calls(engine, ours) - compiled)
+        rows[f"{width}x{height}"] = row
+        partial({"rows": rows})
+    report = engine.report(ours)
+    wide = {kind["kind"]: kind["wide"] for kind in report["kinds"]}
+    engine.close()
+    return {"rows": rows, "report": brief(report), "wide": wide}
+
+
 def _settle(engine: Any, vae: Any) -> dict[str, int]:
     """Run until all that can be compiled is, and twice the same was; calls of a decode and encode.
 
@@ -176,7 +206,9 @@ def _settle(engine: Any, vae: Any) -> dict[str, int]:
 
 
 def _at_rest(report: dict[str, Any]) -> bool:
-    return not any(kind["state"] in ("building", "loading") for kind in report["kinds"])
+    return not any(
+        {kind["state"], kind["wide"]} & {"building", "loading"} for kind in report["kinds"]
+    )
 
 
 def _compiled_calls(engine: Any, vae: Any) -> int:

@@ -136,7 +136,7 @@ def test_a_function_kept_as_an_attribute_is_named_and_comes_back() -> None:
     data = describe(module)
     assert data["attributes"]["scale"] == {"function": f"{__name__}:_twice"}
     assert named_code(data)[1] == [_twice]
-    assert make_twin(data, torch.empty).scale is _twice
+    assert make_twin(data, lambda shape, dtype: torch.empty(shape)).scale is _twice
 
 
 def test_a_function_that_no_name_leads_to_is_refused() -> None:
@@ -178,3 +178,21 @@ def test_places_that_differ_only_in_a_tuple_are_two_kinds(host: Host) -> None:
     second.module.in_layers[2].dilation = (2, 2)
     second.module.in_layers[2].padding = (2, 2)
     assert quick_signature(first) != quick_signature(second)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_that_dynamic_vram_loads_late_is_the_same_layer(
+    host: Host, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import comfy.memory_management
+    from comfy.ops import disable_weight_init
+
+    early = disable_weight_init.Linear(4, 8, bias=bias)
+    monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
+    late = disable_weight_init.Linear(4, 8, bias=bias)
+    assert late.weight is None, "this host makes the weights of a layer at once"
+    late.load_state_dict(early.state_dict())
+    assert describe(late) == describe(early)
+    weights = iter([p.detach() for p in early.parameters()])
+    x = torch.randn(2, 4)
+    assert torch.equal(make_twin(describe(late), lambda *_: next(weights))(x), early(x))
