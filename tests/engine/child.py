@@ -89,9 +89,7 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
         )
         scope.describe(torch.device("cpu"), torch.float32)
         milliseconds = (time.thread_time() - started) * 1e3
-        measured.append(
-            {"ms": milliseconds, "kinds": len(scope.kinds), "places": len(plan.places)}
-        )
+        measured.append({"ms": milliseconds, "kinds": len(scope.kinds), "places": len(plan.places)})
     return measured
 
 
