@@ -373,9 +373,11 @@ class Engine:
         self._sampling += 1
         self.look(session, target)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Session, *, sampled: bool) -> None:
         """A run ended: file its graphs with the workflow and tell what ran."""
         self._sampling = max(0, self._sampling - 1)
+        if sampled:
+            self._prompt_until = 0.0
         self.tell(session)
 
     def look(self, session: Session, target: Target) -> None:
@@ -398,7 +400,6 @@ class Engine:
 
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran."""
-        self._prompt_until = 0.0
         session.scope.end_run()
         session.warn_once()
         session.workflow = self._hooks.current_workflow()

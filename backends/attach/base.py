@@ -31,8 +31,8 @@ class Runs(Protocol):
     def begin(self, session: Session, target: Target) -> None:
         """A run starts: weights may lie elsewhere than in the last one, and patches may differ."""
 
-    def end(self, session: Session) -> None:
-        """The run has ended, well or not."""
+    def end(self, session: Session, *, sampled: bool) -> None:
+        """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
 
     def look(self, session: Session, target: Target) -> None:
         """As `begin`, without an `end` to come."""

@@ -69,7 +69,7 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
 
 def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
     """The host's ON_CLEANUP callback."""
-    return lambda _patcher: runs.end(session)
+    return lambda _patcher: runs.end(session, sampled=True)
 
 
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:

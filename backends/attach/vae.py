@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
@@ -20,6 +21,8 @@ from ..regions.registry import plan_model
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from .base import KEY, Note, Runs
+
+logger = logging.getLogger(__name__)
 
 BOTH = "decoder and encoder"
 PARTS = (BOTH, "decoder", "encoder")
@@ -38,7 +41,17 @@ class AttachedVAE:
 
         Args:
             parts: one of `PARTS`: what is to be compiled.
+
+        Raises:
+            TypeError: `vae` is no VAE of the host.
+            ValueError: `parts` is none of `PARTS`.
         """
+        from comfy.sd import VAE
+
+        if not isinstance(vae, VAE):
+            raise TypeError(f"vae must be a VAE of the host, got a {type(vae).__name__}")
+        if parts not in PARTS:
+            raise ValueError(f"parts must be one of {', '.join(PARTS)}, got {parts!r}")
         self.value = copy.copy(vae)
         self.value.__class__ = getattr(type(vae), "warmgraph_host_class", type(vae))
         self.value.__dict__.pop(KEY, None)
@@ -79,14 +92,11 @@ class _Attachment:
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
         """One call of the VAE: its first-stage model runs through the session."""
-        root = self.session.scope.root
-        if self._open or vae.first_stage_model is not root:
-            if not self._open:
-                self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
-            yield  # else the host's methods call one another
+        if self._open or not self._begins(vae):  # the host's methods may call one another
+            yield
             return
+        root = self.session.scope.root
         own, before = root.__dict__, {}
-        self._runs.begin(self.session, _target(vae))
         self._open = True
         try:
             for name in _CALLS:
@@ -102,7 +112,21 @@ class _Attachment:
                 else:
                     own[name] = theirs
             self._open = False
-            self._runs.end(self.session)
+            self._runs.end(self.session, sampled=False)
+
+    def _begins(self, vae: Any) -> bool:
+        """Begin a run, if this call is the session's."""
+        if vae.first_stage_model is not self.session.scope.root:
+            self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+            return False
+        try:
+            self._runs.begin(self.session, _target(vae))
+        except Exception as error:  # nothing may fail a decode that eager would have finished
+            logger.exception("The VAE runs as without Warmgraph")
+            self._runs.end(self.session, sampled=False)
+            self.session.note(f"ran as without this node: {error}")
+            return False
+        return True
 
 
 def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:

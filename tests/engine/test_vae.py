@@ -261,6 +261,38 @@ def test_what_cannot_be_compiled_is_said(vae_lab: Lab) -> None:
         vae_lab.engine.load_vae_graphs(nothing, "nothing", strict=True)
 
 
+@pytest.mark.parametrize("thing", [None, "vae.safetensors", torch.nn.Linear(2, 2)])
+def test_what_is_no_vae_is_refused_in_words(vae_lab: Lab, thing: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"vae must be a VAE of the host, got a {type(thing).__name__}"
+    ):
+        vae_lab.engine.compile_vae(thing)
+
+
+def test_parts_must_be_one_of_three(vae_lab: Lab, plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"parts must be one of .*, got 'both'"):
+        vae_lab.engine.compile_vae(plain, parts="both")
+
+
+def test_a_run_that_cannot_begin_is_the_hosts(
+    vae_lab: Lab, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vae = vae_lab.engine.compile_vae(plain, when_missing="wait")
+    scope = vars(vae)["warmgraph"].session.scope
+    samples = latent(6, 6)
+
+    def fail() -> None:
+        raise RuntimeError("no plan today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scope, "begin_run", fail)
+        assert torch.equal(vae.decode(samples), plain.decode(samples))
+    assert "no plan today" in vae_lab.engine.report(vae)["notes"][0]
+    before = scope.compiled_calls
+    assert relative(vae.decode(samples), plain.decode(samples)) < DECODED
+    assert scope.compiled_calls > before and vae_lab.engine._sampling == 0
+
+
 def left_behind(root: torch.nn.Module, but: torch.nn.Module | None = None) -> list[str]:
     """Names of modules that have a forward, decode or encode of their own."""
     ours = ("forward", "decode", "encode")
