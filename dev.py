@@ -41,7 +41,7 @@ def test(options: argparse.Namespace) -> int:
         "ruff check": ["-m", "ruff", "check", "."],
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy", "backends/"],
-        "pytest": ["-m", "pytest", "tests"],
+        "pytest": ["-m", "pytest", "tests", *([] if options.all else ["-m", "not slow"])],
     }
     if options.host != setup.DEFAULT_HOST:  # an import and one workflow
         checks = {"pytest": ["-m", "pytest", "tests/host/test_workflows.py"]}
@@ -73,8 +73,9 @@ def main() -> int:
     command = commands.add_parser("demo", help="the whole way on a real server, as a table")
     command.add_argument("--folder", type=Path, default=ROOT / ".demo", help="default: .demo")
     command.set_defaults(call=demo)
-    command = commands.add_parser("test", help="lint, format, types and all tests")
+    command = commands.add_parser("test", help="lint, format, types and tests")
     command.add_argument("--host", choices=list(setup.HOSTS), default=setup.DEFAULT_HOST)
+    command.add_argument("--all", action="store_true", help="those that build for minutes, too")
     command.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as for pytest")
     command.set_defaults(call=test)
     command = commands.add_parser("bench", help="the benchmarks (GPU)")

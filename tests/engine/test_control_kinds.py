@@ -15,6 +15,8 @@ from warmgraph_tools.inprocess import Host
 from .controlled import Controlled
 from .lab import TOLERANCE, Lab, relative
 
+pytestmark = pytest.mark.slow  # fourteen kinds of their own are built
+
 
 def control_file(host: Host, kind: str, base: str) -> str:
     return checkpoints.ensure(host.base / "models", kind, base=base).name

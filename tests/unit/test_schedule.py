@@ -37,6 +37,11 @@ def test_worker_count_is_the_scarcest_resource_and_at_least_one(
     assert worker_count(cores, setting, ram, vram) == expected
 
 
+def test_every_core_builds_while_the_server_waits():
+    assert worker_count(2, 0, 64 * GIB, idle=True) == 2
+    assert worker_count(2, 0, 64 * GIB) == 1
+
+
 @pytest.mark.parametrize(
     ("measured", "running", "pending", "workers", "expected"),
     [
