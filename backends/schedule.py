@@ -37,7 +37,8 @@ def worker_count(
         free_vram_bytes: what sampling does not need, 0.5 GiB of it for each worker; None where
             graphs are not built for a GPU.
     """
-    counts = [cores if idle else cores - 2, setting or DEFAULT_WORKERS, free_ram_bytes // RAM_PER_WORKER]
+    free_cores = cores if idle else cores - 2
+    counts = [free_cores, setting or DEFAULT_WORKERS, free_ram_bytes // RAM_PER_WORKER]
     if free_vram_bytes is not None:
         counts.append(free_vram_bytes // VRAM_PER_WORKER)
     return max(1, min(counts))
