@@ -112,9 +112,7 @@ class Engine:
         self._builder = Builder(
             hello=host_arguments(),
             spool=self._store.spool,
-            workers=lambda: room_for_workers(
-                settings.workers, self._spare_vram, idle=self._waiting
-            ),
+            workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._is_busy,

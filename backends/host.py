@@ -74,19 +74,18 @@ def spare_vram(patchers: Iterable[Any]) -> int | None:
     return max(0, int(free - to_load - _SAMPLING_VRAM))
 
 
-def room_for_workers(setting: int, free_vram: int | None, *, idle: bool = False) -> int:
+def room_for_workers(setting: int, free_vram: int | None) -> int:
     """Return how many build workers this machine has room for now.
 
     Args:
         setting: the user's upper bound, 0 for automatic.
         free_vram: bytes of VRAM that sampling does not need, None without a GPU.
-        idle: whether this process does nothing meanwhile but wait for them.
     """
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free_ram = psutil.virtual_memory().available
-    return worker_count(cores or 1, setting, free_ram, free_vram, idle=idle)
+    return worker_count(cores or 1, setting, free_ram, free_vram)
 
 
 def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:

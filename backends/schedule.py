@@ -25,19 +25,18 @@ def worker_count(
     setting: int,
     free_ram_bytes: int,
     free_vram_bytes: int | None = None,
-    *,
-    idle: bool = False,
 ) -> int:
     """Return how many workers this machine has room for, at least 1.
 
     Args:
-        cores: processor cores that the server may use; two stay free for it, unless it is `idle`.
+        cores: processor cores that the server may use; two stay free for it, of few cores fewer:
+            workers have the lowest priority, and all but one start only while no prompt runs.
         setting: the user's upper bound; 0 is the default of 8.
         free_ram_bytes: 2 GiB of it for each worker.
         free_vram_bytes: what sampling does not need, 0.5 GiB of it for each worker; None where
             graphs are not built for a GPU.
     """
-    free_cores = cores if idle else cores - 2
+    free_cores = cores - min(2, cores // 4)
     counts = [free_cores, setting or DEFAULT_WORKERS, free_ram_bytes // RAM_PER_WORKER]
     if free_vram_bytes is not None:
         counts.append(free_vram_bytes // VRAM_PER_WORKER)

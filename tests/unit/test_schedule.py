@@ -26,7 +26,9 @@ GIB = 1 << 30
         (16, 0, 7 * GIB, 64 * GIB, 3),
         (16, 0, 64 * GIB, 2 * GIB, 4),
         (16, 0, 64 * GIB, None, 8),
-        (2, 0, 64 * GIB, None, 1),
+        (2, 0, 64 * GIB, None, 2),
+        (4, 0, 64 * GIB, None, 3),
+        (1, 0, 64 * GIB, None, 1),
         (1, 0, 0, 0, 1),
         (16, 0, 64 * GIB, -GIB, 1),
     ],
@@ -35,11 +37,6 @@ def test_worker_count_is_the_scarcest_resource_and_at_least_one(
     cores, setting, ram, vram, expected
 ):
     assert worker_count(cores, setting, ram, vram) == expected
-
-
-def test_every_core_builds_while_the_server_waits():
-    assert worker_count(2, 0, 64 * GIB, idle=True) == 2
-    assert worker_count(2, 0, 64 * GIB) == 1
 
 
 @pytest.mark.parametrize(
