@@ -343,6 +343,7 @@ def test_a_lora_on_the_model(xl: Controlled, nothing_built: None) -> None:
     assert relative(xl.sample(xl.apply(xl.ours), model), eager) < TOLERANCE
 
 
+@pytest.mark.slow  # its kinds are not the UNet's
 def test_weights_stored_in_another_dtype(xl: Controlled) -> None:
     """The host casts them call by call."""
     import comfy.controlnet
