@@ -21,10 +21,7 @@ _POLL_S = 0.2
 
 
 def worker_count(
-    cores: int,
-    setting: int,
-    free_ram_bytes: int,
-    free_vram_bytes: int | None = None,
+    cores: int, setting: int, free_ram_bytes: int, free_vram_bytes: int | None = None
 ) -> int:
     """Return how many workers this machine has room for, at least 1.
 

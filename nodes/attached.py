@@ -8,9 +8,11 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..backends.engine import Engine, Progress
 from ..backends.errors import GraphsNameError, StrictError
 from ..backends.folders import validate_graphs_name
 from . import server
+from .progress import node_progress
 from .summary import summary_text
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,18 @@ def load_inputs() -> list[io.WidgetInput]:
             ),
         ),
     ]
+
+
+def compiled_or_unchanged(
+    thing: Any, node_id: str, start: Callable[[Engine, Progress], Any]
+) -> io.NodeOutput:
+    """Return what `start` made of `thing`, its waiting shown on the node."""
+
+    def attach() -> Any:
+        with node_progress(node_id) as progress:
+            return start(server.get_engine(), progress)
+
+    return attached_or_unchanged(thing, attach)
 
 
 def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutput:

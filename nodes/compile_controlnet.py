@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
-from . import server
-from .attached import attached_or_unchanged, compile_inputs, validate_name
-from .progress import node_progress
+from .attached import compile_inputs, compiled_or_unchanged, validate_name
 
 if TYPE_CHECKING:
     from comfy.controlnet import ControlBase
@@ -62,14 +60,14 @@ class WarmgraphCompileControlNet(io.ComfyNode):
     def execute(
         cls, control_net: ControlBase, when_missing: str, graphs: str, backend: str
     ) -> io.NodeOutput:
-        def attach() -> ControlBase:
-            with node_progress(cls.hidden.unique_id) as progress:
-                return server.get_engine().compile_controlnet(
-                    control_net,
-                    when_missing=when_missing,
-                    graphs=graphs.strip(),
-                    backend=backend,
-                    on_progress=progress,
-                )
-
-        return attached_or_unchanged(control_net, attach)
+        return compiled_or_unchanged(
+            control_net,
+            cls.hidden.unique_id,
+            lambda engine, progress: engine.compile_controlnet(
+                control_net,
+                when_missing=when_missing,
+                graphs=graphs.strip(),
+                backend=backend,
+                on_progress=progress,
+            ),
+        )

@@ -11,11 +11,11 @@ from . import server
 from .attached import (
     attached_or_unchanged,
     compile_inputs,
+    compiled_or_unchanged,
     load_inputs,
     validate_folder,
     validate_name,
 )
-from .progress import node_progress
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -63,17 +63,17 @@ class WarmgraphCompileModel(io.ComfyNode):
     def execute(
         cls, model: ModelPatcher, when_missing: str, graphs: str, backend: str
     ) -> io.NodeOutput:
-        def attach() -> ModelPatcher:
-            with node_progress(cls.hidden.unique_id) as progress:
-                return server.get_engine().compile_model(
-                    model,
-                    when_missing=when_missing,
-                    graphs=graphs.strip(),
-                    backend=backend,
-                    on_progress=progress,
-                )
-
-        return attached_or_unchanged(model, attach)
+        return compiled_or_unchanged(
+            model,
+            cls.hidden.unique_id,
+            lambda engine, progress: engine.compile_model(
+                model,
+                when_missing=when_missing,
+                graphs=graphs.strip(),
+                backend=backend,
+                on_progress=progress,
+            ),
+        )
 
 
 class WarmgraphLoadCompiledGraph(io.ComfyNode):

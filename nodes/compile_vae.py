@@ -12,11 +12,11 @@ from . import server
 from .attached import (
     attached_or_unchanged,
     compile_inputs,
+    compiled_or_unchanged,
     load_inputs,
     validate_folder,
     validate_name,
 )
-from .progress import node_progress
 
 if TYPE_CHECKING:
     from comfy.sd import VAE
@@ -74,18 +74,18 @@ class WarmgraphCompileVAE(io.ComfyNode):
     def execute(
         cls, vae: VAE, when_missing: str, graphs: str, backend: str, parts: str
     ) -> io.NodeOutput:
-        def attach() -> VAE:
-            with node_progress(cls.hidden.unique_id) as progress:
-                return server.get_engine().compile_vae(
-                    vae,
-                    parts=parts,
-                    when_missing=when_missing,
-                    graphs=graphs.strip(),
-                    backend=backend,
-                    on_progress=progress,
-                )
-
-        return attached_or_unchanged(vae, attach)
+        return compiled_or_unchanged(
+            vae,
+            cls.hidden.unique_id,
+            lambda engine, progress: engine.compile_vae(
+                vae,
+                parts=parts,
+                when_missing=when_missing,
+                graphs=graphs.strip(),
+                backend=backend,
+                on_progress=progress,
+            ),
+        )
 
 
 class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):

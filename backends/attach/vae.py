@@ -1,8 +1,8 @@
 """VAE: a shallow copy of the host's object whose class is a subclass made for it.
 
-Weights, patcher and first-stage model are shared with the VAE that came in. The copy's four public
-methods put our `decode` and `encode` into the first-stage model's instance for as long as one of
-them runs; nobody else's VAE ever meets them.
+Weights and first-stage model are shared with the VAE that came in; the patcher is a clone, as for a
+MODEL. The copy's four public methods put our `decode` and `encode` into the first-stage model's
+instance for as long as one of them runs; nobody else's VAE ever meets them.
 """
 
 from __future__ import annotations
