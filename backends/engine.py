@@ -199,9 +199,15 @@ class Engine:
         """
         return self._load(attach_model.AttachedModel(model), folder, strict)
 
-    def load_vae_graphs(self, vae: Any, folder: str, *, strict: bool) -> Any:
-        """Return a copy of a VAE that runs through a folder's graphs; see `load_graphs`."""
-        return self._load(attach_vae.AttachedVAE(vae), folder, strict)
+    def load_vae_graphs(
+        self, vae: Any, folder: str, *, parts: str = attach_vae.BOTH, strict: bool
+    ) -> Any:
+        """Return a copy of a VAE that runs through a folder's graphs; see `load_graphs`.
+
+        Args:
+            parts: as of `compile_vae`; `strict` asks for no others.
+        """
+        return self._load(attach_vae.AttachedVAE(vae, parts), folder, strict)
 
     def warm_up(
         self,

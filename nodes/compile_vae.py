@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.attach.vae import PARTS
+from ..backends.attach.vae import BOTH, PARTS
 from . import server
 from .attached import (
     attached_or_unchanged,
@@ -46,7 +46,7 @@ class WarmgraphCompileVAE(io.ComfyNode):
                 io.Combo.Input(
                     "parts",
                     options=list(PARTS),
-                    default=PARTS[0],
+                    default=BOTH,
                     advanced=True,
                     tooltip=(
                         "What to compile. The decoder alone is enough for text to image; the "
@@ -107,6 +107,17 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
             inputs=[
                 io.Vae.Input("vae", tooltip="The VAE to speed up. It is not changed."),
                 *load_inputs(),
+                io.Combo.Input(
+                    "parts",
+                    options=list(PARTS),
+                    default=BOTH,
+                    optional=True,  # prompts from before it was there do not name it
+                    advanced=True,
+                    tooltip=(
+                        "What runs through graphs; strict asks for no others. Choose what Compile "
+                        "VAE had when the folder was saved."
+                    ),
+                ),
             ],
             outputs=[
                 io.Vae.Output(
@@ -124,8 +135,8 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
 
     @classmethod
     @override
-    def execute(cls, vae: VAE, folder: str, strict: bool) -> io.NodeOutput:
+    def execute(cls, vae: VAE, folder: str, strict: bool, parts: str = BOTH) -> io.NodeOutput:
         def attach() -> VAE:
-            return server.get_engine().load_vae_graphs(vae, folder, strict=strict)
+            return server.get_engine().load_vae_graphs(vae, folder, parts=parts, strict=strict)
 
         return attached_or_unchanged(vae, attach)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,35 @@ def test_only_the_decoder(vae_lab: Lab, plain: Any) -> None:
     vae.encode(pixels(64, 64))
     after = vae_lab.engine.report(vae)
     assert after["calls"] == before["calls"] and after["regions"]["eager"] == 0
+
+
+def test_strict_loads_a_decoders_folder_for_the_decoder_alone(
+    vae_lab: Lab, plain: Any, compiled: Any, tmp_path: Path
+) -> None:
+    name = "decoders"
+    decoder = vae_lab.engine.compile_vae(plain, parts="decoder", when_missing="wait", graphs=name)
+    decoder.decode(latent(4, 4))
+    vae_lab.settle()
+    fresh = vae_lab.copy_to(tmp_path)
+    shutil.rmtree(fresh.store)
+    shutil.copytree(vae_lab.workflows / f"{name}.graphs", fresh.workflows / f"{name}.graphs")
+    try:
+        load = fresh.engine.load_vae_graphs
+        vae = load(make_vae(seed=2), name, parts="decoder", strict=True)
+        before = fresh.engine.report(vae)
+        vae.decode(latent(6, 10))
+        report = fresh.engine.report(vae)
+        assert report["regions"]["eager"] == 0, report["eager"]
+        assert (
+            report["calls"]["compiled"] - before["calls"]["compiled"] == report["regions"]["total"]
+        )
+        for parts in ("decoder and encoder", "encoder"):
+            with pytest.raises(StrictError, match="no saved graph") as refusal:
+                load(plain, name, parts=parts, strict=True)
+            assert name in str(refusal.value)
+        assert fresh.jobs() == 0
+    finally:
+        fresh.engine.close()
 
 
 def test_memory_that_runs_out_ends_in_the_hosts_tiles(

@@ -17,7 +17,7 @@ WIDGETS = {  # saved workflows hold values by position: append, never insert, ne
     "WarmgraphGraphReport": [],
     "WarmgraphWarmUp": ["sizes", "batches"],
     "WarmgraphCompileVAE": ["when_missing", "graphs", "backend", "parts"],
-    "WarmgraphLoadCompiledGraphVAE": ["folder", "strict"],
+    "WarmgraphLoadCompiledGraphVAE": ["folder", "strict", "parts"],
     "WarmgraphCompileControlNet": ["when_missing", "graphs", "backend"],
 }
 SOCKETS = {  # input sockets, outputs
@@ -96,6 +96,17 @@ def test_choices_and_defaults_of_compile_model(schemas: dict[str, Any]) -> None:
     assert inputs["graphs"].default == ""
     assert inputs["backend"].options == ["auto", "inductor", "eager"]
     assert inputs["backend"].advanced and not inputs["when_missing"].advanced
+
+
+def test_both_vae_nodes_offer_the_same_parts(schemas: dict[str, Any]) -> None:
+    found = {
+        node_id: next(entry for entry in schemas[node_id].inputs if entry.id == "parts")
+        for node_id in ("WarmgraphCompileVAE", "WarmgraphLoadCompiledGraphVAE")
+    }
+    for parts in found.values():
+        assert parts.options == ["decoder and encoder", "decoder", "encoder"]
+        assert parts.default == "decoder and encoder" and parts.advanced
+    assert found["WarmgraphLoadCompiledGraphVAE"].optional  # older prompts do not name it
 
 
 def test_report_and_warm_up_run_by_themselves(schemas: dict[str, Any]) -> None:
