@@ -25,7 +25,8 @@ FILES = {  # file name -> kind of model, and the model that it is for
     "sd_xl_offset_example-lora_1.0.safetensors": ("lora", "narrowxl"),
     "diffusers_xl_canny_full.safetensors": ("controlnet", "narrowxl"),
 }
-ADDED = {"controlnet": 1}  # graphs that a workflow adds to text_to_image's: the hint block's
+# Graphs that a workflow adds to text_to_image's: the hint block's, TAESD's block's.
+ADDED = {"controlnet": 1, "vae_tiled_decode": 1}
 STEPS = 2
 OURS = (
     "WarmgraphCompileModel",
