@@ -72,6 +72,10 @@ class Lab:
         """Path of the file of a ControlNet for a kind's UNet, made now if it is not there."""
         return self._file(f"{self.kind(kind)}-controlnet", kind, {"controlnet": True, "seed": 0})
 
+    def controllora(self, kind: str) -> str:
+        """Path of the file of a ControlLoRA for a kind's UNet, made now if it is not there."""
+        return self._file(f"{self.kind(kind)}-controllora", kind, {"controllora": True, "seed": 0})
+
     def store(self, name: str, *, empty: bool = False) -> str:
         """Folder of a graph store; `empty` forgets what was in it, key and settings too."""
         path = self.work / "stores" / (self.kind(name) if name in KINDS else name)

@@ -1,5 +1,5 @@
 """Full-size model files with random weights, which the host's own loaders accept: UNets, VAEs,
-ControlNets, LoRAs.
+ControlNets, ControlLoRAs, LoRAs.
 
 Weights keep the variance of what passes through them (fan-in scaling, norms near one, residual
 branches damped), so that a half-precision run neither overflows nor dies out, and nothing is zero,
@@ -152,10 +152,27 @@ def write_controlnet(path: Path, kind: str, *, seed: int, device: str) -> int:
     What it adds is then about a twentieth of what it is added to.
     """
     draw = _Drawer.seeded(seed, device, "float16")
-    tensors = _network(controlnet_shapes(kind), draw)
-    for name in tensors:
-        if name.startswith(_ZERO_CONVS):
-            tensors[name] *= _ZERO_CONV_GAIN
+    return _write(path, _control_network(controlnet_shapes(kind), draw))
+
+
+def write_controllora(path: Path, kind: str, *, seed: int, device: str) -> int:
+    """Write a ControlLoRA, in float16: up and down for each matrix that the UNet has too.
+
+    Biases, norms, the hint's block and the zero convolutions are whole.
+    """
+    import torch
+
+    draw = _Drawer.seeded(seed, device, "float16")
+    unet = unet_shapes(kind)
+    shapes = controlnet_shapes(kind)
+    shared = {name: shape for name, shape in shapes.items() if name in unet and len(shape) >= 2}
+    own = {name: shape for name, shape in shapes.items() if name not in shared}
+    tensors = {"lora_controlnet": torch.zeros(0), **_control_network(own, draw)}
+    for name, shape in shared.items():
+        stem = name.removesuffix(".weight")
+        up, down = (shape[0], _LORA_RANK, *(1,) * (len(shape) - 2)), (_LORA_RANK, *shape[1:])
+        tensors[f"{stem}.up"] = draw(up, _LORA_UP_STD_LOGITS)
+        tensors[f"{stem}.down"] = draw(down, 1.0 / math.sqrt(math.prod(shape[1:])))
     return _write(path, tensors)
 
 
@@ -232,6 +249,14 @@ def _network(shapes: dict[str, tuple[int, ...]], draw: _Drawer) -> dict[str, Any
             tensors[name] = draw(shape, 0.05, mean=1.0)
         else:
             tensors[name] = draw(shape, 0.02)
+    return tensors
+
+
+def _control_network(shapes: dict[str, tuple[int, ...]], draw: _Drawer) -> dict[str, Any]:
+    tensors = _network(shapes, draw)
+    for name in tensors:
+        if name.startswith(_ZERO_CONVS):
+            tensors[name] *= _ZERO_CONV_GAIN
     return tensors
 
 

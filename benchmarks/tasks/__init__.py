@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import build, changes, control, files, image, residency, rival, speed, vae
+from . import build, changes, control, files, image, overcommit, residency, rival, speed, vae
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "make_files": files.make_files,
@@ -20,6 +20,8 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "vae_memory": vae.vae_memory,
     "vae_wide": vae.vae_wide,
     "controlnet": control.controlnet,
+    "controls_overcommitted": overcommit.controls_overcommitted,
+    "vae_overcommitted": overcommit.vae_overcommitted,
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,
     "vram_footprint": residency.vram_footprint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,14 @@ class Pair:
 
     def __init__(self, engine: Any, path: Path, *, when_missing: str = "wait") -> None:
         loaded = load_unet(path)
-        self.engine = engine
         self.eager_probe, self.ours_probe = Probe(), Probe()
         self.eager = self.eager_probe.attach(loaded)
         self.source = self.ours_probe.attach(loaded)
+        self.compile(engine, when_missing=when_missing)
+
+    def compile(self, engine: Any, *, when_missing: str = "wait") -> None:
+        """Compile it by this engine from now on."""
+        self.engine = engine
         self.ours = engine.compile_model(self.source, when_missing=when_missing)
 
     def settle(self, kind: str, size: Size) -> dict[str, Any]:
@@ -77,14 +82,29 @@ def errors(
     **options: Any,
 ) -> list[float]:
     """Relative L2 error of each UNet call of ours, against eager calls on the same inputs."""
+    return call_errors(
+        lambda: sample(ours, kind, size, **options),
+        ours_probe,
+        lambda: sample(eager, kind, size, **options),
+        eager_probe,
+    )
+
+
+def call_errors(
+    run_ours: Callable[[], Any],
+    ours_probe: Probe,
+    run_eager: Callable[[], Any],
+    eager_probe: Probe,
+) -> list[float]:
+    """As `errors`, for two runs of any kind that make the same UNet calls."""
     ours_probe.start(Mode.RECORD)
-    sample(ours, kind, size, **options)
+    run_ours()
     recorded: list[Call] = ours_probe.calls
     ours_probe.start(Mode.OFF)
     if not recorded:
         raise RuntimeError("the run of ours must pass the probe, got no UNet call")
     eager_probe.start(Mode.REPLAY, recorded)
-    sample(eager, kind, size, **options)
+    run_eager()
     reference = eager_probe.calls
     eager_probe.start(Mode.OFF)
     if len(reference) != len(recorded):

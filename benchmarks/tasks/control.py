@@ -17,10 +17,19 @@ STRENGTH = 0.8
 class Side:
     """One model under one applied ControlNet, whose `get_control` is timed and can be kept."""
 
-    def __init__(self, model: Any, probe: Probe, control: Any, kind: str, hint: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        probe: Probe,
+        control: Any,
+        kind: str,
+        hint: Any,
+        *,
+        cfg: float = 7.0,
+    ) -> None:
         prompts = [conditioning(kind, seed=1), conditioning(kind, seed=2)]
         self.control, self.prompts = apply_controlnet(control, prompts, hint, strength=STRENGTH)
-        self.model, self.probe = model, probe
+        self.model, self.probe, self.cfg = model, probe, cfg
         self.keep = False
         self.kept: list[dict[str, Any]] = []
         self._marks: list[tuple[Any, Any]] = []
@@ -32,7 +41,7 @@ class Side:
         """One KSampler run; what was timed before is forgotten."""
         self._marks, self.kept = [], []
         positive, negative = self.prompts
-        ksampler(self.model, positive, negative, size, steps=steps, seed=seed)
+        ksampler(self.model, positive, negative, size, steps=steps, cfg=self.cfg, seed=seed)
 
     def milliseconds(self, *, skip: int) -> list[float]:
         """Time of each `get_control` but the first `skip`."""
@@ -67,8 +76,6 @@ def controlnet(
         "unet_ms", "step_ms"}, "control_rel_l2", ...}; a step goes from one model call's begin to
         the next one's, so it holds control, UNet and sampler.
     """
-    import torch
-
     target, folder = Size(*size), Path(store)
     before = set(graph_files(folder))
     engine = open_engine(folder, workers=workers)
@@ -82,13 +89,12 @@ def controlnet(
     watch.restart()
     our_control = engine.compile_controlnet(eager_control, when_missing="wait")
     control_seconds = watch.seconds()
-    generator = torch.Generator().manual_seed(5)
-    hint = torch.rand(1, target.height, target.width, 3, generator=generator)
+    hint = random_hint(target)
     sides = {
         "eager": Side(pair.eager, pair.eager_probe, eager_control, kind, hint),
         "ours": Side(pair.ours, pair.ours_probe, our_control, kind, hint),
     }
-    _settle(engine, pair, our_control, sides["ours"], target)
+    settle_control(engine, pair, our_control, sides["ours"], target)
     files = graph_files(folder)
     result: dict[str, Any] = {
         "unet_build_seconds": round(unet_seconds, 2),
@@ -100,24 +106,32 @@ def controlnet(
         "kinds": engine.report(our_control)["kinds"],
     }
     partial(result)
-    calls = _calls(engine, pair, our_control)
+    calls = compiled_calls(engine, pair, our_control)
     result.update(_time(sides, target, rounds=rounds, steps=steps))
     # Euler calls the model once a step; the first WARM_STEPS runs of `_time` count too.
     model_calls = WARM_STEPS + rounds * steps
     for name, thing in (("unet", pair.ours), ("control", our_control)):
         missing = unserved(engine.report(thing), calls[name], unet_calls=model_calls)
         result[f"{name}_eager_calls"] = missing
-    result["control_rel_l2"] = _compare(sides, target)
+    result["control_rel_l2"] = control_errors(sides, target)
     result["report"] = brief(engine.report(pair.ours))
     result["control_report"] = brief(engine.report(our_control))
     engine.close()
     return result
 
 
-def _settle(engine: Any, pair: Pair, control: Any, side: Side, size: Size) -> None:
+def random_hint(size: Size) -> Any:
+    """An image of the size that a control is to read."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    return torch.rand(1, size.height, size.width, 3, generator=generator)
+
+
+def settle_control(engine: Any, pair: Pair, control: Any, side: Side, size: Size) -> None:
     """Sample until a step runs all compiled, UNet and control, or nothing is left to wait for."""
     for _ in range(5):
-        before = _calls(engine, pair, control)
+        before = compiled_calls(engine, pair, control)
         side.sample(size, steps=1)
         things = {"unet": pair.ours, "control": control}
         if all(
@@ -129,7 +143,8 @@ def _settle(engine: Any, pair: Pair, control: Any, side: Side, size: Size) -> No
             settle(engine, thing, limit_s=BUILD_LIMIT_S)
 
 
-def _calls(engine: Any, pair: Pair, control: Any) -> dict[str, int]:
+def compiled_calls(engine: Any, pair: Pair, control: Any) -> dict[str, int]:
+    """Calls of regions that graphs have served so far."""
     return {
         "unet": pair.compiled_calls(),
         "control": int(engine.report(control)["calls"]["compiled"]),
@@ -161,7 +176,7 @@ def _time(sides: dict[str, Side], size: Size, *, rounds: int, steps: int) -> dic
     return row
 
 
-def _compare(sides: dict[str, Side], size: Size) -> dict[str, Any]:
+def control_errors(sides: dict[str, Side], size: Size) -> dict[str, Any]:
     """Relative L2 error of each tensor that the control adds at a first step, whose inputs agree.
 
     Raises:

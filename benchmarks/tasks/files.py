@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import Stopwatch
-from ..models import VAES, write_controlnet, write_lora, write_unet, write_vae
+from ..models import (
+    VAES,
+    write_controllora,
+    write_controlnet,
+    write_lora,
+    write_unet,
+    write_vae,
+)
 
 
 def make_files(files: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write each missing file: {"path", "kind", "seed"} and "dtype", "lora" or "controlnet".
+    """Write each missing file: {"path", "kind", "seed"} and one of "dtype", "lora",
+    "controlnet", "controllora".
 
     "lora" is linear or conv.
     """
@@ -29,6 +37,8 @@ def make_files(files: list[dict[str, Any]]) -> dict[str, Any]:
             size = write_lora(path, kind, conv=file["lora"] == "conv", **drawn)
         elif "controlnet" in file:
             size = write_controlnet(path, kind, **drawn)
+        elif "controllora" in file:
+            size = write_controllora(path, kind, **drawn)
         else:
             write = write_vae if kind in VAES else write_unet
             size = write(path, kind, dtype=file["dtype"], **drawn)

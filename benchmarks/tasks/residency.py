@@ -9,7 +9,7 @@ import contextlib
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def equal_to_eager(
     for phase, leave in leave_mib.items():
         before = pair.compiled_calls()
         rows = {}
-        with vram_left(pair.ours, leave):
+        with vram_left([pair.ours], leave):
             for width, height, batch in sizes:
                 rows[f"{width}x{height} batch {batch}"] = errors(
                     pair.ours,
@@ -88,7 +88,7 @@ def lora_swaps(
     pair = Pair(engine, Path(model))
     target = Size(*size)
     pair.settle(kind, target)
-    with vram_left(pair.ours, leave_mib):
+    with vram_left([pair.ours], leave_mib):
         rows = _swap(pair, kind, target, loras)
         loaded_mib = round(pair.ours.loaded_size() / MIB)
     compiled = pair.compiled_calls()
@@ -154,8 +154,8 @@ def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dic
 
 
 @contextlib.contextmanager
-def vram_left(patcher: Any, leave_mib: int | None) -> Iterator[None]:
-    """Unload the model; while this lasts, another process holds the VRAM but for this much.
+def vram_left(patchers: Sequence[Any], leave_mib: int | None) -> Iterator[None]:
+    """Unload these models; while this lasts, another process holds the VRAM but for this much.
 
     Another process, because dynamic VRAM counts what its own allocates. None leaves all as it is.
     """
@@ -165,8 +165,9 @@ def vram_left(patcher: Any, leave_mib: int | None) -> Iterator[None]:
     import comfy.model_management
 
     comfy.model_management.unload_all_models()
-    if patcher.is_dynamic():  # pages of an unloaded model stay until somebody wants the room
-        patcher.partially_unload(patcher.offload_device, patcher.model_size())
+    for patcher in patchers:
+        if patcher.is_dynamic():  # pages of an unloaded model stay until somebody wants the room
+            patcher.partially_unload(patcher.offload_device, patcher.model_size())
     empty_caches()
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD_VRAM, str(leave_mib)],

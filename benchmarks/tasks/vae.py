@@ -45,7 +45,7 @@ def vae_speed(
     watch = Stopwatch()
     ours = engine.compile_vae(eager, when_missing="wait")
     build_seconds = watch.seconds()
-    counts = _settle(engine, ours)
+    counts = settle_vae(engine, ours)
     files = graph_files(folder)
     result: dict[str, Any] = {
         "dtype": str(eager.vae_dtype),
@@ -61,11 +61,11 @@ def vae_speed(
     }
     partial(result)
     for work, width, height in sizes:
-        given = _input(eager, work, width, height)
-        compiled = _compiled_calls(engine, ours)
+        given = vae_input(eager, work, width, height)
+        compiled = served_calls(engine, ours)
         row = _time({"eager": eager, "ours": ours}, work, given, warm=warm, rounds=rounds)
         row["eager_calls"] = counts[work] * (warm + rounds) - (
-            _compiled_calls(engine, ours) - compiled
+            served_calls(engine, ours) - compiled
         )
         result["rows"][f"{work} {width}x{height}"] = row
         partial(result)
@@ -80,7 +80,7 @@ def vae_fill(*, model: str, kind: str, store: str, workers: int = 0) -> dict[str
     vae = load_vae(Path(model), kind)
     engine = open_engine(Path(store), workers=workers)
     ours = engine.compile_vae(vae, when_missing="wait")
-    _settle(engine, ours)
+    settle_vae(engine, ours)
     report = brief(engine.report(ours))
     engine.close()
     return {"graphs": len(graph_files(Path(store))), "report": report}
@@ -118,14 +118,14 @@ def vae_memory(
     if ours:
         engine = open_engine(folder)
         vae = engine.compile_vae(vae, when_missing="never")
-        result["region_calls"] = counts = _settle(engine, vae)
-        compiled = _compiled_calls(engine, vae)
+        result["region_calls"] = counts = settle_vae(engine, vae)
+        compiled = served_calls(engine, vae)
     else:
         for _ in range(2):
-            vae.decode(_input(vae, "decode", WARM_SIDE, WARM_SIDE))
+            vae.decode(vae_input(vae, "decode", WARM_SIDE, WARM_SIDE))
     result["start_seconds"] = round(watch.seconds(), 3)
     for width, height, batch in sizes:
-        latent = _input(vae, "decode", width, height, batch)
+        latent = vae_input(vae, "decode", width, height, batch)
         seconds = []
         for _ in range(2):
             watch.restart()
@@ -142,9 +142,7 @@ def vae_memory(
         partial(result)
     if engine is not None:
         decodes = 2 * len(sizes) + len(peaks)
-        result["eager_calls"] = counts["decode"] * decodes - (
-            _compiled_calls(engine, vae) - compiled
-        )
+        result["eager_calls"] = counts["decode"] * decodes - (served_calls(engine, vae) - compiled)
         result["builds"] = len(set(graph_files(folder)) - before)
         result["report"] = brief(engine.report(vae))
         engine.close()
@@ -163,16 +161,16 @@ def vae_wide(*, model: str, kind: str, store: str, sizes: list[list[int]]) -> di
     plain = load_vae(Path(model), kind)
     engine = open_engine(Path(store))
     ours = engine.compile_vae(plain, when_missing="wait")
-    counts = _settle(engine, ours)
+    counts = settle_vae(engine, ours)
     rows = {}
     for width, height in sizes:
-        compiled = _compiled_calls(engine, ours)
+        compiled = served_calls(engine, ours)
         row: dict[str, Any] = {}
         for work in ("decode", "encode"):
-            given = _input(plain, work, width, height)
+            given = vae_input(plain, work, width, height)
             row[work] = rel_l2(getattr(ours, work)(given), getattr(plain, work)(given))
             empty_caches()
-        row["eager_calls"] = sum(counts.values()) - (_compiled_calls(engine, ours) - compiled)
+        row["eager_calls"] = sum(counts.values()) - (served_calls(engine, ours) - compiled)
         rows[f"{width}x{height}"] = row
         partial({"rows": rows})
     report = engine.report(ours)
@@ -181,20 +179,20 @@ def vae_wide(*, model: str, kind: str, store: str, sizes: list[list[int]]) -> di
     return {"rows": rows, "report": brief(report), "wide": wide}
 
 
-def _settle(engine: Any, vae: Any) -> dict[str, int]:
+def settle_vae(engine: Any, vae: Any) -> dict[str, int]:
     """Run until all that can be compiled is, and twice the same was; calls of a decode and encode.
 
     A first call may find that a graph must be dropped, so its count does not stand alone.
     """
-    inputs = {work: _input(vae, work, WARM_SIDE, WARM_SIDE) for work in ("decode", "encode")}
+    inputs = {work: vae_input(vae, work, WARM_SIDE, WARM_SIDE) for work in ("decode", "encode")}
     counts = dict.fromkeys(inputs, 0)
     for _ in range(SETTLE_CALLS):
-        start = _compiled_calls(engine, vae)
+        start = served_calls(engine, vae)
         previous = dict(counts)
         for work, given in inputs.items():
-            before = _compiled_calls(engine, vae)
+            before = served_calls(engine, vae)
             getattr(vae, work)(given)
-            counts[work] = _compiled_calls(engine, vae) - before
+            counts[work] = served_calls(engine, vae) - before
         report = engine.report(vae)
         eager = sum(entry["places"] for entry in report["eager"])
         # Each region is called once, by the decode or by the encode.
@@ -211,11 +209,12 @@ def _at_rest(report: dict[str, Any]) -> bool:
     )
 
 
-def _compiled_calls(engine: Any, vae: Any) -> int:
+def served_calls(engine: Any, vae: Any) -> int:
+    """Calls of regions that graphs have served so far."""
     return int(engine.report(vae)["calls"]["compiled"])
 
 
-def _input(vae: Any, work: str, width: int, height: int, batch: int = 1) -> Any:
+def vae_input(vae: Any, work: str, width: int, height: int, batch: int = 1) -> Any:
     """A latent on the CPU, as a sampler leaves it, or an image on the VAE's device.
 
     The image is there because the host's work on it before its VAE runs is where it lies.
@@ -303,8 +302,8 @@ def _errors(
     """
     import torch
 
-    latent = _input(eager, "decode", width, height)
-    image = _input(eager, "encode", width, height)
+    latent = vae_input(eager, "decode", width, height)
+    image = vae_input(eager, "encode", width, height)
     pixels = {"eager": eager.decode(latent), "ours": ours.decode(latent)}
     encoded = rel_l2(ours.encode(image), eager.encode(image))
     exact = load_vae(model, kind, dtype=torch.float32)
@@ -339,7 +338,7 @@ def _peak(vae: Any, width: int, height: int) -> dict[str, Any]:
     """Peak of the allocator's counters over one decode, from an emptied cache on."""
     import torch
 
-    latent = _input(vae, "decode", width, height)
+    latent = vae_input(vae, "decode", width, height)
     empty_caches()
     if not torch.cuda.is_available():
         vae.decode(latent)
