@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
+from .users_run_case import ROWS, users_run, users_run_rival
 
 RIVAL_LIMIT_S = 240.0
 BF16 = ("--bf16-unet",)
@@ -230,6 +231,9 @@ CASES: dict[str, Case] = {
     "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
     "vae_memory": Case(vae_memory, 50),
     "controlnet": Case(controlnet, 60),
+    "users_run": Case(users_run, 150),
+    "users_run_rival_a": Case(users_run_rival("users_run_rival_a", ROWS[:3], restart=True), 450),
+    "users_run_rival_b": Case(users_run_rival("users_run_rival_b", ROWS[3:], restart=False), 500),
     "rival_static": Case(_rival(dynamic=False), 260),
     "rival_dynamic": Case(_rival(dynamic=True), 275),
 }

@@ -195,16 +195,25 @@ def ksampler(
     cfg: float = 7.0,
     seed: int = 0,
     sampler: str = "euler",
+    scheduler: str = "normal",
+    denoise: float = 1.0,
+    latent: Any = None,
     on_step: Callable[[int], None] | None = None,
 ) -> Any:
-    """Sample as the KSampler node does, with the host's clean-up after it; a latent on the CPU."""
+    """Sample as the KSampler node does, with the host's clean-up after it; a latent on the CPU.
+
+    Args:
+        latent: what to start from, [batch, 4, height / 8, width / 8]; None is an empty one of
+            `size`, which is not asked for else.
+    """
     import comfy.model_management
     import comfy.sample
     import latent_preview
     import torch
 
-    shape = (size.batch, 4, size.height // 8, size.width // 8)
-    latent = torch.zeros(shape, device=comfy.model_management.intermediate_device())
+    if latent is None:
+        shape = (size.batch, 4, size.height // 8, size.width // 8)
+        latent = torch.zeros(shape, device=comfy.model_management.intermediate_device())
     latent = comfy.sample.fix_empty_latent_channels(model, latent)
     preview = latent_preview.prepare_callback(model, steps)
 
@@ -220,10 +229,11 @@ def ksampler(
             steps,
             cfg,
             sampler,
-            "normal",
+            scheduler,
             positive,
             negative,
             latent,
+            denoise=denoise,
             callback=callback,
             disable_pbar=True,
             seed=seed,

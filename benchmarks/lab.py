@@ -22,6 +22,7 @@ SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}
 SMOKE_FLAGS = ("--cpu", "--use-pytorch-cross-attention")
 SMOKE_SCALE = 8
 BUILD_WORKERS = 14
+POLL_S = 0.5
 DEFAULT: tuple[str, ...] = ()
 OFF = ("--disable-dynamic-vram",)
 NATIVE = ("--disable-cuda-malloc",)
@@ -84,6 +85,13 @@ class Lab:
             shutil.rmtree(path.with_name(path.name + "-private"), ignore_errors=True)
         return str(path)
 
+    def folder(self, name: str) -> str:
+        """A folder that children share, emptied now."""
+        path = self.work / "shared" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return str(path)
+
     def workers(self, count: int) -> int:
         """Worker processes to build with; two in a smoke run."""
         return 2 if self.smoke else count
@@ -109,12 +117,16 @@ class Lab:
         *,
         limit_s: float,
         hash_seed: str = "0",
+        silence_s: float | None = None,
+        caches: str | None = None,
         **params: Any,
     ) -> dict[str, Any]:
         """Run one task in a fresh process under these host flags and return its result.
 
-        Caches of Inductor and Triton are new and empty for each child, so nothing is quick because
-        of an earlier one.
+        Args:
+            silence_s: stop it too when it has reported nothing partial for so long.
+            caches: folder of the caches of Inductor and Triton; None are new and empty ones, so
+                that nothing is quick because of an earlier child.
 
         Raises:
             ChildError: it failed, printed no result or ran past its limit.
@@ -131,22 +143,28 @@ class Lab:
             "params": params,
         }
         log = self.work / "logs" / f"{len(list((self.work / 'logs').iterdir())):03d}-{task}.log"
-        with tempfile.TemporaryDirectory(prefix="caches-", dir=self.work) as caches:
+        with tempfile.TemporaryDirectory(prefix="caches-", dir=self.work) as fresh:
+            kept = caches or fresh
             environment = {
                 **os.environ,
                 "PYTHONHASHSEED": hash_seed,
                 "PYTHONUNBUFFERED": "1",
-                "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
-                "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(kept, "inductor"),
+                "TRITON_CACHE_DIR": os.path.join(kept, "triton"),
             }
             environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
             output, code = _run(
-                [sys.executable, str(CHILD), json.dumps(request)], environment, log, limit
+                [sys.executable, str(CHILD), json.dumps(request)],
+                environment,
+                log,
+                limit,
+                silence_s,
             )
         answer, partial, facts = _parse(output)
         self.facts = facts or self.facts
         if code is None:
-            raise ChildError(f"stopped at its limit of {limit:.0f} s", partial, stopped=True)
+            part = "" if silence_s is None else f", or {silence_s:.0f} s of one part,"
+            raise ChildError(f"stopped at its limit of {limit:.0f} s{part}", partial, stopped=True)
         if answer is None:
             tail = log.read_text(encoding="utf-8", errors="replace")[-600:]
             raise ChildError(
@@ -166,7 +184,11 @@ class Lab:
 
 
 def _run(
-    command: list[str], environment: dict[str, str], log: Path, limit: float
+    command: list[str],
+    environment: dict[str, str],
+    log: Path,
+    limit: float,
+    silence: float | None = None,
 ) -> tuple[str, int | None]:
     """Run a command with its stderr in the log; returns stdout, exit code or None if stopped."""
     output = log.with_suffix(".out")
@@ -180,12 +202,27 @@ def _run(
             start_new_session=True,
         )
         try:
-            code: int | None = child.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _wait(child, output, limit, silence)
         finally:
             _kill_group(child)
     return output.read_text(encoding="utf-8", errors="replace"), code
+
+
+def _wait(
+    child: subprocess.Popen[bytes], output: Path, limit: float, silence: float | None
+) -> int | None:
+    """The child's exit code, or None when its time or the time of one of its parts was up."""
+    heard = time.monotonic()
+    end, reports = heard + limit, 0
+    while True:
+        now = time.monotonic()
+        if silence is not None and (count := output.read_bytes().count(b'{"partial"')) > reports:
+            reports, heard = count, now
+        left = (end if silence is None else min(end, heard + silence)) - now
+        if left <= 0:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=left if silence is None else min(left, POLL_S))
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -39,6 +39,7 @@ class Probe:
     def __init__(self) -> None:
         self.mode = Mode.OFF
         self.calls: list[Call] = []
+        self.passed = 0  # model calls so far, in any mode
         self._replay: Sequence[Call] = ()
         self._marks: list[tuple[Any, Any]] = []
 
@@ -66,6 +67,7 @@ class Probe:
         return [elapsed_ms(begins[n], begins[n + 1]) for n in range(len(begins) - 1)]
 
     def _around_apply(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.passed += 1
         if self.mode is not Mode.TIME:
             return executor(*args, **kwargs)
         begin = mark()

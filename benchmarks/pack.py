@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,21 @@ def import_engine() -> Any:
     return importlib.import_module("warmgraph_backends.engine")
 
 
-def open_engine(store: Path, *, workers: int = 0) -> Any:
+def open_engine(
+    store: Path,
+    *,
+    workers: int = 0,
+    user: Path | None = None,
+    workflow: Callable[[], Any] = lambda: None,
+) -> Any:
     """Open an engine on its own store; settings and key lie beside it.
 
     Args:
         store: the shared store's folder; an empty or missing one means that everything must be
             built.
         workers: worker processes; 0 is the pack's default.
+        user: the user's folder, in which `workflows/` lies; None is nobody's.
+        workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
     """
     engine = import_engine()
     from warmgraph_backends.settings import Settings
@@ -54,9 +63,10 @@ def open_engine(store: Path, *, workers: int = 0) -> Any:
     settings = Settings(private)
     settings.update({"workers": workers})
     hooks = engine.Hooks(
-        current_workflow=lambda: None, on_change=lambda: None, check_cancelled=lambda: None
+        current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )
-    paths = engine.Paths(store=store, private=private, workflows=lambda user: None)
+    workflows = None if user is None else user / "workflows"
+    paths = engine.Paths(store=store, private=private, workflows=lambda _: workflows)
     return engine.Engine(paths=paths, settings=settings, hooks=hooks)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .users_run_case import total
+
 HEADLINE = "headline.json"
 
 
@@ -48,6 +50,15 @@ def _rival_seconds(case: dict[str, Any]) -> Any:
     return row["compile_seconds"] if row else f"> {case['limit_s']:.0f}"
 
 
+def _users_run(key: str, contender: str) -> Callable[..., Any]:
+    return lambda case: case[key][contender]
+
+
+def _users_run_rival(*cases: dict[str, Any]) -> Any:
+    return total(row for case in cases for row in case["rows"].values())
+
+
+_USERS_RIVALS = ("users_run_rival_a", "users_run_rival_b")
 _CHANGES = ("changes_default", "changes_off")
 FIGURES: dict[str, Figure] = {
     "sdxl_1024_default_host_regions_speedup": Figure(
@@ -129,6 +140,23 @@ FIGURES: dict[str, Figure] = {
         "eager / ours", ("speed_sd15_default",), _speedup("512x512")
     ),
     "sd15_512_regions_speedup": Figure("eager / ours", ("speed_sd15_off",), _speedup("512x512")),
+    # The run of OneDiff's users: eight images and the first one after a restart.
+    "users_run_builds_after_first_row": Figure(
+        "builds", ("users_run",), lambda case: case["builds_after_first_row"]
+    ),
+    "users_run_total_seconds_eager": Figure(
+        "s", ("users_run",), _users_run("total_seconds", "eager")
+    ),
+    "users_run_total_seconds_ours": Figure(
+        "s", ("users_run",), _users_run("total_seconds", "ours")
+    ),
+    "users_run_total_seconds_torch_compile": Figure("s", _USERS_RIVALS, _users_run_rival),
+    "users_run_again_seconds_eager": Figure(
+        "s", ("users_run",), _users_run("again_seconds", "eager")
+    ),
+    "users_run_again_seconds_ours": Figure(
+        "s", ("users_run",), _users_run("again_seconds", "ours")
+    ),
     "sdxl_1024_torch_compile_static_speedup": Figure("eager / compiled", ("rival_static",), _rival),
     "sdxl_1024_torch_compile_static_seconds": Figure("s", ("rival_static",), _rival_seconds),
     "sdxl_1024_torch_compile_dynamic_speedup": Figure(

@@ -21,6 +21,7 @@ from pathlib import Path
 from .cases import CASES
 from .lab import ChildError, Lab
 from .results import collect, table, write_case
+from .users_run_case import joint_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run; the exit code is the number of cases that failed."""
     options = _parser().parse_args(argv)
     if options.collect:
+        print("\n".join(joint_table(options.out)))
         print(f"{len(collect(options.out))} headline figures")
         return 0
     if not (options.host / "main.py").is_file():

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import build, changes, control, files, image, overcommit, residency, rival, speed, vae
+from . import (
+    build,
+    changes,
+    control,
+    files,
+    image,
+    overcommit,
+    residency,
+    rival,
+    speed,
+    users_run,
+    vae,
+)
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "make_files": files.make_files,
@@ -19,6 +31,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "vae_fill": vae.vae_fill,
     "vae_memory": vae.vae_memory,
     "vae_wide": vae.vae_wide,
+    "users_run": users_run.users_run,
     "controlnet": control.controlnet,
     "controls_overcommitted": overcommit.controls_overcommitted,
     "vae_overcommitted": overcommit.vae_overcommitted,

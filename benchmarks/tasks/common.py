@@ -19,6 +19,15 @@ def partial(value: dict[str, Any]) -> None:
     print(json.dumps({"partial": value}), flush=True)
 
 
+def start_libraries(device: Any) -> None:
+    """Start the GPU's libraries, as the text encoders do that run before any KSampler."""
+    import torch
+
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    ones = torch.ones(512, 512, device=device, dtype=dtype)
+    ones @ ones
+
+
 def sample(
     model: Any,
     kind: str,

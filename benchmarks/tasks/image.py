@@ -8,7 +8,7 @@ from typing import Any
 from ..host import Size, load_unet
 from ..measure import Stopwatch
 from ..pack import brief, graph_files, open_engine
-from .common import sample
+from .common import sample, start_libraries
 
 
 def first_image(
@@ -25,21 +25,14 @@ def first_image(
     """Make one image in a fresh process.
 
     The checkpoint is loaded, then (with `ours`) Compile Model has run in `background` mode on an
-    empty store, then the KSampler node is timed. A matrix product stands in for the text encoders,
-    which run before any KSampler and start the GPU's libraries. With `warm` one eager image was
-    made by the same process before, the stricter case: what the run then adds is not hidden behind
-    the host's own first use of the weights.
+    empty store, then the KSampler node is timed. With `warm` one eager image was made by the same
+    process before, the stricter case: what the run then adds is not hidden behind the host's own
+    first use of the weights.
     """
-    import torch
-
     if ours and graph_files(Path(store)):
         raise RuntimeError(f"store must be empty for a first image, got files in {store}")
     loaded = load_unet(Path(model))
-    device = loaded.load_device
-    dtype = torch.float32 if device.type == "cpu" else torch.float16
-    torch.ones(512, 512, device=device, dtype=dtype) @ torch.ones(
-        512, 512, device=device, dtype=dtype
-    )
+    start_libraries(loaded.load_device)
     target = Size(*size)
     if warm:
         sample(loaded, kind, target, steps=steps)

@@ -22,25 +22,12 @@ def rival(
 ) -> dict[str, Any]:
     """Compile, then time against eager in this process; a size's first run is its compile time.
 
-    The node takes no `dynamic`; it is passed to the host's helper beneath it. Like the node, this
-    makes a clone without dynamic VRAM. The parent stops this process at its limit; what was known
-    then is in the partial lines.
+    The parent stops this process at its limit; what was known then is in the partial lines.
     """
-    from comfy_api.torch_helpers import set_torch_compile_wrapper
-
     loaded = load_unet(Path(model))
     eager_probe, rival_probe = Probe(), Probe()
     eager = eager_probe.attach(loaded)
-    try:
-        clone = rival_probe.attach(loaded).clone(disable_dynamic=True)
-    except TypeError:  # hosts before dynamic VRAM
-        clone = rival_probe.attach(loaded)
-    set_torch_compile_wrapper(
-        clone,
-        backend="inductor",
-        dynamic=dynamic,
-        options={"guard_filter_fn": _skip_transformer_options},
-    )
+    clone = torch_compiled(rival_probe.attach(loaded), dynamic=dynamic)
     result: dict[str, Any] = {"dynamic": dynamic, "rows": {}}
     for width, height in sizes:
         size = Size(width, height)
@@ -56,6 +43,26 @@ def rival(
         result["rows"][f"{width}x{height}"] = row
         partial(result)
     return result
+
+
+def torch_compiled(loaded: Any, *, dynamic: bool) -> Any:
+    """A clone that the host's TorchCompileModel node would return, without dynamic VRAM.
+
+    The node takes no `dynamic`; it is passed to the host's helper beneath it.
+    """
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    try:
+        clone = loaded.clone(disable_dynamic=True)
+    except TypeError:  # hosts before dynamic VRAM
+        clone = loaded.clone()
+    set_torch_compile_wrapper(
+        clone,
+        backend="inductor",
+        dynamic=dynamic,
+        options={"guard_filter_fn": _skip_transformer_options},
+    )
+    return clone
 
 
 def _skip_transformer_options(guards: Any) -> list[bool]:

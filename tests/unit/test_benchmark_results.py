@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def benchmarks() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[ALIAS] = module
         spec.loader.exec_module(module)
-    for name in ("lab", "measure", "part_cases", "results", "tasks"):
+    for name in ("lab", "measure", "part_cases", "results", "tasks", "users_run_case"):
         importlib.import_module(f"{ALIAS}.{name}")
     return sys.modules[ALIAS]
 
@@ -179,3 +180,102 @@ def test_child_output_yields_answer_last_partial_and_host_even_of_a_stopped_chil
     ]
     assert benchmarks.lab._parse("\n".join(lines)) == ({"ok": True}, {"n": 2}, {"gpu": "G"})
     assert benchmarks.lab._parse("\n".join(lines[:2])) == (None, {"n": 1}, {"gpu": "G"})
+
+
+ROW_NAMES = ("1024x1024", "1024x1152", "1536x1536")
+
+
+class _Rival:
+    """A lab whose children stop where they are told to."""
+
+    smoke = False
+
+    def __init__(self, errors: ModuleType, over: str, seconds: float = 1e6) -> None:
+        self._errors, self._over, self.seconds = errors, over, seconds
+        self.children: list[list[str]] = []
+
+    def left(self) -> float:
+        return self.seconds
+
+    def folder(self, name: str) -> str:
+        return name
+
+    def model(self, kind: str) -> str:
+        return kind
+
+    kind = model
+
+    def pixels(self, *sides: int) -> list[int]:
+        return list(sides)
+
+    def run(self, task: str, flags: object, *, rows: list[dict[str, str]], **_: object) -> object:
+        names = [row["name"] for row in rows]
+        self.children.append(names)
+        made: dict[str, object] = {}
+        for name in names:
+            if name == self._over:
+                partial = {"rows": made, "row": name}
+                raise self._errors.ChildError("stopped", partial, stopped=True)
+            made[name] = {"seconds": 90.0, "builds": 2}
+        return {"rows": made}
+
+
+def _rival(benchmarks: ModuleType, lab: _Rival) -> dict[str, Any]:
+    case = benchmarks.users_run_case
+    run = case.users_run_rival("a", case.ROWS[:3], restart=True)
+    return dict(run(lab))
+
+
+def test_a_rivals_row_over_its_limit_is_written_and_a_new_process_goes_on(
+    benchmarks: ModuleType,
+) -> None:
+    lab = _Rival(benchmarks.lab, over="1024x1152")
+    result = _rival(benchmarks, lab)
+    restart = benchmarks.users_run_case.RESTART.name
+    assert lab.children == [list(ROW_NAMES), ["1536x1536"], [restart]]
+    assert result["rows"]["1024x1152"] == {"seconds": None, "over": 240.0}
+    assert "| 1024x1152 | > 240 | - | - |" in result["lines"]
+    assert benchmarks.users_run_case.total(result["rows"].values()) == "> 510"
+
+
+def test_a_rivals_rows_that_no_time_was_left_for_are_not_counted_as_slow(
+    benchmarks: ModuleType, tmp_path: Path
+) -> None:
+    lab = _Rival(benchmarks.lab, over="1024x1152", seconds=0.0)
+    result = _rival(benchmarks, lab)
+    assert result["rows"]["1024x1024"]["seconds"] == 90.0
+    assert all("not_run" in result["rows"][name] for name in ROW_NAMES[1:])
+    for name in ("users_run_rival_a", "users_run_rival_b"):
+        benchmarks.results.write_case(tmp_path, name, _case(**result))
+    assert benchmarks.results.collect(tmp_path) == {}
+
+
+def test_the_users_table_joins_its_case_files(benchmarks: ModuleType, tmp_path: Path) -> None:
+    write, case = benchmarks.results.write_case, benchmarks.users_run_case
+    row = {"seconds": 2.0, "builds": 0, "peak_mib": 2048, "again": {"seconds": 1, "peak_mib": 1024}}
+    runs = {"eager": {"rows": {"1024x1024": row}}, "ours": {"rows": {"1024x1024": row}}}
+    write(tmp_path, "users_run", _case(runs=runs))
+    for part in "ab":
+        rows = {f"row {part}": {"seconds": 3.0, "builds": 2, "peak_mib": None}}
+        write(tmp_path, f"users_run_rival_{part}", _case(rows=rows))
+    assert case.joint_table(tmp_path)[2:] == [
+        "| 1024x1024 | 2.00 (1.00) | 2.00 (1.00) | - | 0 / 0 / - | 2.0 (1.0) / 2.0 (1.0) / - |",
+        "| row a | - | - | 3.00 | - / - / 2 | - / - / - |",
+        "| row b | - | - | 3.00 | - / - / 2 | - / - / - |",
+    ]
+
+
+def test_a_child_is_stopped_when_one_of_its_parts_takes_too_long(
+    benchmarks: ModuleType, tmp_path: Path
+) -> None:
+    lines = (
+        "import time",
+        "for row in range(3):",
+        """    print('{"partial": {"row": %d}}' % row, flush=True)""",
+        "    time.sleep(0.6)",
+        "time.sleep(60)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    output, code = benchmarks.lab._run(command, {}, tmp_path / "log.log", 60.0, 1.0)
+    assert code is None
+    assert benchmarks.lab._parse(output)[1] == {"row": 2}
