@@ -1,15 +1,19 @@
 """How the activations of a region lie in memory: a part of its kind.
 
 Channels-last suits convolutions: vendor kernels take and give it without turning their tensors. It
-only means something for four dimensions; everything else is contiguous.
+only means something for images and videos, of four and five dimensions; everything else is
+contiguous.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 CONTIGUOUS = "contiguous"
 CHANNELS_LAST = "channels_last"
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_laid_out(tensor: torch.Tensor, layout: str) -> bool:
@@ -24,16 +28,17 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     of one with another stride than its elements ask for would come out contiguous.
     """
     laid_out = tensor.contiguous(memory_format=memory_format(tensor, layout))
-    if layout == CHANNELS_LAST and laid_out.dim() == 4:
-        _, channels, height, width = laid_out.shape
-        strides = (channels * height * width, 1, channels * width, channels)
-        if laid_out.stride() != strides:
+    if layout == CHANNELS_LAST and laid_out.dim() in _CHANNELS_LAST:
+        _, channels, *sides = laid_out.shape
+        strides = [channels * math.prod(sides[i + 1 :]) for i in range(-1, len(sides))]
+        strides.insert(1, 1)
+        if laid_out.stride() != tuple(strides):
             return laid_out.as_strided(laid_out.shape, strides)
     return laid_out
 
 
 def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
     """Return torch's name for a layout of this tensor."""
-    if layout == CHANNELS_LAST and tensor.dim() == 4:
-        return torch.channels_last
+    if layout == CHANNELS_LAST:
+        return _CHANNELS_LAST.get(tensor.dim(), torch.contiguous_format)
     return torch.contiguous_format

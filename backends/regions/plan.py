@@ -15,7 +15,8 @@ import copy
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -79,9 +80,18 @@ class Place:
     form: Form
 
 
+class Follower(NamedTuple):
+    """A module that is called with what another one returned, and whose part that one's region has
+    then done: `make` builds its forward from the host's own.
+    """
+
+    module: torch.nn.Module
+    make: Callable[[Forward], Forward]
+
+
 @dataclass(frozen=True)
 class Dispatch:
-    """How one module's `forward` is replaced while a step runs.
+    """How one module's `forward` is replaced while a step runs, and that of what follows it.
 
     `regions` are the places that must all have graphs before the replacement is installed; `make`
     builds it from one `Call` per region and the host's own forward.
@@ -90,6 +100,15 @@ class Dispatch:
     module: torch.nn.Module
     regions: tuple[Place, ...]
     make: Callable[[Sequence[Call], Forward], Forward]
+    follower: Follower | None = None
+
+    def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
+        """Make the forward of each module that gets one."""
+        made = [(self.module, self.make(calls, _own_forward(self.module)))]
+        if self.follower is not None:
+            module, make = self.follower
+            made.append((module, make(_own_forward(module))))
+        return made
 
 
 @dataclass
@@ -134,8 +153,12 @@ def describe_place(
     inputs = form.inputs(module, str(dtype).removeprefix("torch."))
     named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
 
-    def weight_dtype(owner: torch.nn.Module, _name: str, tensor: torch.Tensor) -> torch.dtype:
-        return dtype if hasattr(owner, "comfy_cast_weights") else tensor.dtype
+    def weight_dtype(owner: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
+        if hasattr(owner, "comfy_cast_weights"):
+            return dtype
+        # Under dynamic VRAM the file's own tensor is there until the host casts it, at its loading.
+        archived = getattr(owner, f"{name}_comfy_model_dtype", None)
+        return archived if isinstance(archived, torch.dtype) else tensor.dtype
 
     described = describe_module(
         module,
@@ -228,6 +251,10 @@ def unary(call: Call, host: Forward) -> Forward:
 def unknown_layer(layer: Any) -> str:
     """Say that a family has no form for a module."""
     return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
+
+
+def _own_forward(module: torch.nn.Module) -> Forward:
+    return partial(type(module).forward, module)
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

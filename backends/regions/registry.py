@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from . import adapter, control, unet, vae
+from . import adapter, control, unet, vae, wan
 from .plan import Form, Plan
 
 _FORMS: dict[tuple[str, str], Form] = {
     (form.family, form.name): form
-    for forms in (unet.FORMS, vae.FORMS, control.FORMS, adapter.FORMS)
+    for forms in (unet.FORMS, vae.FORMS, control.FORMS, adapter.FORMS, wan.FORMS)
     for form in forms.values()
 }
 
@@ -25,6 +25,8 @@ _PLANS: dict[str, Callable[[Any], Plan]] = {
     "comfy.ldm.models.autoencoder:AutoencodingEngine": vae.plan_vae,
     "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": vae.plan_vae,
     "comfy.taesd.taesd:TAESD": vae.plan_taesd,
+    "comfy.ldm.wan.vae:WanVAE": wan.plan_wan,
+    "comfy.ldm.wan.vae2_2:WanVAE": wan.plan_wan,
 }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -300,9 +299,7 @@ class Scope:
                 continue
             regions = [self._region(place) for place in dispatch.regions]
             if all(regions):
-                host = partial(type(dispatch.module).forward, dispatch.module)
-                forward = dispatch.make([r for r in regions if r is not None], host)
-                self._installed.append((dispatch.module, forward))
+                self._installed += dispatch.forwards([r for r in regions if r is not None])
 
     def _region(self, place: Place) -> Region | None:
         graph = self._of_place[place.name].graph

@@ -65,6 +65,8 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
     for name in names:
         if (child := module._modules.get(name)) is not None:
             inner += list(child.modules())
+    if dispatch.follower is not None:
+        inner += list(dispatch.follower.module.modules())
     for part in inner:
         for name in _FORWARDS:
             if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
