@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .users_run_case import ROWS, users_run, users_run_rival
+from .video_vae_case import video_vae
 
 RIVAL_LIMIT_S = 240.0
 BF16 = ("--bf16-unet",)
@@ -230,6 +231,7 @@ CASES: dict[str, Case] = {
     "vae_bf16": Case(vae(BF16_VAE, dtype="float16", sizes=_VAE_SIZES), 60),
     "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
     "vae_memory": Case(vae_memory, 50),
+    "video_vae": Case(video_vae, 80),
     "controlnet": Case(controlnet, 60),
     "users_run": Case(users_run, 150),
     "users_run_rival_a": Case(users_run_rival("users_run_rival_a", ROWS[:4], restart=True), 480),

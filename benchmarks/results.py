@@ -97,6 +97,12 @@ FIGURES: dict[str, Figure] = {
     "vae_peak_ratio_2048": Figure(
         "ours / eager", ("vae_memory",), lambda case: case["peak_ratio"]["2048x2048"], "<= 0.8"
     ),
+    "video_vae_decode_speedup": Figure(
+        "eager / ours", ("video_vae",), _speedup("decode 832x480, 17 frames"), ">= 1.1"
+    ),
+    "video_vae_encode_speedup": Figure(
+        "eager / ours", ("video_vae",), _speedup("encode 832x480, 17 frames")
+    ),
     "vae_new_size_extra_seconds": Figure(
         "s", ("vae_memory",), lambda case: case["new_size_extra_seconds"], "<= 0.3"
     ),

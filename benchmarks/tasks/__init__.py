@@ -17,6 +17,7 @@ from . import (
     speed,
     users_run,
     vae,
+    video_vae,
 )
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -31,6 +32,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "vae_fill": vae.vae_fill,
     "vae_memory": vae.vae_memory,
     "vae_wide": vae.vae_wide,
+    "video_vae": video_vae.video_vae,
     "users_run": users_run.users_run,
     "controlnet": control.controlnet,
     "controls_overcommitted": overcommit.controls_overcommitted,

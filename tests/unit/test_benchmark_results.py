@@ -279,3 +279,22 @@ def test_a_child_is_stopped_when_one_of_its_parts_takes_too_long(
     output, code = benchmarks.lab._run(command, {}, tmp_path / "log.log", 60.0, 1.0)
     assert code is None
     assert benchmarks.lab._parse(output)[1] == {"row": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("triton_per_fused_convolution_silu_0", "ours"),
+        ("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", "layout"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
+        (
+            "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+            "copy",
+        ),
+        ("void at::native::vectorized_elementwise_kernel<8, silu_kernel>", "element-wise"),
+        ("void at::native::reduce_kernel<512, 1, NormTwoOps<float>>", "reduction"),
+        ("something_else", "other"),
+    ],
+)
+def test_kernels_are_told_apart_by_name(benchmarks: ModuleType, name: str, kind: str) -> None:
+    assert benchmarks.tasks.video_vae.kernel_class(name) == kind

@@ -1,0 +1,260 @@
+"""A video VAE, Wan 2.1's: eager against ours, interleaved in one process, and where eager's time
+goes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
+from ..pack import brief, graph_files, open_engine, settle
+from .common import BUILD_LIMIT_S, partial
+from .residency import empty_caches
+from .vae import marked
+
+SETTLE_CALLS = 5
+WARM = (64, 64, 5)  # width, height, frames; no size that is measured
+#: A kernel belongs to the first class of which its name has a part.
+CLASSES = {
+    "ours": ("triton_",),
+    "layout": ("nchwtonhwc", "nhwctonchw", "converttensor", "transpose"),
+    "attention": ("flash", "fmha", "attention", "softmax"),
+    "convolution": ("conv", "vol2col", "cudnn", "xmma", "fprop", "cutlass", "gemm", "nvjet"),
+    "copy": ("copy", "memcpy", "memset", "catarray", "aten::cat", "fill"),
+    "reduction": ("reduce", "norm"),
+    "element-wise": ("elementwise", "upsample", "silu", "mul", "add", "div", "clamp"),
+}
+NAMED_KERNELS = 12
+#: [channels, frames, sides as a part of the video's] of the decoder's convolutions.
+CONVOLUTIONS = ((96, 2, 1), (192, 4, 2), (384, 2, 4))
+
+
+def video_vae(
+    *,
+    dim: int,
+    store: str,
+    sizes: list[list[Any]],
+    peak: list[int],
+    exact: list[int],
+    workers: int = 0,
+    warm: int = 1,
+    rounds: int = 4,
+) -> dict[str, Any]:
+    """Time both at every size, compare what they give, and profile a decode of either.
+
+    Args:
+        dim: channels of the VAE's outermost blocks; 96 is the real one's.
+        sizes: ["decode" or "encode", width, height, frames] in pixels.
+        peak: width, height and frames of the decode whose peak is taken, and that is profiled.
+        exact: width, height and frames of the decode that is compared with float32.
+
+    Returns:
+        {"rows": {"decode WxH, N frames": {"eager", "ours", "speedup", "rel_l2", "eager_places"}},
+        "peak_mib", "profile", "convolutions", "from_float32", ...}
+    """
+    import torch
+
+    eager = _load(dim)
+    folder = Path(store)
+    before = set(graph_files(folder))
+    engine = open_engine(folder, workers=workers)
+    watch = Stopwatch()
+    ours = engine.compile_vae(eager, when_missing="wait")
+    build_seconds = watch.seconds()
+    _settle(engine, ours)
+    files = graph_files(folder)
+    vaes = {"eager": eager, "ours": ours}
+    result: dict[str, Any] = {
+        "dtype": str(eager.vae_dtype),
+        "cudnn": torch.backends.cudnn.version(),
+        "build_seconds": round(build_seconds, 2),
+        "builds": len(set(files) - before),
+        "graphs": len(files),
+        "disk_mb": round(sum(files.values()) / 1e6, 2),
+        "rows": {},
+    }
+    partial(result)
+    for work, *size in sizes:
+        row = _time(engine, vaes, work, _input(eager, work, *size), warm=warm, rounds=rounds)
+        width, height, frames = size
+        result["rows"][f"{work} {width}x{height}, {frames} frames"] = row
+        partial(result)
+    latent = _input(eager, "decode", *peak)
+    result["peak_mib"] = {name: _peak(vae, latent) for name, vae in vaes.items()}
+    result["profile"] = {name: _profile(vae, latent) for name, vae in vaes.items()}
+    result["convolutions"] = _convolutions(eager, *peak)
+    partial(result)
+    result["from_float32"] = _from_float32(vaes, dim, _input(eager, "decode", *exact))
+    result["report"] = brief(engine.report(ours))
+    engine.close()
+    return result
+
+
+def _load(dim: int, dtype: Any = None) -> Any:
+    """A VAE with random weights, as the host detects it by their names and shapes."""
+    import comfy.sd
+    import torch
+    from comfy.ldm.wan.vae import WanVAE
+
+    with torch.device("meta"):
+        network = WanVAE(dim=dim, z_dim=16, temperal_downsample=[False, True, True])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+    weights = {}
+    for name, value in network.state_dict().items():
+        drawn = torch.randn(value.shape, device=device, generator=generator)
+        if name.endswith("gamma"):
+            drawn = 1.0 + 0.05 * drawn
+        elif value.dim() > 1:
+            damped = 0.3 if name.endswith((".residual.6.weight", ".proj.weight")) else 1.0
+            drawn *= damped / math.sqrt(math.prod(value.shape[1:]))
+        else:
+            drawn *= 0.02
+        weights[name] = drawn.to(torch.bfloat16).cpu()
+    return comfy.sd.VAE(sd=weights, dtype=dtype)
+
+
+def _input(vae: Any, work: str, width: int, height: int, frames: int) -> Any:
+    """A latent on the CPU, as a sampler leaves it, or frames on the VAE's device."""
+    import torch
+
+    generator = torch.Generator().manual_seed(width * 8192 + height)
+    if work == "decode":
+        shape = (1, 16, (frames + 3) // 4, height // 8, width // 8)
+        return torch.randn(shape, generator=generator)
+    return torch.rand(frames, height, width, 3, generator=generator).to(vae.device)
+
+
+def _settle(engine: Any, vae: Any) -> None:
+    """Run until every region is served by its graph, or nothing is left to wait for."""
+    inputs = {work: _input(vae, work, *WARM) for work in ("decode", "encode")}
+    for _ in range(SETTLE_CALLS):
+        for work, given in inputs.items():
+            getattr(vae, work)(given)
+        settle(engine, vae, limit_s=BUILD_LIMIT_S)
+        if engine.report(vae)["regions"]["eager"] == 0:
+            break
+
+
+def _time(
+    engine: Any, vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int
+) -> dict[str, Any]:
+    """Take turns; the model's own call by the GPU's clock, all of it by ours."""
+    model_ms: dict[str, list[float]] = {name: [] for name in vaes}
+    call_ms: dict[str, list[float]] = {name: [] for name in vaes}
+    outputs: dict[str, Any] = {}
+    for turn in range(warm + rounds):
+        for name, vae in vaes.items():
+            watch = Stopwatch()
+            with marked(vae, work) as marks:
+                outputs[name] = getattr(vae, work)(given)
+            seconds = watch.seconds()
+            if len(marks) != 2:  # the host fell back to tiles
+                raise RuntimeError(f"{work} must call its model once, got {len(marks)} marks")
+            if turn >= warm:
+                model_ms[name].append(elapsed_ms(*marks))
+                call_ms[name].append(seconds * 1000.0)
+    row: dict[str, Any] = {
+        name: {"model_ms": summary(model_ms[name]), "call_ms": summary(call_ms[name])}
+        for name in vaes
+    }
+    for key, times in (("speedup", "model_ms"), ("call_speedup", "call_ms")):
+        row[key] = round(row["eager"][times]["median"] / row["ours"][times]["median"], 3)
+    row["rel_l2"] = rel_l2(outputs["ours"], outputs["eager"])
+    row["eager_places"] = sum(e["places"] for e in engine.report(vaes["ours"])["eager"])
+    return row
+
+
+def _peak(vae: Any, latent: Any) -> float | None:
+    """PyTorch's peak of allocated MiB over one decode, from an emptied cache on; None on a CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    empty_caches()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    vae.decode(latent)
+    torch.cuda.synchronize()
+    return round(torch.cuda.max_memory_allocated() / MIB, 1)
+
+
+def _profile(vae: Any, latent: Any) -> dict[str, Any]:
+    """Where one decode's time goes: share of each class of kernel, and the longest kernels.
+
+    On a CPU, where there are no kernels, operators stand for them.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    vae.decode(latent)
+    with profile(activities=[activity], acc_events=True) as profiler:
+        vae.decode(latent)
+        if cuda:
+            torch.cuda.synchronize()
+    spent: dict[str, float] = {}
+    for event in profiler.events():
+        if cuda and event.device_type != DeviceType.CUDA:
+            continue
+        microseconds = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        spent[event.name] = spent.get(event.name, 0.0) + microseconds / 1000.0
+    total = sum(spent.values()) or float("nan")
+    shares = dict.fromkeys((*CLASSES, "other"), 0.0)
+    for name, ms in spent.items():
+        shares[kernel_class(name)] += ms / total
+    longest = sorted(spent, key=lambda name: -spent[name])[:NAMED_KERNELS]
+    return {
+        "kernel_ms": round(total, 2),
+        "shares": {name: round(share, 4) for name, share in shares.items()},
+        "longest": [[name[:160], round(spent[name], 2), kernel_class(name)] for name in longest],
+    }
+
+
+def kernel_class(name: str) -> str:
+    """The class of a kernel by its name."""
+    lower = name.lower()
+    return next((c for c, parts in CLASSES.items() if any(p in lower for p in parts)), "other")
+
+
+def _convolutions(vae: Any, width: int, height: int, _frames: int) -> dict[str, Any]:
+    """Milliseconds of the decoder's convolutions by the layout that their input has."""
+    import comfy.ops
+    import torch
+
+    found = {}
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
+    for channels, frames, part in CONVOLUTIONS:
+        layer = comfy.ops.disable_weight_init.Conv3d(channels, channels, 3, padding=(0, 1, 1))
+        layer = layer.to(device=vae.device, dtype=vae.vae_dtype)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        shape = (1, channels, frames + 2, height // part, width // part)
+        x = torch.randn(shape, device=vae.device, dtype=vae.vae_dtype)
+        row = {}
+        for name, memory_format in formats.items():
+            given, times = x.contiguous(memory_format=memory_format), []
+            for _ in range(8):
+                begin = mark()
+                layer(given)
+                times.append(elapsed_ms(begin, mark()))
+            row[name] = summary(times[3:])["median"]
+        found["x".join(map(str, shape))] = row
+    return found
+
+
+def _from_float32(vaes: dict[str, Any], dim: int, latent: Any) -> dict[str, float]:
+    """How far each is from eager in full float32, convolutions without TF32."""
+    import torch
+
+    pixels = {name: vae.decode(latent) for name, vae in vaes.items()}
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        reference = _load(dim, torch.float32).decode(latent)
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+    return {name: rel_l2(found, reference) for name, found in pixels.items()}
