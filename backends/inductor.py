@@ -20,6 +20,14 @@ from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
 
 PAYLOAD_VERSION = 1
+#: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
+_CHANNELS_LAST_CONFIG: dict[str, Any] = {
+    # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
+    "force_layout_optimization": True,
+    # A norm summed by channel reads its input often enough that Inductor would write the input
+    # out once more, in float32: a fifth of the decoder's peak.
+    "realize_acc_reads_threshold": 32,
+}
 
 
 class Inductor:
@@ -78,6 +86,7 @@ class Inductor:
         facts: dict[str, Any] = {
             "payload": PAYLOAD_VERSION,
             "options": dict(sorted(torch_private.CONFIG.items())),
+            "channels_last": _CHANNELS_LAST_CONFIG,
         }
         if device == "cuda":
             import triton
@@ -125,8 +134,7 @@ def _config(description: Description) -> dict[str, Any]:
     """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
     config = dict(torch_private.CONFIG)
     if description.layout == CHANNELS_LAST:
-        # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
-        config["force_layout_optimization"] = True
+        config.update(_CHANNELS_LAST_CONFIG)
     if description.wide:
         config["assume_32bit_indexing"] = False
     return config
