@@ -30,6 +30,14 @@ class WhenMissing(str, Enum):
     NEVER = "never"
 
 
+class CallForm(str, Enum):
+    """How a hot call of a model may run: up to which form it climbs."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    ANY_SHAPE = "any shape"
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """One activation of a region.

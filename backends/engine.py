@@ -27,13 +27,17 @@ from .attach import model as attach_model
 from .attach import vae as attach_vae
 from .attach.base import Attached, Note
 from .builder import Builder
-from .contract import WhenMissing
+from .contract import CallForm, WhenMissing
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram
+from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import model_report, strict_problem
+from .runtime.calls import unread_options
+from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
+from .runtime.replays import Replays
 from .runtime.scope import Scope, Target
 from .runtime.session import Options, Session
 from .runtime.verified import Verified
@@ -120,6 +124,7 @@ class Engine:
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
         self._verified = Verified(paths.private, _machine())
+        self._captured = GraphMemory(lambda: settings.captured_vram_share)
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -131,6 +136,7 @@ class Engine:
         when_missing: WhenMissing | str = WhenMissing.BACKGROUND,
         graphs: str = "",
         backend: str = "auto",
+        form: CallForm | str = CallForm.AUTO,
         on_progress: Progress | None = None,
     ) -> Any:
         """Return a clone of a ModelPatcher that runs through compiled graphs; `model` is not
@@ -140,6 +146,7 @@ class Engine:
             when_missing: what to do about graphs that are not there yet; only "wait" blocks.
             graphs: a graph folder's name; empty is beside the prompt's saved workflow.
             backend: "auto" or a backend's name.
+            form: "exact" compiles nothing and replays the host's own forward, bit for bit.
             on_progress: (done, total, text), called while "wait" waits.
 
         Raises:
@@ -147,7 +154,7 @@ class Engine:
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
         attached = attach_model.AttachedModel(model)
-        return self._compile(attached, when_missing, graphs, backend, on_progress)
+        return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_vae(
         self,
@@ -286,9 +293,10 @@ class Engine:
         graphs: str,
         backend: str,
         on_progress: Progress | None,
+        form: CallForm | str = CallForm.AUTO,
     ) -> Any:
         name = folders.validate_graphs_name(graphs) if graphs else ""
-        options = Options(WhenMissing(when_missing), name)
+        options = Options(WhenMissing(when_missing), name, form=CallForm(form))
         session = self._attach(attached, options, backend)
         if session is None:
             return attached.value
@@ -326,28 +334,49 @@ class Engine:
         return session
 
     def _make_session(self, attached: Attached, options: Options, choice: str) -> Session:
-        plan = attached.plan()
-        if isinstance(plan, str):
-            raise RequirementError(plan)
+        replays = self._replays(attached)
+        notes: Sequence[str] = ()
+        make_plan = attached.plan
+        try:
+            if options.form is CallForm.EXACT:
+                raise RequirementError("exact: nothing is compiled")
+            plan = make_plan()
+            if isinstance(plan, str):
+                raise RequirementError(plan)
+            resolution = resolve_backend(choice, attached.target().device.type)
+            notes = resolution.refused
+            if resolution.backend.name == "eager":
+                raise RequirementError("; ".join(notes) or "backend eager is chosen")
+        except RequirementError as error:
+            if replays is None or choice == "eager":
+                raise
+            notes = [f"{error}; its calls are replayed as the host makes them"]
+            make_plan, plan = Plan, Plan()
+            resolution = resolve_backend("eager", attached.target().device.type)
         assert attached.root is not None
-        resolution = resolve_backend(choice, attached.target().device.type)
-        if resolution.backend.name == "eager":
-            reasons = "; ".join(resolution.refused) or "backend eager is chosen"
-            raise RequirementError(reasons)
         scope = Scope(
             attached.root,
             attached.holder,
-            attached.plan,
+            make_plan,
             plan,
             resolution.backend,
             self._graphs,
             self._verified,
+            replays,
         )
         identifier = f"{attached.sort}-{next(self._numbers)}"
         name = type(attached.holder).__name__
         session = Session(identifier, name, resolution.backend, options, scope)
-        session.notes += resolution.refused
+        session.notes += notes
         return session
+
+    def _replays(self, attached: Attached) -> Replays | None:
+        """What captures the calls of one of the host's objects, where that can be."""
+        if attached.sort != "model" or attached.root is None:
+            return None
+        if attached.target().device.type != "cuda" or torch.version.cuda is None:
+            return None
+        return Replays(self._captured, self._verified, unread_options(attached.root))
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""

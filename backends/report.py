@@ -7,6 +7,7 @@ from typing import Any
 
 from .builder import Builder
 from .runtime.graphs import State
+from .runtime.replays import Replays
 from .runtime.session import Session
 
 _EXAMPLES = 3
@@ -40,6 +41,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
         "calls": {"compiled": scope.compiled_calls, "eager": sum(session.steps.values())},
+        "captured": _captured(scope.replays),
         "misses": [
             {"kind": g.description.label, "reason": g.reason or g.state.value}
             for g in ours
@@ -67,7 +69,7 @@ def render_text(report: dict[str, Any]) -> str:
     """Put a report into words, a line each."""
     regions = report["regions"]
     if not regions["total"]:
-        return "\n".join(report["notes"]) or "nothing to report"
+        return "\n".join([*_captured_lines(report), *report["notes"]]) or "nothing to report"
     lines = [
         f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled "
         f"({report['backend']})"
@@ -84,6 +86,7 @@ def render_text(report: dict[str, Any]) -> str:
         f"graphs: {report['builds']} built, {report['loads']} loaded, {report['reused']} in use "
         f"before, {len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
     )
+    lines += _captured_lines(report)
     for miss in report["misses"]:
         lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
     lines.append(
@@ -92,6 +95,29 @@ def render_text(report: dict[str, Any]) -> str:
     )
     lines += report["notes"]
     return "\n".join(lines)
+
+
+def _captured_lines(report: dict[str, Any]) -> list[str]:
+    captured = report["captured"]
+    if not captured["captures"] and not captured["not_replayed"]:
+        return []
+    return [
+        f"CUDA graphs: {captured['signatures']} sizes captured, {captured['replayed']} steps "
+        f"replayed, {captured['vram_bytes'] / 2**20:.0f} MiB",
+        *(f"  {n} steps not: {reason}" for reason, n in captured["not_replayed"].items()),
+    ]
+
+
+def _captured(replays: Replays | None) -> dict[str, Any]:
+    if replays is None:
+        return _NOTHING_CAPTURED
+    return {
+        "signatures": replays.captured,
+        "captures": replays.captures,
+        "replayed": replays.replayed,
+        "vram_bytes": replays.vram_bytes,
+        "not_replayed": dict(replays.reasons),
+    }
 
 
 def _kind(kind: Any) -> dict[str, Any]:
@@ -121,6 +147,13 @@ def _by_reason(eager: list[tuple[str, str]]) -> list[dict[str, Any]]:
     ]
 
 
+_NOTHING_CAPTURED: dict[str, Any] = {
+    "signatures": 0,
+    "captures": 0,
+    "replayed": 0,
+    "vram_bytes": 0,
+    "not_replayed": {},
+}
 _EMPTY: dict[str, Any] = {
     "id": "",
     "model": "",
@@ -134,6 +167,7 @@ _EMPTY: dict[str, Any] = {
     "loads": 0,
     "reused": 0,
     "calls": {"compiled": 0, "eager": 0},
+    "captured": _NOTHING_CAPTURED,
     "misses": [],
     "disk_bytes": 0,
     "vram_bytes": 0,

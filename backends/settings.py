@@ -57,6 +57,7 @@ SETTINGS = {
         Setting("store_cap_gib", 4.0, 0.1, 1024, "GiB", whole=False),
         Setting("job_limit_s", 600, 30, 86400, "seconds"),
         Setting("idle_s", 30, 1, 3600, "seconds"),
+        Setting("captured_vram_percent", 10, 0, 90, "percent of the card, 0 = no CUDA graphs"),
     )
 }
 
@@ -108,6 +109,11 @@ class Settings:
     def idle_s(self) -> float:
         """Seconds after which a builder process with nothing to do ends."""
         return self._value("idle_s")
+
+    @property
+    def captured_vram_share(self) -> float:
+        """Share of the card's memory that captured CUDA graphs may take, 0 to 1."""
+        return self._value("captured_vram_percent") / 100
 
     def as_dict(self) -> dict[str, float]:
         """Return every setting's value in force."""

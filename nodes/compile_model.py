@@ -42,6 +42,17 @@ class WarmgraphCompileModel(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model to compile. It is not changed."),
                 *compile_inputs(),
+                io.Combo.Input(
+                    "form",
+                    options=["auto", "exact", "any shape"],
+                    default="auto",
+                    advanced=True,
+                    tooltip=(
+                        "How far to go. auto: the fastest that is ready. exact: compile nothing, "
+                        "only spare the CPU its work (CUDA graphs): the same pixels as without "
+                        "this node. any shape: as auto, with one graph for all sizes."
+                    ),
+                ),
             ],
             outputs=[
                 io.Model.Output(
@@ -61,7 +72,7 @@ class WarmgraphCompileModel(io.ComfyNode):
     @classmethod
     @override
     def execute(
-        cls, model: ModelPatcher, when_missing: str, graphs: str, backend: str
+        cls, model: ModelPatcher, when_missing: str, graphs: str, backend: str, form: str = "auto"
     ) -> io.NodeOutput:
         return compiled_or_unchanged(
             model,
@@ -71,6 +82,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                 when_missing=when_missing,
                 graphs=graphs.strip(),
                 backend=backend,
+                form=form,
                 on_progress=progress,
             ),
         )

@@ -27,7 +27,7 @@ class AttachedModel:
 
         clone = model.clone()
         clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
+        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_DETACH):
             clone.remove_callbacks_with_key(kind, KEY)
         self.value = self.patcher = clone
         self.holder = clone.model
@@ -46,6 +46,7 @@ class AttachedModel:
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, partial(_step, session))
         clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _begins(session, runs))
         clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _ends(session, runs))
+        clone.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, partial(_detached, session))
 
     def note(self, text: str) -> None:
         self.value.set_attachments(KEY, Note(text))
@@ -72,9 +73,18 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
     return lambda _patcher: runs.end(session, sampled=True)
 
 
+def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
+    """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
+    if unpatch_all:
+        session.scope.drop_captured()
+
+
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
     if executor.class_obj is not session.scope.root:
         foreign = "another copy of the model runs (hooks or several GPUs)"
-    return session.step(executor, args, kwargs, foreign=foreign)
+    inner = None
+    if executor.idx + 1 < len(executor.wrappers):
+        inner = "another node wraps the model's own call"
+    return session.step(executor, args, kwargs, foreign=foreign, inner=inner)

@@ -7,9 +7,10 @@ again, so another branch that shares the module never meets a graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,13 +20,13 @@ from ..host import pause_host_compiler
 from ..keys import target
 from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
 from ..sources import Watch
+from .anchors import Anchors
 from .graphs import Graph, Graphs, State
 from .region import Region
+from .replays import EXACT, Replays
 from .verified import Verified
 from .weights import ModelWeights
 from .wiring import Wiring, patched_places
-
-Result = TypeVar("Result")
 
 
 class Target(NamedTuple):
@@ -68,6 +69,7 @@ class Scope:
         backend: Backend,
         graphs: Graphs,
         verified: Verified,
+        replays: Replays | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -76,6 +78,7 @@ class Scope:
             holder: the module on which the host's patcher notes where the weights are.
             make_plan: cuts `root` anew, for when its modules were replaced.
             plan: what it gave at first.
+            replays: captures whole calls as CUDA graphs; None where none are wanted.
         """
         self.root = root
         self.plan = plan
@@ -85,6 +88,10 @@ class Scope:
         self._backend = backend
         self._graphs = graphs
         self._verified = verified
+        self.replays = replays
+        self._anchors: Anchors | None = None
+        self._foreign_code: str | None = None
+        self._form: Hashable = EXACT
         self._weights: ModelWeights | None = None
         self._regions: dict[str, Region] = {}
         self._past_calls = 0
@@ -142,7 +149,8 @@ class Scope:
             self.root, self._holder, self._make_plan = gone, gone, Plan
             self._regions.clear()
             self._installed = []
-            self._weights = None
+            self.drop_captured()
+            self._weights, self._anchors = None, None
             self._wiring = Wiring(gone)
             self._marks, self._patches = None, {}
             self._run_open = False
@@ -171,6 +179,8 @@ class Scope:
         self.kinds = list({id(kind): kind for kind in quick.values()}.values())
         self._dtype = dtype
         self._weights = ModelWeights(self._holder, device, dtype)
+        self.drop_captured()
+        self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
         self._past_calls = self.compiled_calls
         self._regions.clear()
         self._version = -1
@@ -235,6 +245,7 @@ class Scope:
         """Find the places that other nodes patched."""
         self._marks = self._wiring.marks()
         self._foreign = dict(patched_places(self.plan))
+        self._foreign_code = self._wiring.foreign()
         self._version = -1
 
     def end_run(self) -> None:
@@ -242,8 +253,25 @@ class Scope:
         with self._lock:
             self._run_open = False
 
-    def call(self, run: Callable[[], Result]) -> Result:
-        """Call the root module with the forwards of all ready places in place."""
+    def drop_captured(self) -> None:
+        """Give the memory of captured calls back; they are captured anew when they come again."""
+        if self.replays is not None:
+            self.replays.drop()
+
+    def call(
+        self,
+        host: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        foreign: str | None = None,
+    ) -> Any:
+        """Call the root module: by a captured call, or with the forwards of all ready places.
+
+        Args:
+            host: the call as the host would make it, with these arguments.
+            foreign: another node's part in the call, which keeps it from being captured.
+        """
         with self._lock:
             if not self._run_open:
                 self.begin_run()
@@ -252,21 +280,38 @@ class Scope:
             self._weights.begin_step()
             if self._version != self._graphs.version:
                 self._install_ready()
-            self._inside = True
-            placed = []
-            try:
-                for module, forward in self._installed:
-                    placed.append((module, module.__dict__.get("forward")))
-                    module.__dict__["forward"] = forward
-                with pause_host_compiler():
-                    return run()
-            finally:
-                for module, before in placed:
-                    if before is None:
-                        module.__dict__.pop("forward", None)
-                    else:
-                        module.__dict__["forward"] = before
-                self._inside = False
+            if self.replays is None or self._anchors is None:
+                return self._run(partial(host, *args, **kwargs), compiled=True)
+            if (foreign := foreign or self._foreign_code) is not None:
+                self.replays.reasons[foreign] += 1
+                return self._run(partial(host, *args, **kwargs), compiled=True)
+            return self.replays.call(
+                host,
+                args,
+                kwargs,
+                anchors=self._anchors,
+                form=self._form,
+                complete=not any(graph.is_pending for graph in self.graphs),
+                runner=self._run,
+            )
+
+    def _run(self, run: Callable[[], Any], *, compiled: bool) -> Any:
+        """Make one call with our forwards in place for as long as it runs."""
+        self._inside = True
+        placed = []
+        try:
+            for module, forward in self._installed if compiled else ():
+                placed.append((module, module.__dict__.get("forward")))
+                module.__dict__["forward"] = forward
+            with pause_host_compiler():
+                return run()
+        finally:
+            for module, before in placed:
+                if before is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = before
+            self._inside = False
 
     def _look_again(self) -> None:
         """Notice what another node's wrapper changed around this very step."""
@@ -293,6 +338,7 @@ class Scope:
         """Make the forwards of all modules whose graphs are ready."""
         self._version = self._graphs.version
         self._installed = []
+        served: list[tuple[str, int]] = []
         for dispatch in self.plan.dispatches:
             names = [place.name for place in dispatch.regions]
             if any(name in self._foreign for name in names):
@@ -300,6 +346,8 @@ class Scope:
             regions = [self._region(place) for place in dispatch.regions]
             if all(regions):
                 self._installed += dispatch.forwards([r for r in regions if r is not None])
+                served += [(name, id(r)) for name, r in zip(names, regions, strict=True)]
+        self._form = tuple(served) or EXACT
 
     def _region(self, place: Place) -> Region | None:
         graph = self._of_place[place.name].graph

@@ -6,12 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..contract import Backend, WhenMissing
+from ..contract import Backend, CallForm, WhenMissing
 from .graphs import Graph, State
 from .scope import Scope
 
@@ -25,6 +24,7 @@ class Options:
     when_missing: WhenMissing
     graphs: str
     folder_only: bool = False
+    form: CallForm = CallForm.AUTO
 
 
 class Session:
@@ -73,12 +73,14 @@ class Session:
         kwargs: Mapping[str, Any],
         *,
         foreign: str | None = None,
+        inner: str | None = None,
     ) -> Any:
         """Run one call of the root module through what graphs are ready.
 
         Args:
             host: the call as the host would make it, with these arguments.
             foreign: why this call is none of this session's, if so.
+            inner: another node's part within the call, if there is one.
         """
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
         reason = foreign or self.scope.why_not(next(activations, None))
@@ -86,7 +88,7 @@ class Session:
             self.steps[reason] += 1
             self._warn(reason)
             return host(*args, **kwargs)
-        return self.scope.call(partial(host, *args, **kwargs))
+        return self.scope.call(host, args, kwargs, foreign=inner)
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""

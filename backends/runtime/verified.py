@@ -25,6 +25,8 @@ class Verified:
         self._machine = machine
         self._lock = threading.Lock()
         self._table = self._read()
+        #: Comparisons that were good since this process started.
+        self.count = 0
 
     def has(self, key: str, payload_sha256: str, weight_class: str) -> bool:
         """Tell whether this very file equalled eager with this class of weights here."""
@@ -35,6 +37,7 @@ class Verified:
         """Remember a good comparison; a disk that cannot be written costs one more comparison."""
         name = self._name(key, payload_sha256)
         with self._lock:
+            self.count += 1
             classes = self._table.pop(name, [])
             self._table[name] = sorted({*classes, weight_class})
             while len(self._table) > KEPT:

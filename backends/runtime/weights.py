@@ -216,7 +216,7 @@ class RegionWeights:
                 type(tensor) not in (torch.Tensor, torch.nn.Parameter)
                 or tensor.dtype != dtype
                 or tuple(tensor.shape) != shape
-                or not _same_device(tensor.device, device)
+                or not same_device(tensor.device, device)
                 or not tensor.is_contiguous()
                 or tensor.data_ptr() % 16
             ):
@@ -230,10 +230,11 @@ class RegionWeights:
 
 def _is_dynamic(module: Any, device: torch.device) -> bool:
     weight = getattr(module, "weight", None)
-    return hasattr(module, "_v") and weight is not None and not _same_device(weight.device, device)
+    return hasattr(module, "_v") and weight is not None and not same_device(weight.device, device)
 
 
-def _same_device(a: torch.device, b: torch.device) -> bool:
+def same_device(a: torch.device, b: torch.device) -> bool:
+    """Tell whether two devices are one, index 0 being meant where none is given."""
     return a.type == b.type and (a.index or 0) == (b.index or 0)
 
 
@@ -245,8 +246,8 @@ def _fetch_plain(
 
     weight, bias = module.weight, module.bias
     functions = bool(module.weight_function) or bool(module.bias_function)
-    here = _same_device(weight.device, source.device) and (
-        bias is None or _same_device(bias.device, source.device)
+    here = same_device(weight.device, source.device) and (
+        bias is None or same_device(bias.device, source.device)
     )
     casts = weight.dtype != source.dtype or (bias is not None and bias.dtype != source.dtype)
     if here and not functions and not casts:

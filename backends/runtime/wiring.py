@@ -19,6 +19,7 @@ class Wiring:
         modules = list(root.modules())
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
         self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
+        self._modules = modules
         self._own = [m.__dict__ for m in modules]
         self._hooks: list[Any] = [
             h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
@@ -29,6 +30,13 @@ class Wiring:
         return any(table.get(name) is not child for table, name, child in self._links) or any(
             len(table) != count for table, count in self._counts
         )
+
+    def foreign(self) -> str | None:
+        """Say what another node's code does within the tree, None where it is all the host's."""
+        for module in self._modules:
+            if (problem := _foreign_part(module)) is not None:
+                return problem
+        return None
 
     def marks(self) -> tuple[list[Any], list[int]]:
         """Return which modules have hooks or a forward of their own, to compare with later."""
@@ -67,10 +75,13 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
             inner += list(child.modules())
     if dispatch.follower is not None:
         inner += list(dispatch.follower.module.modules())
-    for part in inner:
-        for name in _FORWARDS:
-            if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
-                return f"another node replaces the forward of a {type(part).__name__}"
-        if part._forward_hooks or part._forward_pre_hooks:
-            return f"another node hooks a {type(part).__name__}"
+    return next((problem for part in inner if (problem := _foreign_part(part))), None)
+
+
+def _foreign_part(part: torch.nn.Module) -> str | None:
+    for name in _FORWARDS:
+        if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
+            return f"another node replaces the forward of a {type(part).__name__}"
+    if part._forward_hooks or part._forward_pre_hooks:
+        return f"another node hooks a {type(part).__name__}"
     return None

@@ -1,0 +1,132 @@
+"""One call of a root module as data: its tensors, and everything else that its result hangs on.
+
+Two calls with equal keys run the same kernels on tensors of the same sizes, so a CUDA graph that
+was captured from one can be replayed for the other. What cannot be known to be so is refused, in
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+#: What the host puts into `transformer_options` that no diffusion model reads in its own forward.
+UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
+#: And what a UNet does not read besides: it is there for patches of other nodes.
+_UNREAD_BY_UNETS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
+_UNET = "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel"
+_FUNCTIONS = {
+    "patches": "another node's patches may do something else at each step",
+    "patches_replace": "another node's attention may do something else at each step",
+    "optimized_attention_override": "another node's attention may do something else at each step",
+}
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class FixedCallError(Exception):
+    """A call that cannot be captured; the text says why."""
+
+
+class Call(NamedTuple):
+    """The arguments of one call.
+
+    Attributes:
+        key: equal for calls that one captured graph serves.
+        tensors: the tensors among the arguments, in walking order.
+        args, kwargs: as they came.
+        unread: options that are handed through as they are.
+    """
+
+    key: Hashable
+    tensors: list[torch.Tensor]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    unread: frozenset[str]
+
+    def over(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Return args and kwargs over other tensors; containers are new, as the host uses them
+        up.
+        """
+        others = iter(tensors)
+
+        def swap(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return next(others)
+            if isinstance(value, dict):
+                return {
+                    name: item if name in self.unread else swap(item)
+                    for name, item in value.items()
+                }
+            if isinstance(value, (list, tuple)):
+                return type(value)(swap(item) for item in value)
+            return value
+
+        args = [swap(value) for value in self.args]
+        return args, {name: swap(value) for name, value in self.kwargs.items()}
+
+
+def unread_options(root: torch.nn.Module) -> frozenset[str]:
+    """Return the names of the options that a diffusion model's own forward does not read."""
+    name = f"{type(root).__module__}:{type(root).__qualname__}"
+    return _UNREAD_BY_UNETS if name == _UNET else UNREAD
+
+
+def read_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str] = UNREAD
+) -> Call:
+    """Take a call of a diffusion model apart.
+
+    Args:
+        unread: options that its forward does not read.
+
+    Raises:
+        FixedCallError: another node takes part in the call, or an argument is of an unknown type.
+    """
+    tensors: list[torch.Tensor] = []
+    parts: list[Any] = []
+
+    def walk(value: Any, name: str) -> None:
+        _walk(value, name, unread, tensors, parts.append)
+
+    for value in args:
+        walk(value, "its arguments")
+    for name, value in kwargs.items():
+        parts.append(name)
+        walk(value, name)
+    return Call(tuple(parts), tensors, args, kwargs, unread)
+
+
+def _walk(
+    value: Any,
+    name: str,
+    unread: frozenset[str],
+    tensors: list[torch.Tensor],
+    note: Callable[[Any], None],
+) -> None:
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise FixedCallError(f"{name} must be plain tensors, got a {type(value).__name__}")
+        tensors.append(value)
+        note((value.shape, value.stride(), value.dtype, value.device))
+    elif isinstance(value, dict):
+        note("{")
+        for key, item in value.items():
+            if key in unread:
+                continue
+            if key in _FUNCTIONS:
+                if item:
+                    raise FixedCallError(_FUNCTIONS[key])
+                continue
+            note(key)
+            _walk(item, str(key), unread, tensors, note)
+        note("}")
+    elif isinstance(value, (list, tuple)):
+        note((type(value).__name__, len(value)))
+        for item in value:
+            _walk(item, name, unread, tensors, note)
+    elif isinstance(value, _PLAIN):
+        note(value)
+    else:
+        raise FixedCallError(f"{name} has a {type(value).__name__}, whose effect is not known")

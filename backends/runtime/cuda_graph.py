@@ -1,0 +1,127 @@
+"""One call in a CUDA graph: captured once, replayed on other tensors of the same sizes.
+
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .anchors import Anchor
+from .calls import Call
+
+
+class CaptureError(Exception):
+    """A call could not be captured; the text says why. The GPU is as it was before."""
+
+
+class CudaGraph:
+    """A captured call. Inputs are copied in, the output is copied out: a caller may keep it."""
+
+    def __init__(self, call: Call, like: torch.Tensor, anchor: Anchor, pool: Any) -> None:
+        """Make the static inputs and the output; nothing is captured yet.
+
+        Args:
+            call: whose tensors give the sizes.
+            like: what the same call gave before.
+            anchor: where the weights are.
+            pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
+        """
+        self._anchor = self._refreshed = anchor
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False):  # else they could be written in inference mode only
+            self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
+            self._output = torch.empty_like(like)
+
+    def capture(self, run: Callable[..., Any], call: Call) -> None:
+        """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
+
+        Raises:
+            CaptureError: the call does what cannot be captured, or there is no memory.
+        """
+        args, kwargs = call.over(self._inputs)
+        device = self._output.device
+        stream = _capture_stream(device)
+        torch.cuda.synchronize(device)
+        try:
+            with torch.cuda.stream(stream):
+                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    self._output.copy_(run(*args, **kwargs))
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # says only that it was broken off
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
+        except torch.OutOfMemoryError as error:
+            raise CaptureError("out of memory while it was captured") from error
+        except RuntimeError as error:
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CaptureError(f"it cannot be captured: {text[:200]}") from error
+
+    def fits(self, anchor: Anchor) -> bool:
+        """Tell whether the weights are where this graph reads them, or can be put there."""
+        if anchor is self._refreshed:
+            return True
+        mine = self._anchor
+        if mine.pages is None or anchor.pages is None:
+            return mine.pages is anchor.pages and mine.pointers == anchor.pointers
+        return (
+            len(mine.fixed) == len(anchor.fixed)
+            and all(map(operator.is_, mine.fixed, anchor.fixed))
+            and list(map(_form, mine.loose)) == list(map(_form, anchor.loose))
+        )
+
+    def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute on live inputs; the result is the caller's own.
+
+        Args:
+            anchor: where the weights are; `fits` said yes, and their pages are held.
+            tensors: the inputs, in the order of `Call.tensors`.
+        """
+        if anchor is not self._refreshed:
+            with torch.inference_mode():
+                for kept, live in zip(self._anchor.loose, anchor.loose, strict=True):
+                    if kept is not live:
+                        kept.copy_(live)
+            self._refreshed = anchor
+        for static, live in zip(self._inputs, tensors, strict=True):
+            static.copy_(live, non_blocking=True)
+        self._graph.replay()
+        return self._output.clone()
+
+    def free(self) -> None:
+        """Give its memory back to the pool; it cannot be replayed any more."""
+        self._inputs = []
+        self._graph.reset()
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture on, on which the GPU's libraries have made their workspaces already.
+
+    Made within a capture, they would lie in that graph's memory and go with it.
+    """
+    index = device.index or 0
+    stream = _streams.get(index)
+    if stream is None:
+        stream = _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for dtype in (torch.float16, torch.bfloat16, torch.float32):
+                square = torch.zeros(64, 64, device=device, dtype=dtype)
+                torch.nn.functional.linear(square, square, square[0])
+                square @ square
+        stream.synchronize()
+    return stream
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype

@@ -1,0 +1,133 @@
+"""The VRAM of captured CUDA graphs: one pool, a budget, and a place in the host's list of models.
+
+What the host wants to free it looks for among its loaded models; so this memory stands there as
+one, and is given up when it is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from .cuda_graph import CudaGraph
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Whoever replays a graph, told when it is gone."""
+
+    def forget(self, graph: CudaGraph) -> None:
+        """The graph's memory was given back."""
+
+
+class GraphMemory:
+    """Keeps all captured graphs of the process within a share of the card's memory."""
+
+    def __init__(self, share: Callable[[], float]) -> None:
+        """Args: share: of the card's memory that captured graphs may take, 0 to 1."""
+        self._share = share
+        self._owners: dict[CudaGraph, Owner] = {}  # least recently used first
+        self._sizes: dict[CudaGraph, int] = {}
+        self._pool: Any = None
+        self._listed: Any = None
+        self._patcher: Any = None  # the host's list holds it by a weak reference only
+        self._device: torch.device | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """VRAM that the captured graphs hold."""
+        return sum(self._sizes.values())
+
+    @property
+    def budget_bytes(self) -> int:
+        """VRAM that they may hold."""
+        if self._device is None:
+            return 0
+        return int(torch.cuda.get_device_properties(self._device).total_memory * self._share())
+
+    def size_of(self, graph: CudaGraph) -> int:
+        """VRAM that one graph took when it was captured: what it could not share."""
+        return self._sizes.get(graph, 0)
+
+    def pool(self, device: torch.device) -> Any:
+        """Return the pool to capture into."""
+        self._device = device
+        if not self._owners or self._pool is None:  # an emptied pool must not be used again
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def add(self, graph: CudaGraph, owner: Owner, size: int) -> None:
+        """Count a new graph, and let others go, the least recently used first, for its sake."""
+        self._owners[graph] = owner
+        self._sizes[graph] = max(size, 0)
+        for other in list(self._owners):
+            if self.used_bytes <= self.budget_bytes or other is graph:
+                break
+            self.drop(other)
+        if self.used_bytes > self.budget_bytes:
+            self.drop(graph)
+        self._list()
+
+    def touch(self, graph: CudaGraph) -> None:
+        """Note that a graph is in use."""
+        self._owners[graph] = self._owners.pop(graph)
+
+    def drop(self, graph: CudaGraph) -> None:
+        """Give one graph's memory back."""
+        owner = self._owners.pop(graph, None)
+        self._sizes.pop(graph, None)
+        torch.cuda.synchronize(self._device)  # it may still run
+        graph.free()
+        if owner is not None:
+            owner.forget(graph)
+
+    def drop_all(self) -> int:
+        """Give everything back; returns how many bytes that was."""
+        freed = self.used_bytes
+        for graph in list(self._owners):
+            self.drop(graph)
+        if freed:
+            torch.cuda.empty_cache()
+        return freed
+
+    def _list(self) -> None:
+        """Stand among the host's loaded models while there is something to give back."""
+        import comfy.model_management as management
+
+        if self._listed is None or self._listed not in management.current_loaded_models:
+            assert self._device is not None
+            self._patcher = _patcher(self, self._device)
+            self._listed = management.LoadedModel(self._patcher)
+            self._listed.model_load()
+            management.current_loaded_models.insert(0, self._listed)
+
+
+def _patcher(memory: GraphMemory, device: torch.device) -> Any:
+    """Return what the host asks about this memory, and asks it back from."""
+    from comfy.model_patcher import ModelPatcher
+
+    class GraphMemoryPatcher(ModelPatcher):  # type: ignore[misc]
+        """Stands for the captured graphs; has no weights."""
+
+        def model_size(self) -> int:
+            return memory.used_bytes
+
+        def loaded_size(self) -> int:
+            return memory.used_bytes
+
+        def partially_load(self, *_: Any, **__: Any) -> int:
+            return 0
+
+        def partially_unload(self, *_: Any, **__: Any) -> int:
+            return memory.drop_all()
+
+        def detach(self, unpatch_all: bool = True) -> Any:
+            if unpatch_all:
+                memory.drop_all()
+            return self.model
+
+    return GraphMemoryPatcher(torch.nn.Module(), device, torch.device("cpu"))

@@ -1,0 +1,216 @@
+"""Which calls of a root module are replayed from CUDA graphs, and when they are captured.
+
+A call with a signature (`calls.Call.key`) that came twice before is captured, and replayed from
+then on. Two sorts of captures: the host's own forward, bit for bit (*exact*), while graphs of
+regions are still to come; and the forward with all regions compiled, once they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from .anchors import Anchor, Anchors
+from .calls import UNREAD, Call, FixedCallError, read_call
+from .cuda_graph import CaptureError, CudaGraph
+from .graph_memory import GraphMemory
+from .verified import Verified
+
+logger = logging.getLogger(__name__)
+
+#: Calls of one signature that run by themselves before it is captured.
+CLEAN_CALLS = 2
+EXACT = "exact"
+
+
+class Runner(Protocol):
+    """Runs one call of the root module, through the regions' graphs or without them."""
+
+    def __call__(self, run: Callable[[], Any], *, compiled: bool) -> Any: ...
+
+
+@dataclass
+class _Signature:
+    """What is known of one signature."""
+
+    #: The form to capture, how many clean calls were made since it is, and why not, if not.
+    target: Hashable = None
+    clean: int = 0
+    refused: str | None = None
+    #: What a call gave.
+    like: torch.Tensor | None = None
+    #: What is captured, and in which form.
+    graph: CudaGraph | None = None
+    form: Hashable = None
+
+
+class Replays:
+    """The captured calls of one root module."""
+
+    def __init__(
+        self, memory: GraphMemory, verified: Verified, unread: frozenset[str] = UNREAD
+    ) -> None:
+        """Args: the memory that all captured graphs share; the comparisons made so far; options
+        that the model does not read.
+        """
+        self._unread = unread
+        self._memory = memory
+        self._verified = verified
+        self._signatures: dict[Hashable, _Signature] = {}
+        self.captures = 0
+        self.replayed = 0
+        #: Calls that could not be captured or replayed, by reason.
+        self.reasons: Counter[str] = Counter()
+
+    def call(
+        self,
+        host: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        anchors: Anchors,
+        form: Hashable,
+        complete: bool,
+        runner: Runner,
+    ) -> Any:
+        """Compute one call, by replay where it can be.
+
+        Args:
+            host: the call as the host would make it, with these arguments.
+            anchors: where the root module's weights are.
+            form: which graphs serve regions now; `EXACT` for none.
+            complete: whether no more graphs will come; until then captures are exact.
+            runner: makes the call otherwise.
+        """
+        plain = partial(runner, partial(host, *args, **kwargs))
+        try:
+            call = read_call(args, kwargs, self._unread)
+        except FixedCallError as error:
+            self.reasons[str(error)] += 1
+            return plain(compiled=True)
+        target = form if complete else EXACT
+        known = self._signatures.setdefault(call.key, _Signature())
+        if known.target != target:
+            known.target, known.clean, known.refused = target, 0, None
+        anchor = anchors.look()
+        if anchor is None:
+            self.reasons[anchors.problem or ""] += 1
+        elif known.graph is not None and (known.form == target or not complete):
+            if not known.graph.fits(anchor):
+                self._memory.drop(known.graph)
+            elif (result := self._replay(known.graph, anchors, anchor, call)) is not None:
+                return result
+        elif known.clean >= CLEAN_CALLS and known.refused is None:
+            rerun = partial(_rerun, runner, host, compiled=complete)
+            if (result := self._capture(known, call, rerun, anchors, anchor)) is not None:
+                return result
+        return self._plain(known, anchors, plain, complete=complete)
+
+    def forget(self, graph: CudaGraph) -> None:
+        """A graph's memory was given back; its signature is captured anew when it comes again."""
+        for known in self._signatures.values():
+            if known.graph is graph:
+                known.graph = None
+
+    def drop(self) -> None:
+        """Give all memory back and forget every signature."""
+        for known in list(self._signatures.values()):
+            if known.graph is not None:
+                self._memory.drop(known.graph)
+        self._signatures.clear()
+
+    @property
+    def captured(self) -> int:
+        """How many signatures have a graph now."""
+        return sum(known.graph is not None for known in self._signatures.values())
+
+    @property
+    def vram_bytes(self) -> int:
+        """VRAM that its graphs hold."""
+        graphs = [known.graph for known in self._signatures.values()]
+        return sum(self._memory.size_of(graph) for graph in graphs if graph is not None)
+
+    def _plain(
+        self, known: _Signature, anchors: Anchors, plain: Callable[..., Any], *, complete: bool
+    ) -> Any:
+        compared = self._verified.count
+        # What will be captured without graphs is run without them until then.
+        exact_next = not complete and known.refused is None and anchors.problem is None
+        result = plain(compiled=not exact_next)
+        anchors.settle()
+        if type(result) is not torch.Tensor:
+            known.refused = "the model does not return one tensor"
+        elif self._verified.count == compared:
+            known.clean += 1
+            known.like = result
+        if known.refused is not None:
+            self.reasons[known.refused] += 1
+        return result
+
+    def _replay(
+        self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call, *, new: bool = False
+    ) -> torch.Tensor | None:
+        if not anchors.hold(anchor):
+            return None
+        try:
+            result = graph.replay(anchor, call.tensors)
+        finally:
+            anchors.let_go(anchor)
+        if not new:
+            self._memory.touch(graph)
+        self.replayed += 1
+        return result
+
+    def _capture(
+        self,
+        known: _Signature,
+        call: Call,
+        rerun: Callable[..., Any],
+        anchors: Anchors,
+        anchor: Anchor,
+    ) -> torch.Tensor | None:
+        """Capture this call and compute it by the first replay; None if it cannot be."""
+        assert known.like is not None
+        device = known.like.device
+        if known.graph is not None:  # of the exact form; its memory serves the better one
+            self._memory.drop(known.graph)
+        marks = anchors.marks()
+        before = _in_use(device)
+        graph = CudaGraph(call, known.like, anchor, self._memory.pool(device))
+        try:
+            graph.capture(rerun, call)
+        except CaptureError as error:
+            graph.free()
+            known.refused = str(error)
+            logger.warning("Not captured as a CUDA graph: %s", error)
+            return None
+        except BaseException:  # the host's Cancel
+            graph.free()
+            raise
+        if any(a is not b for a, b in zip(marks, anchors.marks(), strict=True)):
+            graph.free()  # the host copied weights within the capture
+            known.clean = 0
+            return None
+        self.captures += 1
+        known.graph, known.form = graph, known.target
+        result = self._replay(graph, anchors, anchor, call, new=True)
+        self._memory.add(graph, self, _in_use(device) - before)
+        return result
+
+
+def _rerun(
+    runner: Runner, host: Callable[..., Any], *args: Any, compiled: bool, **kwargs: Any
+) -> Any:
+    return runner(partial(host, *args, **kwargs), compiled=compiled)
+
+
+def _in_use(device: torch.device) -> int:
+    """Bytes of the card that are taken."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
