@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .captured_cases import exact, forms
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .users_run_case import ROWS, users_run, users_run_rival
@@ -236,6 +237,14 @@ CASES: dict[str, Case] = {
     "users_run": Case(users_run, 150),
     "users_run_rival_a": Case(users_run_rival("users_run_rival_a", ROWS[:4], restart=True), 480),
     "users_run_rival_b": Case(users_run_rival("users_run_rival_b", ROWS[4:], restart=False), 430),
+    "exact_default": Case(exact(DEFAULT), 60),
+    "exact_off": Case(exact(OFF), 60),
+    "exact_native": Case(exact(NATIVE), 60),
+    "forms_default": Case(forms("sdxl", DEFAULT), 70),
+    "forms_off": Case(forms("sdxl", OFF), 70),
+    "forms_native": Case(forms("sdxl", NATIVE), 70),
+    "forms_sd15_default": Case(forms("sd15", DEFAULT), 60),
+    "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 70),
     "rival_static": Case(_rival(dynamic=False), 260),
     "rival_dynamic": Case(_rival(dynamic=True), 275),
 }

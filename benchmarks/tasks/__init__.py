@@ -7,6 +7,7 @@ from typing import Any
 
 from . import (
     build,
+    captured,
     changes,
     control,
     files,
@@ -26,6 +27,8 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "bind": build.bind,
     "speed": speed.speed,
     "rival": rival.rival,
+    "captured_exact": captured.exact,
+    "captured_forms": captured.forms,
     "changes": changes.changes,
     "first_image": image.first_image,
     "vae_speed": vae.vae_speed,

@@ -1,0 +1,83 @@
+"""The cases of CUDA graphs: exactness, and the speed of each form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .lab import BUILD_WORKERS, Lab
+
+Result = dict[str, Any]
+# (width, height, batch); the last three are those that broke others.
+TEN_SIZES = (
+    (1024, 1024, 1),
+    (512, 512, 1),
+    (768, 768, 1),
+    (1152, 896, 1),
+    (832, 1216, 1),
+    (512, 512, 4),
+    (1024, 1024, 2),
+    (720, 960, 1),
+    (1536, 640, 1),
+    (584, 328, 3),
+)
+
+
+def exact(flags: tuple[str, ...]) -> Callable[[Lab], Result]:
+    """A case that asks for the same bits as eager, under certain flags of the host."""
+
+    def run(lab: Lab) -> Result:
+        result = lab.run(
+            "captured_exact",
+            flags,
+            limit_s=240,
+            model=lab.model("sdxl"),
+            kind=lab.kind("sdxl"),
+            store=lab.store("exact"),
+            sizes=[[*lab.pixels(width, height), batch] for width, height, batch in TEN_SIZES],
+            loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+        )
+        captured = result["captured"]
+        lines = [
+            f"{len(result['rows'])} runs, largest difference {result['max_abs_diff']}, "
+            f"{captured['captures']} captures, {captured['replayed']} replays, "
+            f"{captured['vram_bytes'] >> 20} MiB, not replayed {captured['not_replayed']}"
+        ]
+        return {**result, "lines": lines}
+
+    return run
+
+
+def forms(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Callable[[Lab], Result]:
+    """A case that times eager, exact and any-shape in turns."""
+
+    def run(lab: Lab) -> Result:
+        quick = {"rounds": 1, "steps": 4, "image_steps": 2} if lab.smoke else {}
+        store = kind if dtype == "float16" else f"{kind}-{dtype}"
+        result = lab.run(
+            "captured_forms",
+            flags,
+            limit_s=400,
+            model=lab.model(kind, dtype=dtype),
+            kind=lab.kind(kind),
+            store=lab.store(store),
+            sizes=[lab.pixels(1024, 1024), lab.pixels(512, 512)],
+            workers=lab.workers(BUILD_WORKERS),
+            **quick,
+        )
+        lines = []
+        for size, row in result["rows"].items():
+            times = {name: row[name]["unet_ms"].get("median") for name in _FORMS}
+            images = {name: row[name].get("ksampler_seconds") for name in _FORMS}
+            lines.append(
+                f"{size}: {times} ms, exact x{row['exact_speedup']}, any shape "
+                f"x{row['any_shape_speedup']}, KSampler {images} s, {row['vram_more_mib']} MiB, "
+                f"rel L2 {max(row['rel_l2']):.1e}"
+            )
+        lines.append(f"new size {result['new_size']}, given back {result['given_back_mib']} MiB")
+        return {**result, "lines": lines}
+
+    return run
+
+
+_FORMS = ("eager", "exact", "any_shape")

@@ -1,0 +1,163 @@
+"""Whole calls replayed from CUDA graphs: the same bits as eager, and how quick each form is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..host import Size, load_lora, load_unet
+from ..measure import Probe, Stopwatch, vram_used_mib
+from ..pack import brief, open_engine
+from .common import Pair, errors, partial, sample, unserved
+from .residency import empty_caches
+from .speed import ratio, time_pair
+
+
+def exact(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    sizes: list[list[int]],
+    loras: dict[str, str],
+    steps: int = 6,
+) -> dict[str, Any]:
+    """Final latents of the exact form against eager's, bit for bit, through every change.
+
+    Args:
+        sizes: [width, height, batch] in pixels; the first serves the other changes.
+
+    Returns:
+        {"rows": [{"name", "max_abs_diff", "replayed"}], "max_abs_diff", "captured"}
+    """
+    engine = open_engine(Path(store))
+    eager = load_unet(Path(model))
+    ours = engine.compile_model(eager, form="exact")
+    rows: list[dict[str, Any]] = []
+
+    def compare(name: str, size: Size, change: Callable[[Any], Any] = lambda m: m) -> None:
+        before = engine.report(ours)["captured"]["replayed"]
+        found = sample(change(ours), kind, size, steps=steps)
+        report = engine.report(ours)["captured"]
+        expected = sample(change(eager), kind, size, steps=steps)
+        rows.append(
+            {
+                "name": name,
+                "max_abs_diff": float((found - expected).abs().max()),
+                "finite": bool(found.isfinite().all()),
+                "replayed": report["replayed"] - before,
+                "not_replayed": report["not_replayed"],
+            }
+        )
+        partial({"rows": rows})
+
+    for width, height, batch in sizes:
+        compare(f"{width}x{height} batch {batch}", Size(width, height, batch))
+    first = Size(*sizes[0])
+    compare("first size again", first)
+    for name, strength in (("linear", 1.0), ("linear", 0.5), ("conv", 0.8)):
+        path = Path(loras[name])
+        compare(f"LoRA {name} {strength}", first, lambda m: load_lora(m, path, strength))  # noqa: B023
+    compare("LoRA off", first)
+    _unload(ours)
+    compare("after everything was unloaded", first)
+    compare("again", first)
+    _evict(ours)
+    compare("after pages were evicted", first)
+    result = {
+        "rows": rows,
+        "max_abs_diff": max(row["max_abs_diff"] for row in rows),
+        "captured": engine.report(ours)["captured"],
+    }
+    engine.close()
+    return result
+
+
+def forms(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    sizes: list[list[int]],
+    rounds: int = 4,
+    steps: int = 10,
+    image_steps: int = 20,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Time eager, exact and any-shape in turns at every size.
+
+    Returns:
+        {"rows": {size: {form: times, "exact_speedup", "any_shape_speedup", ...}}, "report"}
+    """
+    engine = open_engine(Path(store), workers=workers)
+    watch = Stopwatch()
+    pair = Pair(engine, Path(model))
+    pair.settle(kind, Size(*sizes[0]))
+    exact_probe = Probe()
+    exact_model = engine.compile_model(exact_probe.attach(pair.eager), form="exact")
+    result: dict[str, Any] = {"ready_seconds": round(watch.seconds(), 2), "rows": {}}
+    models = {
+        "eager": (pair.eager, pair.eager_probe),
+        "exact": (exact_model, exact_probe),
+        "any_shape": (pair.ours, pair.ours_probe),
+    }
+    for width, height in sizes:
+        size = Size(width, height)
+        used = vram_used_mib()
+        row = time_pair(models, kind, size, rounds=rounds, steps=steps, image_steps=image_steps)
+        row["exact_speedup"] = ratio(row, "eager", "exact")
+        row["any_shape_speedup"] = ratio(row, "eager", "any_shape")
+        row["vram_more_mib"] = round(vram_used_mib() - used)
+        before = pair.compiled_calls()
+        found = errors(
+            pair.ours, pair.ours_probe, pair.eager, pair.eager_probe, kind, size, steps=5
+        )
+        row["rel_l2"] = found
+        row["captured"] = {
+            "exact": engine.report(exact_model)["captured"],
+            "any_shape": engine.report(pair.ours)["captured"],
+        }
+        row["uncompiled"] = unserved(engine.report(pair.ours), before, unet_calls=len(found))
+        result["rows"][f"{width}x{height}"] = row
+        partial(result)
+    result["report"] = brief(engine.report(pair.ours))
+    result["given_back_mib"] = _given_back()
+    result["new_size"] = _new_size(models, kind, Size(sizes[0][0] - 128, sizes[0][1]))
+    engine.close()
+    return result
+
+
+def _new_size(models: dict[str, Any], kind: str, size: Size) -> dict[str, float]:
+    """Seconds of a size's first run, and of a later one: what capturing costs."""
+    found = {}
+    for name, (model, _) in models.items():
+        for turn in ("first", "later"):
+            watch = Stopwatch()
+            sample(model, kind, size, steps=20)
+            found[f"{name}_{turn}"] = round(watch.seconds(), 4)
+    return found
+
+
+def _given_back() -> float:
+    """MiB that the card has again once the host unloads all models."""
+    import comfy.model_management
+
+    used = vram_used_mib()
+    comfy.model_management.unload_all_models()
+    empty_caches()
+    return round(used - vram_used_mib())
+
+
+def _unload(model: Any) -> None:
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    _evict(model)
+
+
+def _evict(model: Any) -> None:
+    """Take the pages of a model in dynamic VRAM away, as another one's need would."""
+    if model.is_dynamic():
+        model.partially_unload(model.offload_device, 1e32)
+    empty_caches()
