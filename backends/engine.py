@@ -30,7 +30,7 @@ from .builder import Builder
 from .contract import CallForm, WhenMissing
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
-from .host import host_arguments, room_for_workers, run_forward, spare_vram
+from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
 from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import model_report, strict_problem
@@ -124,7 +124,9 @@ class Engine:
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
         self._verified = Verified(paths.private, _machine())
-        self._captured = GraphMemory(lambda: settings.captured_vram_share)
+        self._captured = GraphMemory(
+            lambda device: int(total_vram(device) * settings.captured_vram_share)
+        )
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -339,7 +341,8 @@ class Engine:
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                raise RequirementError("exact: nothing is compiled")
+                needs = "" if replays else "; that needs an NVIDIA GPU, so it runs as without it"
+                raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
                 raise RequirementError(plan)

@@ -61,6 +61,13 @@ def pause_host_compiler() -> AbstractContextManager[Any]:
     return scope if isinstance(scope, AbstractContextManager) else nullcontext()
 
 
+def total_vram(device: torch.device) -> int:
+    """Bytes of memory of the host's device, as the host counts them."""
+    import comfy.model_management
+
+    return int(comfy.model_management.get_total_memory(device))
+
+
 def spare_vram(patchers: Iterable[Any]) -> int | None:
     """Return the bytes of VRAM that sampling with all these models will not need.
 

@@ -98,6 +98,7 @@ class CudaGraph:
 
     def free(self) -> None:
         """Give its memory back to the pool; it cannot be replayed any more."""
+        torch.cuda.synchronize(self._output.device)  # it may still run
         self._inputs = []
         self._graph.reset()
 

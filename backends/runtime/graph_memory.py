@@ -12,26 +12,31 @@ from typing import Any, Protocol
 
 import torch
 
-from .cuda_graph import CudaGraph
-
 logger = logging.getLogger(__name__)
+
+
+class Held(Protocol):
+    """What holds memory: a `CudaGraph`."""
+
+    def free(self) -> None:
+        """Give it back."""
 
 
 class Owner(Protocol):
     """Whoever replays a graph, told when it is gone."""
 
-    def forget(self, graph: CudaGraph) -> None:
+    def forget(self, graph: Any) -> None:
         """The graph's memory was given back."""
 
 
 class GraphMemory:
     """Keeps all captured graphs of the process within a share of the card's memory."""
 
-    def __init__(self, share: Callable[[], float]) -> None:
-        """Args: share: of the card's memory that captured graphs may take, 0 to 1."""
-        self._share = share
-        self._owners: dict[CudaGraph, Owner] = {}  # least recently used first
-        self._sizes: dict[CudaGraph, int] = {}
+    def __init__(self, budget_bytes: Callable[[torch.device], int]) -> None:
+        """Args: how much memory captured graphs may take on a device."""
+        self._budget_bytes = budget_bytes
+        self._owners: dict[Held, Owner] = {}  # least recently used first
+        self._sizes: dict[Held, int] = {}
         self._pool: Any = None
         self._listed: Any = None
         self._patcher: Any = None  # the host's list holds it by a weak reference only
@@ -45,23 +50,23 @@ class GraphMemory:
     @property
     def budget_bytes(self) -> int:
         """VRAM that they may hold."""
-        if self._device is None:
-            return 0
-        return int(torch.cuda.get_device_properties(self._device).total_memory * self._share())
+        return 0 if self._device is None else self._budget_bytes(self._device)
 
-    def size_of(self, graph: CudaGraph) -> int:
+    def size_of(self, graph: Held) -> int:
         """VRAM that one graph took when it was captured: what it could not share."""
         return self._sizes.get(graph, 0)
 
     def pool(self, device: torch.device) -> Any:
         """Return the pool to capture into."""
-        self._device = device
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def add(self, graph: CudaGraph, owner: Owner, size: int) -> None:
-        """Count a new graph, and let others go, the least recently used first, for its sake."""
+    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> None:
+        """Count a new graph of `size` bytes, and let others go, the least recently used first, for
+        its sake.
+        """
+        self._device = device
         self._owners[graph] = owner
         self._sizes[graph] = max(size, 0)
         for other in list(self._owners):
@@ -72,26 +77,27 @@ class GraphMemory:
             self.drop(graph)
         self._list()
 
-    def touch(self, graph: CudaGraph) -> None:
+    def touch(self, graph: Held) -> None:
         """Note that a graph is in use."""
         self._owners[graph] = self._owners.pop(graph)
 
-    def drop(self, graph: CudaGraph) -> None:
+    def drop(self, graph: Held) -> None:
         """Give one graph's memory back."""
         owner = self._owners.pop(graph, None)
         self._sizes.pop(graph, None)
-        torch.cuda.synchronize(self._device)  # it may still run
         graph.free()
         if owner is not None:
             owner.forget(graph)
 
     def drop_all(self) -> int:
         """Give everything back; returns how many bytes that was."""
+        import comfy.model_management as management
+
         freed = self.used_bytes
         for graph in list(self._owners):
             self.drop(graph)
         if freed:
-            torch.cuda.empty_cache()
+            management.soft_empty_cache()
         return freed
 
     def _list(self) -> None:

@@ -200,7 +200,7 @@ class Replays:
         self.captures += 1
         known.graph, known.form = graph, known.target
         result = self._replay(graph, anchors, anchor, call, new=True)
-        self._memory.add(graph, self, _in_use(device) - before)
+        self._memory.add(graph, self, device, _in_use(device) - before)
         return result
 
 

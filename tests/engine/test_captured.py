@@ -1,0 +1,178 @@
+"""What decides on captured calls, without a GPU: signatures, weights' places, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.runtime.anchors import Anchors
+from warmgraph_backends.runtime.calls import FixedCallError, read_call, unread_options
+from warmgraph_backends.runtime.graph_memory import GraphMemory
+from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab
+
+
+def _options(**more: Any) -> dict[str, Any]:
+    return {"sigmas": torch.ones(1), "cond_or_uncond": [1, 0], "wrappers": {}, **more}
+
+
+def _arguments(batch: int = 2, tokens: int = 77, **options: Any) -> tuple[Any, ...]:
+    x, t = torch.randn(batch, 4, 8, 8), torch.rand(batch)
+    return x, t, torch.randn(batch, tokens, 16), None, None, _options(**options)
+
+
+def test_a_signature_holds_sizes_and_not_values(host: Host) -> None:
+    unread = unread_options(host.load("narrowxl")[0].model.diffusion_model)
+
+    def key(*args: Any) -> Any:
+        return read_call(args, {}, unread).key
+
+    first = key(*_arguments())
+    assert key(*_arguments()) == first
+    assert key(*_arguments(cond_or_uncond=[0, 1])) == first
+    assert key(*_arguments(batch=3)) != first
+    assert key(*_arguments(tokens=154)) != first
+    assert key(*(a.half() if torch.is_tensor(a) else a for a in _arguments())) != first
+    x, *rest = _arguments()
+    assert key(x.transpose(2, 3), *rest) != first
+    assert read_call(_arguments(cond_or_uncond=[0, 1]), {}).key != read_call(_arguments(), {}).key
+
+
+def test_residuals_are_inputs_and_are_used_up_for_the_copy_only(host: Host) -> None:
+    control = {"input": [torch.ones(2, 4, 8, 8), None], "middle": [], "output": [torch.ones(1)]}
+    args = [*_arguments()]
+    args[4] = control
+    call = read_call(args, {})
+    assert len(call.tensors) == 6  # x, t, context, two residuals, sigmas
+    others = [torch.zeros_like(t) for t in call.tensors]
+    copied, _ = call.over(others)
+    assert copied[4]["input"][0] is others[3] and copied[4]["input"][1] is None
+    copied[4]["input"].pop()
+    assert len(control["input"]) == 2
+    assert read_call(_arguments(), {}).key != call.key
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"patches": {"attn1_patch": [print]}}, "patches may do something else"),
+        ({"patches_replace": {"attn1": {("input", 1): print}}}, "attention may do"),
+        ({"optimized_attention_override": print}, "attention may do"),
+        ({"of_another_node": object()}, "of_another_node has a object"),
+    ],
+)
+def test_what_another_node_does_in_the_call_is_not_captured(
+    options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(FixedCallError, match=reason):
+        read_call(_arguments(**options), {})
+    read_call(_arguments(patches={}, patches_replace={}), {})
+
+
+@pytest.fixture
+def anchors(host: Host) -> tuple[Any, ModelWeights, Anchors]:
+    model = host.load("narrowxl")[0].model
+    weights = ModelWeights(model, torch.device("cpu"), torch.float32)
+    weights.begin_run()
+    return model.diffusion_model, weights, Anchors(model.diffusion_model, weights)
+
+
+def test_weights_that_moved_are_noticed(anchors: tuple[Any, ModelWeights, Anchors]) -> None:
+    root, weights, place = anchors
+    weights.begin_step()
+    first = place.look()
+    assert first is not None and place.look() is first
+    assert len(first.pointers) == len(list(root.parameters())) + len(list(root.buffers()))
+    layer = root.out[2]
+    before = layer.weight
+    try:
+        layer.weight = torch.nn.Parameter(before.clone(), requires_grad=False)
+        second = place.look()
+        assert second is not None and second.pointers != first.pointers
+    finally:
+        layer.weight = before
+    weights.begin_run()
+    assert place.look() is not first
+
+
+def test_weights_that_a_graph_cannot_read_are_named(
+    anchors: tuple[Any, ModelWeights, Anchors],
+) -> None:
+    root, weights, place = anchors
+    layer = root.out[2]
+    layer.weight_function = [lambda weight: weight]
+    try:
+        assert place.look() is None
+        assert place.problem == "weights are computed anew at each call"
+    finally:
+        del layer.weight_function
+    weights.begin_run()
+    before = layer.weight
+    try:
+        layer.weight = torch.nn.Parameter(before.to("meta"), requires_grad=False)
+        assert place.look() is None
+        assert place.problem == "a part of the model is not in VRAM"
+    finally:
+        layer.weight = before
+
+
+class _Held:
+    """Holds memory as a captured graph does."""
+
+    def __init__(self, size: int) -> None:
+        self.memory: torch.Tensor | None = torch.empty(size, dtype=torch.uint8)
+
+    def free(self) -> None:
+        self.memory = None
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.gone: list[Any] = []
+
+    def forget(self, graph: Any) -> None:
+        self.gone.append(graph)
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_least_recently_used_graph_goes_first(host: Host) -> None:
+    memory, owner = GraphMemory(lambda _: 100), _Owner()
+    graphs = [_Held(40) for _ in range(3)]
+    memory.add(graphs[0], owner, CPU, 40)
+    memory.add(graphs[1], owner, CPU, 40)
+    memory.touch(graphs[0])
+    memory.add(graphs[2], owner, CPU, 40)
+    assert owner.gone == [graphs[1]] and graphs[1].memory is None
+    assert memory.used_bytes == 80
+    huge = _Held(200)
+    memory.add(huge, owner, CPU, 200)
+    assert memory.used_bytes == 0 and huge.memory is None
+    memory.drop_all()
+
+
+def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
+    import comfy.model_management as management
+
+    memory, owner = GraphMemory(lambda _: 1000), _Owner()
+    for round_ in range(2):  # it stands in the list again after it was unloaded
+        graph = _Held(500)
+        memory.add(graph, owner, CPU, 500)
+        listed = [m for m in management.current_loaded_models if m.model_memory() == 500]
+        assert len(listed) == 1, round_
+        management.free_memory(1e30, CPU)
+        assert graph.memory is None and memory.used_bytes == 0
+        assert listed[0] not in management.current_loaded_models
+
+
+def test_exact_needs_a_gpu_and_says_so(lab: Lab, host: Host) -> None:
+    model = host.load("narrowxl")[0]
+    exact = lab.engine.compile_model(model, form="exact")
+    report = lab.engine.report(exact)
+    assert report["regions"]["total"] == 0
+    assert "that needs an NVIDIA GPU" in report["notes"][0]
