@@ -256,12 +256,21 @@ class _Probe(torch.nn.Module):
 
 
 class _Kernel:
-    """A loaded Triton kernel; generated code calls `kernel.run(*args, stream=...)`."""
+    """A loaded Triton kernel; generated code calls `kernel.run(*args, stream=...)`.
 
-    __slots__ = ("run",)
+    Tensors are handed on as addresses: the launcher would ask the driver about each, and the driver
+    does not know memory that is allocated within a CUDA graph before the graph has run.
+    """
 
-    def __init__(self, run: Callable[..., None]) -> None:
-        self.run = run
+    __slots__ = ("_launch",)
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self._launch = launch
+
+    def run(self, *args: Any, stream: int) -> None:
+        self._launch(
+            *[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args], stream=stream
+        )
 
 
 class _Unpickler(pickle.Unpickler):

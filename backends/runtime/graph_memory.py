@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from . import driver
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,13 +32,20 @@ class Owner(Protocol):
 
 
 class GraphMemory:
-    """Keeps all captured graphs of the process within a share of the card's memory."""
+    """Keeps all captured graphs of the process within a budget."""
 
-    def __init__(self, budget_bytes: Callable[[torch.device], int]) -> None:
-        """Args: how much memory captured graphs may take on a device."""
+    def __init__(
+        self,
+        budget_bytes: Callable[[torch.device], int],
+        release: Callable[[torch.device], None] = driver.trim,
+    ) -> None:
+        """Args: how much memory captured graphs may take on a device, and what gives back to it
+        what dropped ones held.
+        """
         self._budget_bytes = budget_bytes
+        self._release = release
         self._owners: dict[Held, Owner] = {}  # least recently used first
-        self._sizes: dict[Held, int] = {}
+        self._taken = 0
         self._pool: Any = None
         self._listed: Any = None
         self._patcher: Any = None  # the host's list holds it by a weak reference only
@@ -44,50 +53,49 @@ class GraphMemory:
 
     @property
     def used_bytes(self) -> int:
-        """VRAM that the captured graphs hold."""
-        return sum(self._sizes.values())
+        """Memory that the captured graphs hold together; what they need in between is shared."""
+        return self._taken
 
-    @property
-    def budget_bytes(self) -> int:
-        """VRAM that they may hold."""
-        return 0 if self._device is None else self._budget_bytes(self._device)
-
-    def size_of(self, graph: Held) -> int:
-        """VRAM that one graph took when it was captured: what it could not share."""
-        return self._sizes.get(graph, 0)
-
-    def pool(self, device: torch.device) -> Any:
+    def pool(self) -> Any:
         """Return the pool to capture into."""
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> None:
-        """Count a new graph of `size` bytes, and let others go, the least recently used first, for
-        its sake.
+    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> str | None:
+        """Count a new graph that took `size` bytes more.
+
+        Over the budget all graphs go, since memory that they share is free only without any: those
+        that are still wanted are captured anew. A graph that is too large by itself is not kept.
+
+        Returns:
+            Why the graph cannot be kept at all, or None.
         """
+        alone = not self._owners
         self._device = device
         self._owners[graph] = owner
-        self._sizes[graph] = max(size, 0)
-        for other in list(self._owners):
-            if self.used_bytes <= self.budget_bytes or other is graph:
-                break
-            self.drop(other)
-        if self.used_bytes > self.budget_bytes:
-            self.drop(graph)
-        self._list()
+        self._taken += max(size, 0)
+        if self._taken <= (budget := self._budget_bytes(device)):
+            self._list()
+            return None
+        needed = self._taken
+        self.drop_all()
+        if not alone:
+            return None
+        return f"its memory ({needed >> 20} MiB) is over the budget of {budget >> 20} MiB"
 
     def touch(self, graph: Held) -> None:
         """Note that a graph is in use."""
         self._owners[graph] = self._owners.pop(graph)
 
     def drop(self, graph: Held) -> None:
-        """Give one graph's memory back."""
+        """Let one graph go; its memory serves the others."""
         owner = self._owners.pop(graph, None)
-        self._sizes.pop(graph, None)
         graph.free()
         if owner is not None:
             owner.forget(graph)
+        if not self._owners:
+            self._taken = 0
 
     def drop_all(self) -> int:
         """Give everything back; returns how many bytes that was."""
@@ -96,8 +104,9 @@ class GraphMemory:
         freed = self.used_bytes
         for graph in list(self._owners):
             self.drop(graph)
-        if freed:
+        if freed and self._device is not None:
             management.soft_empty_cache()
+            self._release(self._device)
         return freed
 
     def _list(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from . import driver
 from .anchors import Anchor, Anchors
 from .calls import UNREAD, Call, FixedCallError, read_call
 from .cuda_graph import CaptureError, CudaGraph
@@ -132,9 +133,8 @@ class Replays:
 
     @property
     def vram_bytes(self) -> int:
-        """VRAM that its graphs hold."""
-        graphs = [known.graph for known in self._signatures.values()]
-        return sum(self._memory.size_of(graph) for graph in graphs if graph is not None)
+        """VRAM that all captured graphs of the process hold; most of it is shared."""
+        return self._memory.used_bytes
 
     def _plain(
         self, known: _Signature, anchors: Anchors, plain: Callable[..., Any], *, complete: bool
@@ -181,8 +181,8 @@ class Replays:
         if known.graph is not None:  # of the exact form; its memory serves the better one
             self._memory.drop(known.graph)
         marks = anchors.marks()
-        before = _in_use(device)
-        graph = CudaGraph(call, known.like, anchor, self._memory.pool(device))
+        before = driver.reserved_bytes(device)
+        graph = CudaGraph(call, known.like, anchor, self._memory.pool())
         try:
             graph.capture(rerun, call)
         except CaptureError as error:
@@ -200,7 +200,9 @@ class Replays:
         self.captures += 1
         known.graph, known.form = graph, known.target
         result = self._replay(graph, anchors, anchor, call, new=True)
-        self._memory.add(graph, self, device, _in_use(device) - before)
+        known.refused = self._memory.add(
+            graph, self, device, driver.reserved_bytes(device) - before
+        )
         return result
 
 
@@ -208,9 +210,3 @@ def _rerun(
     runner: Runner, host: Callable[..., Any], *args: Any, compiled: bool, **kwargs: Any
 ) -> Any:
     return runner(partial(host, *args, **kwargs), compiled=compiled)
-
-
-def _in_use(device: torch.device) -> int:
-    """Bytes of the card that are taken."""
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total - free)

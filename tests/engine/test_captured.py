@@ -141,25 +141,33 @@ class _Owner:
 CPU = torch.device("cpu")
 
 
-def test_the_least_recently_used_graph_goes_first(host: Host) -> None:
-    memory, owner = GraphMemory(lambda _: 100), _Owner()
+def test_over_the_budget_all_graphs_go_and_what_never_fits_is_named(host: Host) -> None:
+    released: list[torch.device] = []
+    memory, owner = GraphMemory(lambda _: 100, released.append), _Owner()
     graphs = [_Held(40) for _ in range(3)]
-    memory.add(graphs[0], owner, CPU, 40)
-    memory.add(graphs[1], owner, CPU, 40)
-    memory.touch(graphs[0])
-    memory.add(graphs[2], owner, CPU, 40)
-    assert owner.gone == [graphs[1]] and graphs[1].memory is None
-    assert memory.used_bytes == 80
+    assert [memory.add(graph, owner, CPU, 40) for graph in graphs] == [None, None, None]
+    assert owner.gone == graphs and all(graph.memory is None for graph in graphs)
+    assert memory.used_bytes == 0 and released == [CPU]
     huge = _Held(200)
-    memory.add(huge, owner, CPU, 200)
+    assert "over the budget" in (memory.add(huge, owner, CPU, 200) or "")
     assert memory.used_bytes == 0 and huge.memory is None
-    memory.drop_all()
+
+
+def test_memory_that_graphs_share_is_counted_until_the_last_one_goes(host: Host) -> None:
+    memory, owner = GraphMemory(lambda _: 100, lambda _: None), _Owner()
+    graphs = [_Held(40), _Held(0)]
+    for graph in graphs:
+        memory.add(graph, owner, CPU, 40 if graph is graphs[0] else 0)
+    memory.drop(graphs[0])
+    assert memory.used_bytes == 40
+    memory.drop(graphs[1])
+    assert memory.used_bytes == 0
 
 
 def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
     import comfy.model_management as management
 
-    memory, owner = GraphMemory(lambda _: 1000), _Owner()
+    memory, owner = GraphMemory(lambda _: 1000, lambda _: None), _Owner()
     for round_ in range(2):  # it stands in the list again after it was unloaded
         graph = _Held(500)
         memory.add(graph, owner, CPU, 500)

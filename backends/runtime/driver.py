@@ -1,0 +1,60 @@
+"""What CUDA graphs hold of a card's memory, which PyTorch does not count under every allocator.
+
+Under `cudaMallocAsync` a graph's memory belongs to the driver, which says how much it is and gives
+the unused part back when asked.
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import sys
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+
+
+def is_driver_allocator() -> bool:
+    """Tell whether PyTorch allocates through the driver (`cudaMallocAsync`, the host's default)."""
+    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Return a number that grows by what a capture takes."""
+    if not is_driver_allocator():
+        return torch.cuda.memory_reserved(device)
+    driver = _driver()
+    if driver is None:
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    value = ctypes.c_uint64()
+    driver.cuDeviceGetGraphMemAttribute(_index(device), _RESERVED_NOW, ctypes.byref(value))
+    return value.value
+
+
+def trim(device: torch.device) -> None:
+    """Give back what no graph uses."""
+    driver = _driver() if is_driver_allocator() else None
+    if driver is not None:
+        driver.cuDeviceGraphMemTrim(_index(device))
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        if sys.platform == "win32":
+            return ctypes.WinDLL("nvcuda.dll")
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        logger.debug("The CUDA driver's library was not found: %s", error)
+        return None
+
+
+def _index(device: torch.device) -> int:
+    return device.index or 0
