@@ -375,7 +375,7 @@ class Engine:
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
-        if attached.sort != "model" or attached.root is None:
+        if attached.sort == "vae" or attached.root is None:
             return None
         if attached.target().device.type != "cuda" or torch.version.cuda is None:
             return None

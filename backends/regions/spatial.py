@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..layout import CHANNELS_LAST
 from .plan import Call, Form, Forward, host_forward, shallow_copy
 
 
@@ -44,6 +45,7 @@ class Entry(Form):
 
     family = "unet"
     name = "entry"
+    layout = CHANNELS_LAST
     children: tuple[str, ...] | None = ("norm", "proj_in")
 
     def label(self, module: Any) -> str:
@@ -64,12 +66,14 @@ class Entry(Form):
 class Exit(Form):
     """SpatialTransformer after its last block.
 
-    `(tokens [batch, height, width, C'], x [batch, C, height, width])` -> `[batch, C, height,
-    width]`; the tokens come as an image, so that their number needs no symbol of its own.
+    `(tokens [batch, C', height, width], x [batch, C, height, width])` -> `[batch, C, height,
+    width]`; the tokens come as an image, so that their number needs no symbol of its own. In
+    channels-last order that image is the tokens as they lie.
     """
 
     family = "unet"
     name = "exit"
+    layout = CHANNELS_LAST
     children: tuple[str, ...] | None = ("proj_out",)
 
     def label(self, module: Any) -> str:
@@ -78,7 +82,7 @@ class Exit(Form):
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         inner = module.proj_out.weight.shape[1]
         return (
-            InputSpec("tokens", dtype, ("batch", "height", "width", inner)),
+            InputSpec("tokens", dtype, ("batch", inner, "height", "width")),
             InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),
         )
 
@@ -88,7 +92,7 @@ class Exit(Form):
             module,
             norm=torch.nn.Identity(),
             proj_in=torch.nn.Identity(),
-            transformer_blocks=torch.nn.ModuleList([_Give(tokens.flatten(1, 2))]),
+            transformer_blocks=torch.nn.ModuleList([_Give(tokens.movedim(1, 3).flatten(1, 2))]),
         )
         return host_forward(cut, x, None, {})
 
@@ -116,7 +120,7 @@ def dispatch_spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward
                 options["block_index"] = i
                 chosen = context if contexts is None else contexts[i]
                 tokens = block(tokens, context=chosen, transformer_options=options)
-            image = tokens.unflatten(1, x.shape[2:])
+            image = tokens.unflatten(1, x.shape[2:]).movedim(3, 1)
             result = leave(image, x)
             return EXIT.reference(module, image, x) if result is None else result
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..layout import CHANNELS_LAST
 from .plan import (
     Call,
     Dispatch,
@@ -56,6 +57,7 @@ class Residual(Form):
 
     family = FAMILY
     name = "residual"
+    layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
         return f"ResBlock {module.channels}->{module.out_channels}"
@@ -96,6 +98,7 @@ class Down(Form):
 
     family = FAMILY
     name = "down"
+    layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
         return f"Downsample {module.channels}"
@@ -113,6 +116,7 @@ class Up(Form):
 
     family = FAMILY
     name = "up"
+    layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
         return f"Upsample {module.channels}"
@@ -134,6 +138,7 @@ class Head(Form):
 
     family = FAMILY
     name = "head"
+    layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
         return f"Output head {module[0].num_channels}"

@@ -45,6 +45,12 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     unread: frozenset[str]
 
+    def without_tensors(self) -> Call:
+        """Return what `over` needs, and nothing that holds memory."""
+        nothing = [torch.empty(0)] * len(self.tensors)
+        args, kwargs = self.over(nothing)
+        return self._replace(tensors=nothing, args=args, kwargs=kwargs)
+
     def over(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Return args and kwargs over other tensors; containers are new, as the host uses them
         up.
@@ -96,6 +102,18 @@ def read_call(
         parts.append(name)
         walk(value, name)
     return Call(tuple(parts), tensors, args, kwargs, unread)
+
+
+def read_result(result: Any) -> Call:
+    """Take what a call gave apart, as if it were the one argument of a call.
+
+    Raises:
+        FixedCallError: it holds no tensor, or something whose effect is not known.
+    """
+    read = read_call((result,), {}, frozenset())
+    if not read.tensors:
+        raise FixedCallError(f"the model returns no tensor, but a {type(result).__name__}")
+    return read
 
 
 def _walk(

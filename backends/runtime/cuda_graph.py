@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .anchors import Anchor
-from .calls import Call
+from .calls import Call, FixedCallError, read_result
 
 
 class CaptureError(Exception):
@@ -23,21 +23,25 @@ class CaptureError(Exception):
 class CudaGraph:
     """A captured call. Inputs are copied in, the output is copied out: a caller may keep it."""
 
-    def __init__(self, call: Call, like: torch.Tensor, anchor: Anchor, pool: Any) -> None:
-        """Make the static inputs and the output; nothing is captured yet.
+    def __init__(self, call: Call, like: Call, anchor: Anchor, pool: Any) -> None:
+        """Make the static inputs and outputs; nothing is captured yet.
 
         Args:
             call: whose tensors give the sizes.
-            like: what the same call gave before.
+            like: what such a call gave before, as `calls.read_result` reads it.
             anchor: where the weights are.
             pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
         """
+        #: How many calls of regions lie in it.
+        self.regions = 0
         self._anchor = self._refreshed = anchor
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
-            self._output = torch.empty_like(like)
+            self._outputs = [torch.empty_like(tensor) for tensor in like.tensors]
+        self._form = like.without_tensors()
+        self._device = like.tensors[0].device
 
     def capture(self, run: Callable[..., Any], call: Call) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
@@ -46,14 +50,16 @@ class CudaGraph:
             CaptureError: the call does what cannot be captured, or there is no memory.
         """
         args, kwargs = call.over(self._inputs)
-        device = self._output.device
-        stream = _capture_stream(device)
-        torch.cuda.synchronize(device)
+        stream = _capture_stream(self._device)
+        torch.cuda.synchronize(self._device)
         try:
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    self._output.copy_(run(*args, **kwargs))
+                    found = read_result(run(*args, **kwargs))
+                    for static, tensor in zip(self._outputs, found.tensors, strict=True):
+                        static.copy_(tensor)
+                    del found
                 except BaseException:
                     with contextlib.suppress(RuntimeError):  # says only that it was broken off
                         self._graph.capture_end()
@@ -61,6 +67,8 @@ class CudaGraph:
                 self._graph.capture_end()
         except torch.OutOfMemoryError as error:
             raise CaptureError("out of memory while it was captured") from error
+        except FixedCallError as error:
+            raise CaptureError(str(error)) from error
         except RuntimeError as error:
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(f"it cannot be captured: {text[:200]}") from error
@@ -78,7 +86,7 @@ class CudaGraph:
             and list(map(_form, mine.loose)) == list(map(_form, anchor.loose))
         )
 
-    def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> Any:
         """Compute on live inputs; the result is the caller's own.
 
         Args:
@@ -94,12 +102,12 @@ class CudaGraph:
         for static, live in zip(self._inputs, tensors, strict=True):
             static.copy_(live, non_blocking=True)
         self._graph.replay()
-        return self._output.clone()
+        return self._form.over([static.clone() for static in self._outputs])[0][0]
 
     def free(self) -> None:
         """Give its memory back to the pool; it cannot be replayed any more."""
-        torch.cuda.synchronize(self._output.device)  # it may still run
-        self._inputs = []
+        torch.cuda.synchronize(self._device)  # it may still run
+        self._inputs, self._outputs = [], []
         self._graph.reset()
 
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import torch
-
 from . import driver
 from .anchors import Anchor, Anchors
-from .calls import UNREAD, Call, FixedCallError, read_call
+from .calls import UNREAD, Call, FixedCallError, read_call, read_result
 from .cuda_graph import CaptureError, CudaGraph
 from .graph_memory import GraphMemory
 from .verified import Verified
@@ -45,7 +43,7 @@ class _Signature:
     clean: int = 0
     refused: str | None = None
     #: What a call gave.
-    like: torch.Tensor | None = None
+    like: Call | None = None
     #: What is captured, and in which form.
     graph: CudaGraph | None = None
     form: Hashable = None
@@ -66,6 +64,8 @@ class Replays:
         self._signatures: dict[Hashable, _Signature] = {}
         self.captures = 0
         self.replayed = 0
+        #: Calls of regions that were replayed within them.
+        self.regions = 0
         #: Calls that could not be captured or replayed, by reason.
         self.reasons: Counter[str] = Counter()
 
@@ -107,7 +107,7 @@ class Replays:
                 self._memory.drop(known.graph)
             elif (result := self._replay(known.graph, anchors, anchor, call)) is not None:
                 return result
-        elif known.clean >= CLEAN_CALLS and known.refused is None:
+        elif known.like is not None and known.clean >= CLEAN_CALLS:
             rerun = partial(_rerun, runner, host, compiled=complete)
             if (result := self._capture(known, call, rerun, anchors, anchor)) is not None:
                 return result
@@ -144,18 +144,21 @@ class Replays:
         exact_next = not complete and known.refused is None and anchors.problem is None
         result = plain(compiled=not exact_next)
         anchors.settle()
-        if type(result) is not torch.Tensor:
-            known.refused = "the model does not return one tensor"
-        elif self._verified.count == compared:
-            known.clean += 1
-            known.like = result
+        known.like = None
+        if known.refused is None and self._verified.count == compared:
+            try:
+                known.like = read_result(result)
+                known.clean += 1
+            except FixedCallError as error:
+                known.refused = str(error)
         if known.refused is not None:
             self.reasons[known.refused] += 1
         return result
 
     def _replay(
         self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call, *, new: bool = False
-    ) -> torch.Tensor | None:
+    ) -> Any:
+        """The call's result, or None where the weights are not in place after all."""
         if not anchors.hold(anchor):
             return None
         try:
@@ -165,6 +168,7 @@ class Replays:
         if not new:
             self._memory.touch(graph)
         self.replayed += 1
+        self.regions += graph.regions
         return result
 
     def _capture(
@@ -174,10 +178,10 @@ class Replays:
         rerun: Callable[..., Any],
         anchors: Anchors,
         anchor: Anchor,
-    ) -> torch.Tensor | None:
+    ) -> Any:
         """Capture this call and compute it by the first replay; None if it cannot be."""
         assert known.like is not None
-        device = known.like.device
+        device = known.like.tensors[0].device
         if known.graph is not None:  # of the exact form; its memory serves the better one
             self._memory.drop(known.graph)
         marks = anchors.marks()
@@ -198,7 +202,8 @@ class Replays:
             known.clean = 0
             return None
         self.captures += 1
-        known.graph, known.form = graph, known.target
+        known.graph, known.form, known.like = graph, known.target, None
+        graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         result = self._replay(graph, anchors, anchor, call, new=True)
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before

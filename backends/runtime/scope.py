@@ -122,6 +122,10 @@ class Scope:
     @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
+        replayed = 0 if self.replays is None else self.replays.regions
+        return self._own_calls() + replayed
+
+    def _own_calls(self) -> int:
         return self._past_calls + sum(region.calls for region in self._regions.values())
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
@@ -133,7 +137,7 @@ class Scope:
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
         with self._lock:
-            self._past_calls = self.compiled_calls
+            self._past_calls = self._own_calls()
             self._declined = {n: r.declined for n, r in self._regions.items() if r.declined}
             gone = torch.nn.Module()
             for kind in self.kinds:
@@ -181,7 +185,7 @@ class Scope:
         self._weights = ModelWeights(self._holder, device, dtype)
         self.drop_captured()
         self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
-        self._past_calls = self.compiled_calls
+        self._past_calls = self._own_calls()
         self._regions.clear()
         self._version = -1
         return self.graphs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial as partial_of
 from pathlib import Path
 from typing import Any
 
 from ..host import Size, load_lora, load_unet
+from ..kernels import kernel_times
 from ..measure import Probe, Stopwatch, vram_used_mib
 from ..pack import brief, open_engine
 from .common import Pair, errors, partial, sample, unserved
@@ -130,6 +132,11 @@ def forms(
         row["uncompiled"] = unserved(engine.report(pair.ours), before, unet_calls=len(found))
         result["rows"][f"{width}x{height}"] = row
         partial(result)
+    first = Size(*sizes[0])
+    result["profile"] = {
+        name: kernel_times(partial_of(sample, model, kind, first, steps=4))
+        for name, (model, _) in models.items()
+    }
     result["report"] = brief(engine.report(pair.ours))
     result["given_back_mib"] = _given_back()
     result["new_size"] = _new_size(models, kind, Size(sizes[0][0] - 128, sizes[0][1]))

@@ -3,10 +3,12 @@ goes."""
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
 
+from ..kernels import kernel_times
 from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
 from .common import BUILD_LIMIT_S, partial
@@ -15,17 +17,6 @@ from .vae import marked
 
 SETTLE_CALLS = 5
 WARM = (64, 64, 5)  # width, height, frames; no size that is measured
-#: A kernel belongs to the first class of which its name has a part.
-CLASSES = {
-    "ours": ("triton_",),
-    "layout": ("nchwtonhwc", "nhwctonchw", "converttensor", "transpose"),
-    "attention": ("flash", "fmha", "attention", "softmax"),
-    "convolution": ("conv", "vol2col", "cudnn", "xmma", "fprop", "cutlass", "gemm", "nvjet"),
-    "copy": ("copy", "memcpy", "memset", "catarray", "aten::cat", "fill"),
-    "reduction": ("reduce", "norm"),
-    "element-wise": ("elementwise", "upsample", "silu", "mul", "add", "div", "clamp"),
-}
-NAMED_KERNELS = 12
 #: [channels, frames, sides as a part of the video's] of the decoder's convolutions.
 CONVOLUTIONS = ((96, 2, 1), (192, 4, 2), (384, 2, 4))
 
@@ -82,7 +73,9 @@ def video_vae(
         partial(result)
     latent = _input(eager, "decode", *peak)
     result["peak_mib"] = {name: _peak(vae, latent) for name, vae in vaes.items()}
-    result["profile"] = {name: _profile(vae, latent) for name, vae in vaes.items()}
+    result["profile"] = {
+        name: kernel_times(functools.partial(vae.decode, latent)) for name, vae in vaes.items()
+    }
     result["convolutions"] = _convolutions(eager, *peak)
     partial(result)
     result["from_float32"] = _from_float32(vaes, dim, _input(eager, "decode", *exact))
@@ -178,46 +171,6 @@ def _peak(vae: Any, latent: Any) -> float | None:
     vae.decode(latent)
     torch.cuda.synchronize()
     return round(torch.cuda.max_memory_allocated() / MIB, 1)
-
-
-def _profile(vae: Any, latent: Any) -> dict[str, Any]:
-    """Where one decode's time goes: share of each class of kernel, and the longest kernels.
-
-    On a CPU, where there are no kernels, operators stand for them.
-    """
-    import torch
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    cuda = torch.cuda.is_available()
-    activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
-    vae.decode(latent)
-    with profile(activities=[activity], acc_events=True) as profiler:
-        vae.decode(latent)
-        if cuda:
-            torch.cuda.synchronize()
-    spent: dict[str, float] = {}
-    for event in profiler.events():
-        if cuda and event.device_type != DeviceType.CUDA:
-            continue
-        microseconds = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
-        spent[event.name] = spent.get(event.name, 0.0) + microseconds / 1000.0
-    total = sum(spent.values()) or float("nan")
-    shares = dict.fromkeys((*CLASSES, "other"), 0.0)
-    for name, ms in spent.items():
-        shares[kernel_class(name)] += ms / total
-    longest = sorted(spent, key=lambda name: -spent[name])[:NAMED_KERNELS]
-    return {
-        "kernel_ms": round(total, 2),
-        "shares": {name: round(share, 4) for name, share in shares.items()},
-        "longest": [[name[:160], round(spent[name], 2), kernel_class(name)] for name in longest],
-    }
-
-
-def kernel_class(name: str) -> str:
-    """The class of a kernel by its name."""
-    lower = name.lower()
-    return next((c for c, parts in CLASSES.items() if any(p in lower for p in parts)), "other")
 
 
 def _convolutions(vae: Any, width: int, height: int, _frames: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.layout import is_laid_out
 from warmgraph_backends.regions.plan import Place
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.verified import Verified
@@ -56,7 +57,8 @@ class Bench:
         result = self.region(*inputs)
         assert result is not None, self.region.declined
         reference = self.place.form.reference(self.place.module, *inputs)
-        assert result.dtype == reference.dtype and result.is_contiguous()
+        assert result.dtype == reference.dtype
+        assert is_laid_out(result, self.place.form.layout)
         assert relative(result, reference) <= TOLERANCE
 
 

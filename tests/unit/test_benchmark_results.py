@@ -293,8 +293,10 @@ def test_a_child_is_stopped_when_one_of_its_parts_takes_too_long(
         ),
         ("void at::native::vectorized_elementwise_kernel<8, silu_kernel>", "element-wise"),
         ("void at::native::reduce_kernel<512, 1, NormTwoOps<float>>", "reduction"),
+        ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64", "linear"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16_knob_7", "attention"),
         ("something_else", "other"),
     ],
 )
 def test_kernels_are_told_apart_by_name(benchmarks: ModuleType, name: str, kind: str) -> None:
-    assert benchmarks.tasks.video_vae.kernel_class(name) == kind
+    assert benchmarks.kernels.kernel_class(name) == kind
