@@ -34,7 +34,8 @@ from .host import host_arguments, room_for_workers, run_forward, spare_vram, tot
 from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import model_report, strict_problem
-from .runtime.calls import unread_options
+from .runtime.calls import keeps_nothing, unread_options
+from .runtime.driver import is_driver_allocator
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.replays import Replays
@@ -53,6 +54,10 @@ _POLL_S = 0.1
 #: How long after Compile Model a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
 
+_EXACT_NEEDS = (
+    "that needs an NVIDIA GPU, and a UNet unless ComfyUI is started with --disable-cuda-malloc: "
+    "runs as without this node"
+)
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
 Progress = Callable[[int, int, str], None]
@@ -341,7 +346,7 @@ class Engine:
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                needs = "" if replays else "; that needs an NVIDIA GPU, so it runs as without it"
+                needs = "" if replays else f"; {_EXACT_NEEDS}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
@@ -378,6 +383,8 @@ class Engine:
         if attached.sort == "vae" or attached.root is None:
             return None
         if attached.target().device.type != "cuda" or torch.version.cuda is None:
+            return None
+        if is_driver_allocator() and not keeps_nothing(attached.root):
             return None
         return Replays(self._captured, self._verified, unread_options(attached.root))
 

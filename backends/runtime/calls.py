@@ -17,6 +17,8 @@ UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
 #: And what a UNet does not read besides: it is there for patches of other nodes.
 _UNREAD_BY_UNETS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel"
+#: Modules that keep no tensor of a call: under `cudaMallocAsync` nothing else may be captured.
+_KEEP_NOTHING = (_UNET, "comfy.cldm.cldm:ControlNet")
 _FUNCTIONS = {
     "patches": "another node's patches may do something else at each step",
     "patches_replace": "another node's attention may do something else at each step",
@@ -75,8 +77,16 @@ class Call(NamedTuple):
 
 def unread_options(root: torch.nn.Module) -> frozenset[str]:
     """Return the names of the options that a diffusion model's own forward does not read."""
-    name = f"{type(root).__module__}:{type(root).__qualname__}"
-    return _UNREAD_BY_UNETS if name == _UNET else UNREAD
+    return _UNREAD_BY_UNETS if _name(root) == _UNET else UNREAD
+
+
+def keeps_nothing(root: torch.nn.Module) -> bool:
+    """Tell whether a module is known to keep no tensor of a call beyond it."""
+    return _name(root) in _KEEP_NOTHING
+
+
+def _name(root: torch.nn.Module) -> str:
+    return f"{type(root).__module__}:{type(root).__qualname__}"
 
 
 def read_call(

@@ -1,12 +1,17 @@
 """One call in a CUDA graph: captured once, replayed on other tensors of the same sizes.
 
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+Memory that is allocated while a call is captured must be freed while it is captured: under
+`cudaMallocAsync` a later free of it ends the process. So nothing of what ran may outlive the
+capture, neither a local variable nor the frames that a traceback holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +26,7 @@ class CaptureError(Exception):
 
 
 class CudaGraph:
-    """A captured call. Inputs are copied in, the output is copied out: a caller may keep it."""
+    """A captured call. Inputs are copied in, outputs are copied out: a caller may keep them."""
 
     def __init__(self, call: Call, like: Call, anchor: Anchor, pool: Any) -> None:
         """Make the static inputs and outputs; nothing is captured yet.
@@ -40,7 +45,7 @@ class CudaGraph:
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
             self._outputs = [torch.empty_like(tensor) for tensor in like.tensors]
-        self._form = like.without_tensors()
+        self._result = like.without_tensors()
         self._device = like.tensors[0].device
 
     def capture(self, run: Callable[..., Any], call: Call) -> None:
@@ -49,18 +54,15 @@ class CudaGraph:
         Raises:
             CaptureError: the call does what cannot be captured, or there is no memory.
         """
-        args, kwargs = call.over(self._inputs)
         stream = _capture_stream(self._device)
         torch.cuda.synchronize(self._device)
         try:
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    found = read_result(run(*args, **kwargs))
-                    for static, tensor in zip(self._outputs, found.tensors, strict=True):
-                        static.copy_(tensor)
-                    del found
-                except BaseException:
+                    self._record(run, call)
+                except BaseException as error:
+                    _forget_frames(error)
                     with contextlib.suppress(RuntimeError):  # says only that it was broken off
                         self._graph.capture_end()
                     raise
@@ -83,7 +85,7 @@ class CudaGraph:
         return (
             len(mine.fixed) == len(anchor.fixed)
             and all(map(operator.is_, mine.fixed, anchor.fixed))
-            and list(map(_form, mine.loose)) == list(map(_form, anchor.loose))
+            and list(map(_geometry, mine.loose)) == list(map(_geometry, anchor.loose))
         )
 
     def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> Any:
@@ -99,16 +101,37 @@ class CudaGraph:
                     if kept is not live:
                         kept.copy_(live)
             self._refreshed = anchor
-        for static, live in zip(self._inputs, tensors, strict=True):
-            static.copy_(live, non_blocking=True)
+        _copy(tensors, self._inputs)
         self._graph.replay()
-        return self._form.over([static.clone() for static in self._outputs])[0][0]
+        return self._result.over([static.clone() for static in self._outputs])[0][0]
 
     def free(self) -> None:
         """Give its memory back to the pool; it cannot be replayed any more."""
         torch.cuda.synchronize(self._device)  # it may still run
         self._inputs, self._outputs = [], []
         self._graph.reset()
+
+    def _record(self, run: Callable[..., Any], call: Call) -> None:
+        """Run the call; every tensor that it makes is gone when this returns."""
+        args, kwargs = call.over(self._inputs)
+        _copy(read_result(run(*args, **kwargs)).tensors, self._outputs)
+
+
+def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:
+    for static, tensor in zip(statics, tensors, strict=True):
+        static.copy_(tensor, non_blocking=True)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the local variables of all frames that an error came through."""
+    known: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in known:
+            known.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]
 
 
 _streams: dict[int, torch.cuda.Stream] = {}
@@ -132,5 +155,5 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype

@@ -108,13 +108,20 @@ class Region:
             if type(result) is not torch.Tensor:
                 raise TypeError(f"a graph must return a tensor, got a {type(result).__name__}")
         except torch.OutOfMemoryError:
+            if self._is_captured():
+                raise  # it is the captured call's problem, not this graph's
             return self.decline("out of memory in the graph; the host ran this call")
         except Exception as error:
+            if self._is_captured():
+                raise
             graph.drop(f"failed at run time: {type(error).__name__}: {error}")
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
             return self.decline(graph.reason or "")
         self.calls += 1
         return result
+
+    def _is_captured(self) -> bool:
+        return self.source.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _was_verified(self, weight_class: str) -> bool:
         graph = self.graph

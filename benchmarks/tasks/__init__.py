@@ -29,6 +29,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "rival": rival.rival,
     "captured_exact": captured.exact,
     "captured_forms": captured.forms,
+    "captured_failures": captured.failures,
     "changes": changes.changes,
     "first_image": image.first_image,
     "vae_speed": vae.vae_speed,

@@ -1,0 +1,41 @@
+"""Captured calls on a real GPU: the same bits, through every change, and no harm when one fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+MODES = {
+    "dynamic": (),
+    "legacy": ("--disable-dynamic-vram",),
+    "native": ("--disable-cuda-malloc",),
+}
+SIZES = [[1024, 1024, 1], [512, 512, 1], [720, 960, 1], [584, 328, 3]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_exact_gives_eagers_bits(lab: Any, sdxl: dict[str, Any], mode: str) -> None:
+    result = lab.run(
+        "captured_exact",
+        MODES[mode],
+        limit_s=200,
+        **sdxl,
+        sizes=SIZES,
+        loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+    )
+    for row in result["rows"]:
+        assert row["finite"] and row["max_abs_diff"] == 0, row
+        assert row["replayed"] >= 4, row
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_that_cannot_be_captured_runs_as_ever(
+    lab: Any, sdxl: dict[str, Any], mode: str
+) -> None:
+    result = lab.run("captured_failures", MODES[mode], limit_s=200, **sdxl, size=[512, 512])
+    for name, row in result["rows"].items():
+        assert row["max_abs_diff"] == 0, (name, row)
+        assert row["replayed"] == 0 and row["reason"] in row["not_replayed"], (name, row)
+    assert result["afterwards"]["replayed"] > 0 and result["afterwards"]["max_abs_diff"] == 0
