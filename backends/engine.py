@@ -38,7 +38,7 @@ from .runtime.calls import keeps_nothing, unread_options
 from .runtime.driver import is_driver_allocator
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
-from .runtime.replays import Replays
+from .runtime.replays import CLEAN_CALLS, Replays
 from .runtime.scope import Scope, Target
 from .runtime.session import Options, Session
 from .runtime.verified import Verified
@@ -251,7 +251,8 @@ class Engine:
                 if on_progress is not None:
                     text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
                     on_progress(number, len(shapes), text)
-                run_forward(model, *shape)
+                for _ in range(1 if session.scope.replays is None else CLEAN_CALLS + 1):
+                    run_forward(model, *shape)
         return self.report(model)
 
     def report(self, model: Any) -> dict[str, Any]:

@@ -126,7 +126,7 @@ FIGURES: dict[str, Figure] = {
     ),
     # Beyond the bars: the same under other conditions, for honest reading of those above.
     "first_image_warm_ratio": Figure(
-        "ours / eager", ("first_image",), lambda case: case["first_image_warm_ratio"]
+        "ours / eager", ("first_image_warm",), lambda case: case["first_image_ratio"]
     ),
     "sdxl_bind_cold_seconds": Figure("s", ("bind",), lambda case: case["default"]["ours_cold"]),
     "sdxl_eager_first_step_cold_seconds": Figure(

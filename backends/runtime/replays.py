@@ -105,8 +105,13 @@ class Replays:
         elif known.graph is not None and (known.form == target or not complete):
             if not known.graph.fits(anchor):
                 self._memory.drop(known.graph)
-            elif (result := self._replay(known.graph, anchors, anchor, call)) is not None:
-                return result
+            else:
+                try:
+                    result = self._replay(known.graph, anchors, anchor, call)
+                except CaptureError as error:
+                    known.refused, result = str(error), None
+                if result is not None:
+                    return result
         elif known.like is not None and known.clean >= CLEAN_CALLS:
             rerun = partial(_rerun, runner, host, compiled=complete)
             if (result := self._capture(known, call, rerun, anchors, anchor)) is not None:
@@ -158,11 +163,20 @@ class Replays:
     def _replay(
         self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call, *, new: bool = False
     ) -> Any:
-        """The call's result, or None where the weights are not in place after all."""
+        """The call's result, or None where the weights are not in place after all.
+
+        Raises:
+            CaptureError: there is no memory for it; all graphs were let go.
+        """
         if not anchors.hold(anchor):
             return None
         try:
             result = graph.replay(anchor, call.tensors)
+        except RuntimeError as error:  # the driver gives a graph its memory when it runs
+            if "out of memory" not in str(error):
+                raise
+            self._memory.drop_all()
+            raise CaptureError("out of memory for captured calls") from error
         finally:
             anchors.let_go(anchor)
         if not new:
@@ -187,8 +201,12 @@ class Replays:
         marks = anchors.marks()
         before = driver.reserved_bytes(device)
         graph = CudaGraph(call, known.like, anchor, self._memory.pool())
+        result = None
         try:
             graph.capture(rerun, call)
+            copied = any(a is not b for a, b in zip(marks, anchors.marks(), strict=True))
+            if not copied:
+                result = self._replay(graph, anchors, anchor, call, new=True)
         except CaptureError as error:
             graph.free()
             known.refused = str(error)
@@ -197,14 +215,14 @@ class Replays:
         except BaseException:  # the host's Cancel
             graph.free()
             raise
-        if any(a is not b for a, b in zip(marks, anchors.marks(), strict=True)):
-            graph.free()  # the host copied weights within the capture
+        if result is None:
+            graph.free()  # the host copied weights within the capture, or moved them since
             known.clean = 0
             return None
         self.captures += 1
         known.graph, known.form, known.like = graph, known.target, None
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
-        result = self._replay(graph, anchors, anchor, call, new=True)
+        self.regions += graph.regions
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before
         )

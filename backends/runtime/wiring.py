@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ..regions.plan import Dispatch, Plan
 
 _FORWARDS = ("forward", "_forward")
+_HOMES = ("comfy", "torch", "comfy_kitchen")
 
 
 class Wiring:
@@ -36,6 +38,8 @@ class Wiring:
         for module in self._modules:
             if (problem := _foreign_part(module)) is not None:
                 return problem
+            if not _has_known_code(type(module)):
+                return f"another node replaces the code of {type(module).__name__}"
         return None
 
     def marks(self) -> tuple[list[Any], list[int]]:
@@ -53,6 +57,17 @@ def patched_places(plan: Plan) -> list[tuple[str, str]]:
         if problem is not None:
             found += [(place.name, problem) for place in dispatch.regions]
     return found
+
+
+@functools.cache
+def _known_code(forward: Any) -> bool:
+    home = getattr(forward, "__module__", None) or ""
+    return home.partition(".")[0] in _HOMES
+
+
+def _has_known_code(cls: type) -> bool:
+    """Tell whether a class runs code of the host or of torch."""
+    return all(_known_code(getattr(cls, name)) for name in _FORWARDS if hasattr(cls, name))
 
 
 def is_own_method(module: torch.nn.Module, name: str, value: Any) -> bool:
