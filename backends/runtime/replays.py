@@ -222,7 +222,6 @@ class Replays:
         self.captures += 1
         known.graph, known.form, known.like = graph, known.target, None
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
-        self.regions += graph.regions
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before
         )
