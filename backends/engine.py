@@ -55,8 +55,8 @@ _POLL_S = 0.1
 _PROMPT_S = 15.0
 
 _EXACT_NEEDS = (
-    "that needs an NVIDIA GPU, and a UNet unless ComfyUI is started with --disable-cuda-malloc: "
-    "runs as without this node"
+    "that needs an NVIDIA GPU, VRAM for captured steps in the settings, and a UNet unless ComfyUI "
+    "is started with --disable-cuda-malloc: runs as without this node"
 )
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
@@ -382,6 +382,8 @@ class Engine:
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
+            return None
+        if not self._settings.captured_vram_share:
             return None
         if attached.target().device.type != "cuda" or torch.version.cuda is None:
             return None

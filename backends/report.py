@@ -86,9 +86,9 @@ def render_text(report: dict[str, Any]) -> str:
         f"graphs: {report['builds']} built, {report['loads']} loaded, {report['reused']} in use "
         f"before, {len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
     )
-    lines += _captured_lines(report)
     for miss in report["misses"]:
         lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
+    lines += _captured_lines(report)
     lines.append(
         f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM {report['vram_bytes'] / 2**20:.1f} MiB "
         f"(kernels; weights are the host's own), {report['seconds_saved']:.0f} s of compiling saved"

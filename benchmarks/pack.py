@@ -44,6 +44,7 @@ def open_engine(
     workers: int = 0,
     user: Path | None = None,
     workflow: Callable[[], Any] = lambda: None,
+    captured: bool = True,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it.
 
@@ -53,15 +54,17 @@ def open_engine(
         workers: worker processes; 0 is the pack's default.
         user: the user's folder, in which `workflows/` lies; None is nobody's.
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
+        captured: replay hot calls from CUDA graphs; without it regions alone are measured.
     """
     engine = import_engine()
-    from warmgraph_backends.settings import Settings
+    from warmgraph_backends.settings import SETTINGS, Settings
 
     private = store.with_name(store.name + "-private")
     store.mkdir(parents=True, exist_ok=True)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
-    settings.update({"workers": workers})
+    share = SETTINGS["captured_vram_percent"].default if captured else 0
+    settings.update({"workers": workers, "captured_vram_percent": share})
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )

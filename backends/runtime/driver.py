@@ -38,6 +38,11 @@ def reserved_bytes(device: torch.device) -> int:
     return value.value
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return what of the card nobody holds, what PyTorch keeps for later included in the taken."""
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def trim(device: torch.device) -> None:
     """Give back what no graph uses."""
     driver = _driver() if is_driver_allocator() else None

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 #: Calls of one signature that run by themselves before it is captured.
 CLEAN_CALLS = 2
 EXACT = "exact"
+_NO_ROOM = "too little VRAM is free to capture it"
+#: The driver gives a graph its memory outside of what the host can make room for.
+MIN_FREE_BYTES = 2**30
 
 
 class Runner(Protocol):
@@ -118,6 +121,12 @@ class Replays:
                 return result
         return self._plain(known, anchors, plain, complete=complete)
 
+    def begin_run(self) -> None:
+        """Try again in a new run what had no room in the last one."""
+        for known in self._signatures.values():
+            if known.refused == _NO_ROOM:
+                known.refused = None
+
     def forget(self, graph: CudaGraph) -> None:
         """A graph's memory was given back; its signature is captured anew when it comes again."""
         for known in self._signatures.values():
@@ -196,6 +205,9 @@ class Replays:
         """Capture this call and compute it by the first replay; None if it cannot be."""
         assert known.like is not None
         device = known.like.tensors[0].device
+        if driver.free_bytes(device) < MIN_FREE_BYTES:
+            known.refused = _NO_ROOM
+            return None
         if known.graph is not None:  # of the exact form; its memory serves the better one
             self._memory.drop(known.graph)
         marks = anchors.marks()

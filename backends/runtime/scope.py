@@ -244,6 +244,8 @@ class Scope:
             self._look()
             for region in self._regions.values():
                 region.declined = None
+            if self.replays is not None:
+                self.replays.begin_run()
 
     def _look(self) -> None:
         """Find the places that other nodes patched."""

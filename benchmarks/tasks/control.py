@@ -78,7 +78,7 @@ def controlnet(
     """
     target, folder = Size(*size), Path(store)
     before = set(graph_files(folder))
-    engine = open_engine(folder, workers=workers)
+    engine = open_engine(folder, workers=workers, captured=False)
     watch = Stopwatch()
     pair = Pair(engine, Path(model))
     unet_seconds = watch.seconds()

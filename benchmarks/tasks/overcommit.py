@@ -225,7 +225,7 @@ def _decode_tiles(size: Size) -> int:
 
 @contextlib.contextmanager
 def _opened(store: str, workers: int) -> Iterator[Any]:
-    engine = open_engine(Path(store), workers=workers)
+    engine = open_engine(Path(store), workers=workers, captured=False)
     try:
         yield engine
     finally:

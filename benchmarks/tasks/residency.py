@@ -33,7 +33,7 @@ def equal_to_eager(
     Args:
         leave_mib: how much VRAM each phase leaves to model and activations; None is all of it.
     """
-    engine = open_engine(Path(store))
+    engine = open_engine(Path(store), captured=False)
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*sizes[0]))
     phases: dict[str, dict[str, Any]] = {}
@@ -84,7 +84,7 @@ def lora_swaps(
     Each row also says how far its eager output lies from the first row's without a LoRA (`moved`),
     on the same inputs: a row that did not move could not have found a stale weight.
     """
-    engine = open_engine(Path(store))
+    engine = open_engine(Path(store), captured=False)
     pair = Pair(engine, Path(model))
     target = Size(*size)
     pair.settle(kind, target)
@@ -140,7 +140,7 @@ def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dic
     beside it.
     """
     target = Size(*size)
-    engine = open_engine(Path(store))
+    engine = open_engine(Path(store), captured=False)
     pair = Pair(engine, Path(model), when_missing="never")
     peaks = {}
     for name, patcher in (("eager", pair.eager), ("ours", pair.ours), ("eager again", pair.eager)):

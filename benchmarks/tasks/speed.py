@@ -30,7 +30,7 @@ def speed(
     Returns:
         {"rows": {size: {"eager", "ours", "speedup", ...}}, "report"}; times in milliseconds.
     """
-    engine = open_engine(Path(store), workers=workers)
+    engine = open_engine(Path(store), workers=workers, captured=False)
     watch = Stopwatch()
     pair = Pair(engine, Path(model))
     report = pair.settle(kind, Size(*sizes[0]))

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 WIDGETS = {  # saved workflows hold values by position: append, never insert, never reorder
-    "WarmgraphCompileModel": ["when_missing", "graphs", "backend"],
+    "WarmgraphCompileModel": ["when_missing", "graphs", "backend", "form"],
     "WarmgraphLoadCompiledGraph": ["folder", "strict"],
     "WarmgraphGraphReport": [],
     "WarmgraphWarmUp": ["sizes", "batches"],

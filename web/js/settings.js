@@ -44,6 +44,15 @@ const SETTINGS = [
     defaultValue: 4,
     attrs: { min: 0.1, max: 1024, step: 0.5, minFractionDigits: 1, maxFractionDigits: 2 },
   },
+  {
+    key: "captured_vram_percent",
+    id: "Warmgraph.Captured.Vram",
+    category: ["Warmgraph", "Captured", "Vram"],
+    name: "VRAM for captured steps (percent of the card, 0 = none)",
+    tooltip: "Repeated steps are replayed from CUDA graphs. This much memory they may hold; ComfyUI gets it back when it needs room.",
+    defaultValue: 10,
+    attrs: { min: 0, max: 90, step: 1 },
+  },
 ];
 
 /** The server's values, {} until they were read: before that nothing is sent. */
