@@ -46,6 +46,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                     "form",
                     options=["auto", "exact", "any shape"],
                     default="auto",
+                    optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
                         "How far to go. auto: the fastest that is ready. exact: compile nothing, "
