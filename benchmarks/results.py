@@ -40,6 +40,24 @@ def _dig(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
+def _form(size: str, name: str) -> Callable[..., Any]:
+    return lambda case: case["rows"][size][name]
+
+
+def _gpu_bound(row: dict[str, Any]) -> float:
+    exact, ours = (float(row[name]["unet_ms"]["median"]) for name in ("exact", "any_shape"))
+    return round(exact / ours, 3)
+
+
+def _images(row: dict[str, Any]) -> float:
+    eager, ours = (float(row[name]["ksampler_seconds"]) for name in ("eager", "any_shape"))
+    return round(eager / ours, 3)
+
+
+def _first_more(seconds: dict[str, float]) -> float:
+    return round(seconds["any_shape_first"] - seconds["any_shape_later"], 3)
+
+
 def _rival(case: dict[str, Any]) -> Any:
     row = case.get("rows", {}).get("1024x1024")
     return row["speedup"] if row else f"> {case['limit_s']:.0f} s"
@@ -123,6 +141,43 @@ FIGURES: dict[str, Figure] = {
         ("vae_bf16",),
         lambda case: max(case["errors"]["largest_ratio"], case["errors"]["mean_ratio"]),
         "<= 1.1",
+    ),
+    # Whole calls replayed from CUDA graphs.
+    "exact_max_abs_diff": Figure(
+        "difference", ("exact_default",), lambda case: case["max_abs_diff"], "== 0"
+    ),
+    "sdxl_512_exact_default_host_speedup": Figure(
+        "eager / exact", ("forms_default",), _form("512x512", "exact_speedup"), ">= 3.4"
+    ),
+    "sdxl_1024_exact_default_host_speedup": Figure(
+        "eager / exact", ("forms_default",), _form("1024x1024", "exact_speedup")
+    ),
+    "sdxl_1024_default_host_speedup": Figure(
+        "eager / ours", ("forms_default",), _form("1024x1024", "any_shape_speedup"), ">= 1.8"
+    ),
+    "sdxl_512_default_host_speedup": Figure(
+        "eager / ours", ("forms_default",), _form("512x512", "any_shape_speedup"), ">= 4.2"
+    ),
+    "sdxl_1024_speedup": Figure(
+        "eager / ours", ("forms_off",), _form("1024x1024", "any_shape_speedup")
+    ),
+    "sdxl_512_speedup": Figure(
+        "eager / ours", ("forms_off",), _form("512x512", "any_shape_speedup")
+    ),
+    "sdxl_1024_gpu_bound_any_shape_speedup": Figure(
+        "exact / ours", ("forms_default",), lambda case: _gpu_bound(case["rows"]["1024x1024"])
+    ),
+    "sdxl_1024_ksampler_default_host_speedup": Figure(
+        "eager / ours",
+        ("forms_default",),
+        lambda case: _images(case["rows"]["1024x1024"]),
+        ">= 1.8",
+    ),
+    "new_size_capture_seconds": Figure(
+        "s",
+        ("forms_default", "forms_off"),
+        lambda *cases: max(0.0, *(_first_more(case["new_size"]) for case in cases)),
+        "<= 0.3",
     ),
     # Beyond the bars: the same under other conditions, for honest reading of those above.
     "first_image_warm_ratio": Figure(
