@@ -136,6 +136,15 @@ def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: s
     assert "Shown after the next run." in page.run(f"return {STATUS}")
 
 
+@pytest.mark.parametrize("name", _shipped())
+def test_nodes_are_as_large_as_their_workflow_says(page: Any, name: str) -> None:
+    """Larger ones would lie on their neighbours; tests/unit/test_workflow_files.py looks at those."""
+    _open_shipped(page, name)
+    shown = page.run("return app.rootGraph.nodes.map((n) => [String(n.id), [...n.size]])")
+    workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    assert dict(shown) == {str(node["id"]): node["size"] for node in workflow["nodes"]}
+
+
 def test_a_user_saves_and_runs_a_shipped_workflow(
     page: Any, server: Server, place_model: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "workflows"
 FILES = sorted(FOLDER.glob("*.json"))
+TITLE = 30
+"""Pixels of a node's title, which stands above its position."""
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
@@ -46,9 +48,9 @@ def test_links_are_the_same_at_both_ends(workflow: dict[str, Any]) -> None:
 def test_no_node_lies_on_another(workflow: dict[str, Any]) -> None:
     for one, two in itertools.combinations(workflow["nodes"], 2):
         apart = [
-            one["pos"][axis] + one["size"][axis] <= two["pos"][axis]
-            or two["pos"][axis] + two["size"][axis] <= one["pos"][axis]
-            for axis in (0, 1)
+            one["pos"][axis] + one["size"][axis] + between <= two["pos"][axis]
+            or two["pos"][axis] + two["size"][axis] + between <= one["pos"][axis]
+            for axis, between in enumerate((0, TITLE))
         ]
         assert any(apart), (one["type"], two["type"])
 
