@@ -138,7 +138,7 @@ def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: s
 
 @pytest.mark.parametrize("name", _shipped())
 def test_nodes_are_as_large_as_their_workflow_says(page: Any, name: str) -> None:
-    """Larger ones would lie on their neighbours; tests/unit/test_workflow_files.py looks at those."""
+    """Larger ones would lie on others; tests/unit/test_workflow_files.py looks at the files."""
     _open_shipped(page, name)
     shown = page.run("return app.rootGraph.nodes.map((n) => [String(n.id), [...n.size]])")
     workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
