@@ -17,6 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # A CPU's vector instructions are not tried out anew by each worker: ten compiler runs at its start.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# torch's threads sleep while they wait for one another: on a machine that others share, those that
+# spin make a test of one second take thirty. It has to be set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def _alias(name: str, folder: Path) -> None:
     """Import a package by its folder; the pack's root stays off sys.path, for it has `nodes`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +61,16 @@ class Lab:
         """(builds, loads, eager regions) of a compiled model."""
         report = self.engine.report(model)
         return report["builds"], report["loads"], report["regions"]["eager"]
+
+    def build_only(self, session: Any, labels: Collection[str]) -> list[Any]:
+        """Build or load some kinds of a session that asked for no builds; returns their graphs."""
+        graphs = [k.graph for k in session.scope.kinds if k.label in labels and k.graph is not None]
+        assert len(graphs) == len(labels)
+        self.engine._graphs.settle()
+        self.engine._graphs.request(graphs, [], build=True)
+        self.engine._wait(graphs, None)
+        assert [graph.reason for graph in graphs] == [None] * len(labels)
+        return graphs
 
     def builds(self) -> int:
         """Graphs that this engine's workers have built."""

@@ -365,6 +365,7 @@ def test_a_unicode_name_is_a_folder_like_any_other(host: Host, make_lab: MakeLab
     assert lab.engine.graph_folders() == ["Größe 図"]
 
 
+@pytest.mark.slow  # tests/unit/test_store.py has what the store says
 def test_a_store_that_cannot_be_written_keeps_new_graphs_in_memory(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:
@@ -494,6 +495,7 @@ def _running_worker(lab: Lab) -> int:
     return pid
 
 
+@pytest.mark.slow  # tests/unit/test_builder.py kills workers that build nothing
 def test_a_worker_killed_in_the_middle_costs_one_build_and_the_next_prompt_tries_again(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:
@@ -515,6 +517,7 @@ class _InterruptError(Exception):
     pass
 
 
+@pytest.mark.slow  # test_background.py cancels a wait, too
 def test_cancel_stops_the_wait_at_once_and_the_builds_go_on_without_the_model(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:
@@ -548,6 +551,7 @@ def test_cancel_stops_the_wait_at_once_and_the_builds_go_on_without_the_model(
     assert warnings(log) == []
 
 
+@pytest.mark.slow  # tests/unit/test_store.py lets two processes put the same graph at once
 def test_two_servers_that_share_a_user_directory_build_the_same_at_once(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:

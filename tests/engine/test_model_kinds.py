@@ -91,7 +91,7 @@ def narrow_file(host: Host, name: str, change: Any, kind: str = "narrowxl") -> s
 # --- models of the host's UNet -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["narrow15", "narrow20"])
+@pytest.mark.parametrize("kind", ["narrow15", pytest.param("narrow20", marks=pytest.mark.slow)])
 def test_sd15_and_sd2_layouts_run_compiled(lab: Lab, host: Host, kind: str) -> None:
     subject = Subject(lab, host, kind)
     assert reasons(subject.check(width=72, height=104)) == {}
@@ -201,38 +201,30 @@ def test_another_architecture_runs_as_without_the_node_and_one_line_says_so(
 # --- weights -------------------------------------------------------------------------------------
 
 
-def test_fp8_weights_are_cast_for_the_graphs(lab: Lab, host: Host) -> None:
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("Transformer entry 64",),  # its build takes least
+        pytest.param(("ResBlock 64->64", "Transformer block 64"), marks=pytest.mark.slow),
+    ],
+    ids=", ".join,
+)
+def test_fp8_weights_are_cast_for_the_graphs(lab: Lab, host: Host, labels: tuple[str, ...]) -> None:
     name = narrow_file(host, "narrowxl-fp8.safetensors", lambda unet: unet)
     (model,) = host.node("UNETLoader", unet_name=name, weight_dtype="fp8_e4m3fn")
     assert model.model.get_dtype() == FP8
     compiled = lab.compiled(model, when_missing="never")
     session = compiled.get_attachment("warmgraph")
-    # These classes are the host's manual_cast ones, other kinds than resident weights have; two of
+    # These classes are the host's manual_cast ones, other kinds than resident weights have; some of
     # them show what there is to show.
-    labels = ("ResBlock 64->64", "Transformer block 64")
-    graphs = [k.graph for k in session.scope.kinds if k.label in labels and k.graph is not None]
-    assert len(graphs) == 2
-    lab.engine._graphs.settle()
-    lab.engine._graphs.request(graphs, [], build=True)
-    lab.engine._wait(graphs, None)
-    assert [graph.reason for graph in graphs] == [None, None]
+    graphs = lab.build_only(session, labels)
     eager, ours = evaluate(model, **inputs()), evaluate(compiled, **inputs())
     assert relative(ours, eager) < TOLERANCE and not torch.equal(ours, eager)
     report = lab.engine.report(compiled)
-    assert report["regions"]["compiled"] == sum(
-        k.places for k in _kinds(report) if k.label in labels
-    )
+    ready = {k["kind"]: k["places"] for k in report["kinds"] if k["state"] == "ready"}
+    assert set(labels) <= set(ready) and report["regions"]["compiled"] == sum(ready.values())
     for graph in graphs:
         assert lab.engine._verified.has(graph.key, graph.payload_sha256, "cast")
-
-
-class _Counted:
-    def __init__(self, kind: dict[str, Any]) -> None:
-        self.label, self.places = kind["kind"], kind["places"]
-
-
-def _kinds(report: dict[str, Any]) -> list[_Counted]:
-    return [_Counted(kind) for kind in report["kinds"]]
 
 
 def test_a_weight_wrapper_acts_in_every_call(xl: Subject) -> None:

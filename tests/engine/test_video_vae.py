@@ -86,7 +86,10 @@ def plain(host: Host) -> Any:
 
 @pytest.fixture(scope="module")
 def compiled(wan_lab: Lab, plain: Any) -> Any:
-    """The compiled copy, its graphs built or loaded, and every region once compared with eager."""
+    """The compiled copy, its graphs built or loaded, and every region once compared with eager.
+
+    Tests with all five of its graphs are slow; one graph shows in the others what there is to show.
+    """
     with torch.inference_mode():
         vae = wan_lab.engine.compile_vae(plain, when_missing="wait")
         vae.decode(latent(2, 4, 4))
@@ -103,6 +106,27 @@ def no_grad() -> Iterator[None]:
         yield
 
 
+def test_a_norms_graph_serves_every_size_and_length_with_no_build(wan_lab: Lab, plain: Any) -> None:
+    vae = wan_lab.engine.compile_vae(plain, when_missing="never")
+    label = f"Wan VAE norm {DIM}"
+    wan_lab.build_only(vars(vae)["warmgraph"].session, [label])
+    jobs = wan_lab.jobs()
+    for batch, *sides in SIZES:
+        samples = latent(*sides, batch)
+        eager = plain.decode(samples)
+        assert eager.shape[:2] == (batch, 4 * sides[0] - 3)
+        ours = vae.decode(samples)
+        assert relative(ours, eager) < DECODED and not torch.equal(ours, eager)
+    frames = video(5, 16, 48)
+    assert relative(vae.encode(frames), plain.encode(frames)) < DECODED
+    report = wan_lab.engine.report(vae)
+    ready = {kind["kind"]: kind["places"] for kind in report["kinds"] if kind["state"] == "ready"}
+    assert label in ready and report["regions"]["compiled"] == sum(ready.values())
+    assert report["calls"]["compiled"] > 0 and wan_lab.jobs() == jobs
+    assert left_behind(plain.first_stage_model) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_every_size_and_length_decodes_as_eager_with_no_build(
     wan_lab: Lab, plain: Any, compiled: Any, size: tuple[int, int, int, int]
@@ -117,6 +141,7 @@ def test_every_size_and_length_decodes_as_eager_with_no_build(
     assert wan_lab.jobs() == jobs and report["regions"]["eager"] == 0, report["eager"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 32, 32), (5, 16, 48), (9, 40, 24), (13, 8, 8)], ids=str)
 def test_every_size_and_length_encodes_as_eager_with_no_build(
     wan_lab: Lab, plain: Any, compiled: Any, size: tuple[int, int, int]
@@ -128,6 +153,7 @@ def test_every_size_and_length_encodes_as_eager_with_no_build(
     assert wan_lab.jobs() == jobs and report["regions"]["eager"] == 0, report["eager"]
 
 
+@pytest.mark.slow
 def test_tiles_in_space_and_time_are_just_sizes(wan_lab: Lab, plain: Any, compiled: Any) -> None:
     jobs = wan_lab.jobs()
     samples, frames = latent(3, 4, 5), video(9, 32, 40)
@@ -143,6 +169,7 @@ def test_tiles_in_space_and_time_are_just_sizes(wan_lab: Lab, plain: Any, compil
     assert left_behind(plain.first_stage_model) == []
 
 
+@pytest.mark.slow
 def test_each_region_serves_each_call(wan_lab: Lab, compiled: Any) -> None:
     before = wan_lab.engine.report(compiled)["calls"]["compiled"]
     compiled.decode(latent(1, 4, 4))
@@ -150,6 +177,7 @@ def test_each_region_serves_each_call(wan_lab: Lab, compiled: Any) -> None:
     assert wan_lab.engine.report(compiled)["calls"]["compiled"] - before == decoder
 
 
+@pytest.mark.slow
 def test_a_call_that_a_graph_declines_is_the_hosts_norm_and_silu(
     wan_lab: Lab, plain: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +199,7 @@ def test_a_call_that_a_graph_declines_is_the_hosts_norm_and_silu(
     assert reasons == {"out of memory in the graph; the host ran this call"}
 
 
+@pytest.mark.slow
 def test_another_nodes_patch_of_a_silu_leaves_its_norm_to_the_host(
     wan_lab: Lab, plain: Any, compiled: Any
 ) -> None:
@@ -187,6 +216,7 @@ def test_another_nodes_patch_of_a_silu_leaves_its_norm_to_the_host(
     assert wan_lab.engine.report(compiled)["regions"]["eager"] == 0
 
 
+@pytest.mark.slow
 def test_only_the_decoder(wan_lab: Lab, plain: Any) -> None:
     vae = wan_lab.engine.compile_vae(plain, parts="decoder", when_missing="wait")
     samples, frames = latent(2, 3, 4), video(5, 16, 16)
@@ -196,6 +226,7 @@ def test_only_the_decoder(wan_lab: Lab, plain: Any) -> None:
     assert wan_lab.engine.report(vae)["calls"] == before
 
 
+@pytest.mark.slow
 def test_wan_22_runs_compiled_by_the_same_plan(wan_lab: Lab) -> None:
     plain = make_wan22()
     vae = wan_lab.engine.compile_vae(plain, when_missing="wait")
