@@ -102,7 +102,7 @@ def test_a_made_up_family_runs_compiled(
             for rows in (1, 2, 33, 500):
                 x = torch.randn(rows, 8)
                 calls = scope.compiled_calls
-                result = scope.call(lambda x=x: tower(x))
+                result = scope.call(tower, (x,), {})
                 assert relative(result, tower(x)) < 1e-6
                 assert scope.compiled_calls == calls + 3
         assert scope.eager_places() == plan.outside
