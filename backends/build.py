@@ -152,13 +152,17 @@ def _shares(result: torch.Tensor, other: Any) -> bool:
 
 
 def _extremes(program: Program) -> Iterator[dict[str, int]]:
-    """Each symbol at its lower and upper end, the others small; then all at the lower end."""
+    """Each symbol at its lower and upper end, the others small; then all at the lower end. A
+    special graph has one size only.
+    """
     symbols = program.description.symbols
     device = program.description.device
     small = {
         s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
     }
     yield {s.name: s.minimum for s in symbols}
+    if program.description.is_special:
+        return
     yield small
     for symbol in symbols:
         top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}

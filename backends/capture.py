@@ -152,16 +152,21 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
 
 def _dynamic_shapes(description: Description, lowest: int) -> tuple[Any, ...]:
     dims = {
-        s.name: Dim(s.name, min=max(lowest, s.minimum), max=s.maximum) for s in description.symbols
+        s.name: Dim(s.name, min=max(lowest, s.minimum), max=s.maximum)
+        for s in description.symbols
+        if not s.is_fixed
     }
     shapes: list[Any] = []
     by_name = {s.name: s for s in description.symbols}
     for spec in description.inputs:
         if spec.dtype == "int":
             symbol = by_name[str(spec.dims[0])]
+            if symbol.is_fixed:
+                shapes.append(None)
+                continue
             shapes.append(Dim.DYNAMIC(min=max(lowest, symbol.minimum), max=symbol.maximum))
         else:
-            shapes.append({i: dims[d] for i, d in enumerate(spec.dims) if isinstance(d, str)})
+            shapes.append({i: dims[d] for i, d in enumerate(spec.dims) if d in dims})
     return tuple(shapes)
 
 
@@ -169,6 +174,8 @@ def _check_ranges(description: Description, exported: Any) -> None:
     """Every declared symbol must have survived with its declared range (from 2 on, see
     `_export`).
     """
+    if description.is_special:
+        return
     declared = {(max(2, s.minimum), s.maximum) for s in description.symbols}
     symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
         -len(description.inputs) :

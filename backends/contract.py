@@ -8,9 +8,9 @@ activations).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +36,7 @@ class CallForm(str, Enum):
     AUTO = "auto"
     EXACT = "exact"
     ANY_SHAPE = "any shape"
+    SPECIALISED = "specialised"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Symbol:
     minimum: int
     maximum: int
     example: int
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it has one value only."""
+        return self.minimum == self.maximum
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,19 @@ class Description:
     layout: str = CONTIGUOUS
     wide: bool = False
 
+    def at(self, sizes: Mapping[str, int]) -> Description:
+        """Return the same kind for one value of each symbol."""
+        symbols = tuple(
+            replace(s, minimum=sizes[s.name], maximum=sizes[s.name], example=sizes[s.name])
+            for s in self.symbols
+        )
+        return replace(self, symbols=symbols, label=f"{self.label} at {_words(sizes)}")
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is for one value of each symbol."""
+        return bool(self.symbols) and all(s.is_fixed for s in self.symbols)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON-plain data."""
         return asdict(self)
@@ -105,6 +124,10 @@ class Description:
         return Description(
             inputs=inputs, symbols=tuple(Symbol(**s) for s in data["symbols"]), **rest
         )
+
+
+def _words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
 
 
 class WeightSpec(NamedTuple):

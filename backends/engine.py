@@ -34,13 +34,14 @@ from .host import host_arguments, room_for_workers, run_forward, spare_vram, tot
 from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import model_report, strict_problem
-from .runtime.calls import keeps_nothing, unread_options
+from .runtime.calls import keeps_nothing
 from .runtime.driver import is_driver_allocator
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.replays import CLEAN_CALLS, Replays
 from .runtime.scope import Scope, Target
 from .runtime.session import Options, Session
+from .runtime.specials import Specials
 from .runtime.verified import Verified
 from .settings import Settings
 from .signing import Signer
@@ -372,6 +373,7 @@ class Engine:
             self._graphs,
             self._verified,
             replays,
+            Specials(partial(self._runs_before_special, options.form)),
         )
         identifier = f"{attached.sort}-{next(self._numbers)}"
         name = type(attached.holder).__name__
@@ -389,7 +391,14 @@ class Engine:
             return None
         if is_driver_allocator() and not keeps_nothing(attached.root):
             return None
-        return Replays(self._captured, self._verified, unread_options(attached.root))
+        return Replays(self._captured, self._verified)
+
+    def _runs_before_special(self, form: CallForm) -> int | None:
+        """After how many runs of one size it gets graphs of its own; None: never."""
+        if form is CallForm.SPECIALISED:
+            return 1
+        runs = self._settings.runs_before_special
+        return runs if form is CallForm.AUTO and runs else None
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
@@ -432,10 +441,10 @@ class Engine:
         """Look again at what may have changed since the node ran."""
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
+        session.scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if wanted:
             self._request(session, wanted)
-        session.scope.begin_run()
 
     def stay_busy(self) -> None:
         """A prompt runs, and nothing will say that it ended."""

@@ -57,6 +57,7 @@ SETTINGS = {
         Setting("store_cap_gib", 4.0, 0.1, 1024, "GiB", whole=False),
         Setting("job_limit_s", 600, 30, 86400, "seconds"),
         Setting("idle_s", 30, 1, 3600, "seconds"),
+        Setting("runs_before_special", 0, 0, 1000, "runs of one size, 0 = only where asked for"),
         Setting("captured_vram_percent", 10, 0, 90, "percent of the card, 0 = no CUDA graphs"),
     )
 }
@@ -109,6 +110,11 @@ class Settings:
     def idle_s(self) -> float:
         """Seconds after which a builder process with nothing to do ends."""
         return self._value("idle_s")
+
+    @property
+    def runs_before_special(self) -> int:
+        """Runs of one size before it gets graphs of its own; 0: it gets none by itself."""
+        return int(self._value("runs_before_special"))
 
     @property
     def captured_vram_share(self) -> float:

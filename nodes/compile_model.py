@@ -44,14 +44,15 @@ class WarmgraphCompileModel(io.ComfyNode):
                 *compile_inputs(),
                 io.Combo.Input(
                     "form",
-                    options=["auto", "exact", "any shape"],
+                    options=["auto", "exact", "any shape", "specialised"],
                     default="auto",
                     optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
                         "How far to go. auto: the fastest that is ready. exact: compile nothing, "
                         "only spare the CPU its work (CUDA graphs): the same pixels as without "
-                        "this node. any shape: as auto, with one graph for all sizes."
+                        "this node. any shape: the same graphs for all sizes, always. specialised: also build graphs "
+                        "for the very sizes that come twice, and use them for those."
                     ),
                 ),
             ],

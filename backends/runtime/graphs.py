@@ -314,7 +314,7 @@ def _raw(payload: CompressedPayload) -> bytes:
 
 def _cost(graph: Graph) -> int:
     """A measure of build time: the number of modules in the region; rare graphs come last."""
-    if graph.description.wide:
+    if graph.description.wide or graph.description.is_special:
         return 0
     return _count(graph.description.module)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from . import driver
 from .anchors import Anchor, Anchors
-from .calls import UNREAD, Call, FixedCallError, read_call, read_result
+from .calls import Call, FixedCallError, read_result
 from .cuda_graph import CaptureError, CudaGraph
 from .graph_memory import GraphMemory
 from .verified import Verified
@@ -55,13 +55,8 @@ class _Signature:
 class Replays:
     """The captured calls of one root module."""
 
-    def __init__(
-        self, memory: GraphMemory, verified: Verified, unread: frozenset[str] = UNREAD
-    ) -> None:
-        """Args: the memory that all captured graphs share; the comparisons made so far; options
-        that the model does not read.
-        """
-        self._unread = unread
+    def __init__(self, memory: GraphMemory, verified: Verified) -> None:
+        """Args: the memory that all captured graphs share; the comparisons made so far."""
         self._memory = memory
         self._verified = verified
         self._signatures: dict[Hashable, _Signature] = {}
@@ -75,8 +70,7 @@ class Replays:
     def call(
         self,
         host: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        call: Call,
         *,
         anchors: Anchors,
         form: Hashable,
@@ -86,18 +80,14 @@ class Replays:
         """Compute one call, by replay where it can be.
 
         Args:
-            host: the call as the host would make it, with these arguments.
+            host: the call as the host would make it.
+            call: its arguments.
             anchors: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
             complete: whether no more graphs will come; until then captures are exact.
             runner: makes the call otherwise.
         """
-        plain = partial(runner, partial(host, *args, **kwargs))
-        try:
-            call = read_call(args, kwargs, self._unread)
-        except FixedCallError as error:
-            self.reasons[str(error)] += 1
-            return plain(compiled=True)
+        plain = partial(runner, partial(host, *call.args, **call.kwargs))
         target = form if complete else EXACT
         known = self._signatures.setdefault(call.key, _Signature())
         if known.target != target:

@@ -21,12 +21,21 @@ from ..keys import target
 from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
 from ..sources import Watch
 from .anchors import Anchors
+from .calls import Call, FixedCallError, read_call, unread_options
 from .graphs import Graph, Graphs, State
 from .region import Region
 from .replays import EXACT, Replays
+from .specials import Either, Specials
 from .verified import Verified
 from .weights import ModelWeights
 from .wiring import Wiring, patched_places
+
+
+class _Form(NamedTuple):
+    """What serves a call: forwards by module, and a name that is equal for equal ones."""
+
+    installed: list[tuple[torch.nn.Module, Callable[..., Any]]]
+    served: Hashable
 
 
 class Target(NamedTuple):
@@ -70,6 +79,7 @@ class Scope:
         graphs: Graphs,
         verified: Verified,
         replays: Replays | None = None,
+        specials: Specials | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -79,6 +89,7 @@ class Scope:
             make_plan: cuts `root` anew, for when its modules were replaced.
             plan: what it gave at first.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
+            specials: which calls get graphs of their own sizes; None where none do.
         """
         self.root = root
         self.plan = plan
@@ -89,6 +100,10 @@ class Scope:
         self._graphs = graphs
         self._verified = verified
         self.replays = replays
+        self._specials = specials
+        self._unread = unread_options(root)
+        self._sets: dict[Hashable, _Form] = {}
+        self._special_regions: dict[tuple[str, str], Either] = {}
         self._anchors: Anchors | None = None
         self._foreign_code: str | None = None
         self._form: Hashable = EXACT
@@ -104,6 +119,7 @@ class Scope:
         self._foreign: dict[str, str] = {}
         self._watch = Watch()
         self._version = -1
+        self._facts: dict[str, Any] = {}
         self._dtype: torch.dtype | None = None
         self._lock = threading.RLock()
         self._inside = False
@@ -120,13 +136,19 @@ class Scope:
         return [kind.wide for kind in self.kinds if kind.wide is not None]
 
     @property
+    def special_graphs(self) -> list[Graph]:
+        """The graphs for the sizes of hot calls."""
+        return [] if self._specials is None else self._specials.graphs
+
+    @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
         replayed = 0 if self.replays is None else self.replays.regions
         return self._own_calls() + replayed
 
     def _own_calls(self) -> int:
-        return self._past_calls + sum(region.calls for region in self._regions.values())
+        special = sum(either.special.calls for either in self._special_regions.values())
+        return self._past_calls + special + sum(r.calls for r in self._regions.values())
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
@@ -151,8 +173,7 @@ class Scope:
                 self.plan.symbols,
             )
             self.root, self._holder, self._make_plan = gone, gone, Plan
-            self._regions.clear()
-            self._installed = []
+            self._forget_regions()
             self.drop_captured()
             self._weights, self._anchors = None, None
             self._wiring = Wiring(gone)
@@ -186,9 +207,18 @@ class Scope:
         self.drop_captured()
         self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
         self._past_calls = self._own_calls()
-        self._regions.clear()
+        self._forget_regions()
+        if self._specials is not None:
+            self._specials.clear()
+        self._facts = facts
         self._version = -1
         return self.graphs
+
+    def _forget_regions(self) -> None:
+        self._regions.clear()
+        self._special_regions.clear()
+        self._installed = []
+        self._sets = {}
 
     def _describe_kind(
         self,
@@ -246,6 +276,16 @@ class Scope:
                 region.declined = None
             if self.replays is not None:
                 self.replays.begin_run()
+            if self._specials is not None:
+                for key in self._specials.begin_run():
+                    self._specials.add(key, self._description_of, self._graph_of)
+
+    def _description_of(self, name: str) -> Description | None:
+        kind = self._of_place.get(name)
+        return None if kind is None or kind.graph is None else kind.graph.description
+
+    def _graph_of(self, description: Description) -> Graph:
+        return self._graphs.graph(description, self._backend, self._facts)
 
     def _look(self) -> None:
         """Find the places that other nodes patched."""
@@ -286,27 +326,57 @@ class Scope:
             self._weights.begin_step()
             if self._version != self._graphs.version:
                 self._install_ready()
+            call = self._read(args, kwargs, foreign or self._foreign_code)
+            if isinstance(call, str):
+                if self.replays is not None:
+                    self.replays.reasons[call] += 1
+                return self._run(partial(host, *args, **kwargs), self._installed)
+            complete = not any(graph.is_pending for graph in self.graphs)
+            form = self._form_of(call.key, complete)
             if self.replays is None or self._anchors is None:
-                return self._run(partial(host, *args, **kwargs), compiled=True)
-            if (foreign := foreign or self._foreign_code) is not None:
-                self.replays.reasons[foreign] += 1
-                return self._run(partial(host, *args, **kwargs), compiled=True)
+                return self._run(partial(host, *args, **kwargs), form.installed)
             return self.replays.call(
                 host,
-                args,
-                kwargs,
+                call,
                 anchors=self._anchors,
-                form=self._form,
-                complete=not any(graph.is_pending for graph in self.graphs),
-                runner=self._run,
+                form=form.served,
+                complete=complete,
+                runner=partial(self._run, installed=form.installed),
             )
 
-    def _run(self, run: Callable[[], Any], *, compiled: bool) -> Any:
+    def _read(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
+    ) -> Call | str:
+        """The call as data, or why it cannot be known by what it shows."""
+        if foreign is not None:
+            return foreign
+        try:
+            return read_call(args, kwargs, self._unread)
+        except FixedCallError as error:
+            return str(error)
+
+    def _form_of(self, key: Hashable, complete: bool) -> _Form:
+        """What serves a call of this signature now."""
+        form = _Form(self._installed, self._form)
+        if self._specials is None or not complete:
+            return form
+        if self._specials.see(key) and self._installed:
+            record = self._specials.record(key)
+            return form._replace(installed=self._forwards(record).installed)
+        return self._sets.get(key, form)
+
+    def _run(
+        self,
+        run: Callable[[], Any],
+        installed: Sequence[tuple[torch.nn.Module, Callable[..., Any]]],
+        *,
+        compiled: bool = True,
+    ) -> Any:
         """Make one call with our forwards in place for as long as it runs."""
         self._inside = True
         placed = []
         try:
-            for module, forward in self._installed if compiled else ():
+            for module, forward in installed if compiled else ():
                 placed.append((module, module.__dict__.get("forward")))
                 module.__dict__["forward"] = forward
             with pause_host_compiler():
@@ -343,17 +413,41 @@ class Scope:
     def _install_ready(self) -> None:
         """Make the forwards of all modules whose graphs are ready."""
         self._version = self._graphs.version
-        self._installed = []
+        self._installed, self._form = self._forwards(lambda _, region: region)
+        self._sets = {}
+        if self._specials is not None:
+            for key, graphs in self._specials.complete().items():
+                self._sets[key] = self._forwards(partial(self._special, graphs))
+
+    def _forwards(self, choose: Callable[[str, Region], Any]) -> _Form:
+        """Make the forwards of all modules whose graphs are ready.
+
+        Args:
+            choose: what is called at a place, by its name and its any-shape region.
+        """
+        installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
         served: list[tuple[str, int]] = []
         for dispatch in self.plan.dispatches:
             names = [place.name for place in dispatch.regions]
             if any(name in self._foreign for name in names):
                 continue
-            regions = [self._region(place) for place in dispatch.regions]
-            if all(regions):
-                self._installed += dispatch.forwards([r for r in regions if r is not None])
-                served += [(name, id(r)) for name, r in zip(names, regions, strict=True)]
-        self._form = tuple(served) or EXACT
+            regions = [region for place in dispatch.regions if (region := self._region(place))]
+            if len(regions) == len(names):
+                calls = [choose(name, r) for name, r in zip(names, regions, strict=True)]
+                installed += dispatch.forwards(calls)
+                served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
+        return _Form(installed, tuple(served) or EXACT)
+
+    def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
+        """The call of a place by its special graph, where there is one."""
+        graph = graphs.get(name)
+        if graph is None:
+            return region
+        known = self._special_regions.get((name, graph.key))
+        if known is None:
+            special = Region(region.place, graph, region.source, self._verified)
+            known = self._special_regions[name, graph.key] = Either(special, region)
+        return known
 
     def _region(self, place: Place) -> Region | None:
         graph = self._of_place[place.name].graph

@@ -58,7 +58,7 @@ class Session:
     @property
     def all_graphs(self) -> list[Graph]:
         """Those, and the rare ones that are built after them."""
-        return self.scope.graphs + self.scope.wide_graphs
+        return self.scope.graphs + self.scope.wide_graphs + self.scope.special_graphs
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""

@@ -45,6 +45,15 @@ const SETTINGS = [
     attrs: { min: 0.1, max: 1024, step: 0.5, minFractionDigits: 1, maxFractionDigits: 2 },
   },
   {
+    key: "runs_before_special",
+    id: "Warmgraph.Builder.RunsBeforeSpecial",
+    category: ["Warmgraph", "Builder", "RunsBeforeSpecial"],
+    name: "Runs of one size before it gets graphs of its own (0 = never)",
+    tooltip: "Graphs for one size only are a little quicker. They are built beside the images, and those for all sizes stay beneath.",
+    defaultValue: 0,
+    attrs: { min: 0, max: 1000, step: 1 },
+  },
+  {
     key: "captured_vram_percent",
     id: "Warmgraph.Captured.Vram",
     category: ["Warmgraph", "Captured", "Vram"],

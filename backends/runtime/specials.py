@@ -1,0 +1,141 @@
+"""Graphs for the very sizes of hot calls.
+
+An any-shape graph is right at every size and stays beneath; one compiled for fixed sizes saves what
+the compiler must leave open for the others. A call of one signature gets a *set*: for each kind a
+graph at the sizes that its places see in that call. It is used once all of it has come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import Description
+from ..regions.plan import Call
+from .graphs import Graph, State
+from .region import Region
+
+#: Signatures of one model that get a set; the store's size limit looks after older files.
+MAX_SETS = 4
+#: Signatures whose sizes are remembered.
+MAX_KNOWN = 64
+
+
+class Specials:
+    """Which signatures of one root module have a set, and which should get one."""
+
+    def __init__(self, runs_before: Callable[[], int | None]) -> None:
+        """Args: runs of one signature that come before its set is asked for; None: it never is."""
+        self._runs_before = runs_before
+        self._runs: Counter[Hashable] = Counter()
+        self._seen: set[Hashable] = set()
+        self._sizes: dict[Hashable, dict[str, tuple[Any, ...]]] = {}
+        self._sets: dict[Hashable, dict[str, Graph]] = {}
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs of all sets, each once."""
+        found = [graph for made in self._sets.values() for graph in made.values()]
+        return list(dict.fromkeys(found))
+
+    def clear(self) -> None:
+        """Forget everything: the kinds are not what they were."""
+        self._runs.clear()
+        self._seen.clear()
+        self._sizes.clear()
+        self._sets.clear()
+
+    def begin_run(self) -> list[Hashable]:
+        """Count the signatures of the last run; returns those that should get a set now."""
+        self._runs.update(self._seen)
+        self._seen.clear()
+        before = self._runs_before()
+        if before is None:
+            return []
+        due = [k for k in self._sizes if k not in self._sets and self._runs[k] >= max(before, 1)]
+        return due[: MAX_SETS - len(self._sets)]
+
+    def see(self, key: Hashable) -> bool:
+        """Note a call; returns whether its sizes are still to be recorded."""
+        self._seen.add(key)
+        return key not in self._sizes and self._runs_before() is not None
+
+    def record(self, key: Hashable) -> Callable[[str, Call], Call]:
+        """Return what puts a recorder around the call of each place, by its name."""
+        while len(self._sizes) >= MAX_KNOWN:
+            oldest = next((k for k in self._sizes if k not in self._sets), key)
+            self._sizes.pop(oldest, None)
+            self._runs.pop(oldest, None)
+        sizes = self._sizes.setdefault(key, {})
+        return lambda name, call: _Recorder(name, call, sizes)
+
+    def add(
+        self,
+        key: Hashable,
+        describe: Callable[[str], Description | None],
+        graph: Callable[[Description], Graph],
+    ) -> None:
+        """Make the set of a signature from the sizes that were recorded.
+
+        Args:
+            describe: the description of a place's kind, None where it has no graph.
+            graph: the process's graph for a description.
+        """
+        made: dict[str, Graph] = {}
+        for name, inputs in self._sizes[key].items():
+            description = describe(name)
+            if description is not None:
+                made[name] = graph(description.at(_sizes_of(description, inputs)))
+        self._sets[key] = made
+
+    def complete(self) -> Mapping[Hashable, Mapping[str, Graph]]:
+        """Return the ready graphs by place of every set of which nothing more is to come."""
+        found = {}
+        for key, made in self._sets.items():
+            states = {graph.state for graph in made.values()}
+            ready = {n: g for n, g in made.items() if g.state is State.READY}
+            if ready and not states & {State.LOADING, State.BUILDING, State.MISSING}:
+                found[key] = ready
+        return found
+
+
+class Either:
+    """The call of a place by its special graph, and by the any-shape one where that declines."""
+
+    def __init__(self, special: Region, other: Region) -> None:
+        """Args: the region of the special graph, and the any-shape one."""
+        self.special = special
+        self._other = other
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        result = self.special(*inputs)
+        return self._other(*inputs) if result is None else result
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        return self._other.decline(reason)
+
+
+class _Recorder:
+    def __init__(self, name: str, call: Call, sizes: dict[str, tuple[Any, ...]]) -> None:
+        self._name, self._call, self._sizes = name, call, sizes
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        self._sizes[self._name] = tuple(
+            tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs
+        )
+        return self._call(*inputs)
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        return self._call.decline(reason)
+
+
+def _sizes_of(description: Description, inputs: Sequence[Any]) -> dict[str, int]:
+    """Return the value of each symbol in a call with inputs of these sizes."""
+    found: dict[str, int] = {}
+    for spec, sizes in zip(description.inputs, inputs, strict=True):
+        given = (sizes,) if spec.dtype == "int" else sizes
+        found.update({d: n for d, n in zip(spec.dims, given, strict=True) if isinstance(d, str)})
+    return found
