@@ -34,8 +34,7 @@ from .host import host_arguments, room_for_workers, run_forward, spare_vram, tot
 from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import model_report, strict_problem
-from .runtime.calls import keeps_nothing
-from .runtime.driver import is_driver_allocator
+from .runtime.calls import is_capturable
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.replays import CLEAN_CALLS, Replays
@@ -55,9 +54,11 @@ _POLL_S = 0.1
 #: How long after Compile Model a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
 
+#: Calls of one size until it is surely captured: weights come, graphs are compared, twice clean.
+_WARM_CALLS = CLEAN_CALLS + 3
 _EXACT_NEEDS = (
-    "that needs an NVIDIA GPU, VRAM for captured steps in the settings, and a UNet unless ComfyUI "
-    "is started with --disable-cuda-malloc: runs as without this node"
+    "that needs an NVIDIA GPU, a UNet, and VRAM for captured steps in the settings: "
+    "runs as without this node"
 )
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
@@ -252,7 +253,7 @@ class Engine:
                 if on_progress is not None:
                     text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
                     on_progress(number, len(shapes), text)
-                for _ in range(1 if session.scope.replays is None else CLEAN_CALLS + 1):
+                for _ in range(_WARM_CALLS if session.scope.replays else 1):
                     run_forward(model, *shape)
         return self.report(model)
 
@@ -389,7 +390,7 @@ class Engine:
             return None
         if attached.target().device.type != "cuda" or torch.version.cuda is None:
             return None
-        if is_driver_allocator() and not keeps_nothing(attached.root):
+        if not is_capturable(attached.root):
             return None
         return Replays(self._captured, self._verified)
 
@@ -441,6 +442,7 @@ class Engine:
         """Look again at what may have changed since the node ran."""
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
+        self._captured.sweep()
         session.scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if wanted:

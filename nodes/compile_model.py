@@ -51,9 +51,8 @@ class WarmgraphCompileModel(io.ComfyNode):
                     tooltip=(
                         "How far to go. auto: the fastest that is ready. exact: compile nothing, "
                         "only spare the CPU its work (CUDA graphs): the same pixels as without "
-                        "this node. any shape: the same graphs for all sizes, always. specialised: also "
-                        "build graphs "
-                        "for the very sizes that come twice, and use them for those."
+                        "this node. any shape: the same graphs for all sizes, always. specialised: "
+                        "build graphs for the very sizes that come twice as well, and use them."
                     ),
                 ),
             ],

@@ -7,6 +7,8 @@ A CUDA graph reads weights at the addresses that they had when it was captured. 
   right only while the pages are the very ones that the host filled. The few small parameters that
   the host loads outside that range get new addresses at each load; a captured graph keeps the old
   tensors, and the new values are copied into them.
+
+Nothing here keeps weights of the old way alive beyond a run: the host may load the model anew.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ class Anchor(NamedTuple):
     Attributes:
         loose: the parameters and buffers on the device, outside dynamic VRAM.
         pointers: their addresses.
-        fixed: the modules in dynamic VRAM, in walking order.
+        places: address and size of each module in dynamic VRAM that the host filled.
         pages: the signature of their pages; None without dynamic VRAM.
     """
 
     loose: list[torch.Tensor]
     pointers: list[int]
-    fixed: list[Any]
+    places: frozenset[tuple[int, int]]
     pages: bytes | None
 
 
@@ -43,7 +45,7 @@ class Anchors:
     def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
         """Args: the module whose calls are captured, and where its model's weights are."""
         self._weights = weights
-        self._modules = list(root.modules())
+        self._modules: list[Any] = list(root.modules())
         self._epoch = -1
         self._anchor: Anchor | None = None
         self._slots: list[tuple[dict[str, Any], str]] = []
@@ -65,14 +67,21 @@ class Anchors:
         return self._anchor
 
     def settle(self) -> None:
-        """Note after a step by the host's own calls which modules it leaves alone."""
-        if self._anchor is None:
-            self._idle = frozenset(
-                id(m) for m in self._modules if hasattr(m, "_v") and m._v_signature is None
-            )
+        """Note after a step by the host's own calls which modules it left alone."""
+        idle = frozenset(
+            id(m) for m in self._modules if hasattr(m, "_v") and m._v_signature is None
+        )
+        if idle != self._idle:
+            self._idle = idle
+            self._move()
+
+    def forget(self) -> None:
+        """Let go of all weights, when a run has ended."""
+        self._slots = []
+        self._move()
 
     def hold(self, anchor: Anchor) -> bool:
-        """Keep the pages in place for one replay; `let_go` must follow if this is true."""
+        """Keep the pages in place; `let_go` must follow if this is true."""
         if anchor.pages is None:
             return True
         signature = self._weights.hold_range()
@@ -80,18 +89,21 @@ class Anchors:
             return False
         if signature != anchor.pages:
             self._weights.let_range_go()
-            self._anchor, self.problem = None, MOVED
+            self._move()
             return False
         return True
 
     def let_go(self, anchor: Anchor) -> None:
-        """Undo `hold` once the replay is queued."""
+        """Undo `hold` once the work is queued."""
         if anchor.pages is not None:
             self._weights.let_range_go()
 
     def marks(self) -> list[Any]:
         """What tells whether the host brought a module's weights over meanwhile."""
         return [getattr(m, "_v_signature", None) for m in self._modules]
+
+    def _move(self) -> None:
+        self._anchor, self.problem = None, MOVED
 
     def _stands(self) -> bool:
         assert self._anchor is not None
@@ -106,7 +118,7 @@ class Anchors:
                 self.problem = "weights are computed anew at each call"
                 return None
             dynamic = hasattr(module, "_v")
-            if dynamic:
+            if dynamic and not (module._v_signature is None and id(module) in self._idle):
                 fixed.append(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -114,6 +126,9 @@ class Anchors:
                         continue
                     if not same_device(tensor.device, device):
                         self.problem = "a part of the model is not in VRAM"
+                        return None
+                    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                        self.problem = f"weights are of a special kind ({type(tensor).__name__})"
                         return None
                     slots.append((table, name))
                     loose.append(tensor)
@@ -124,7 +139,8 @@ class Anchors:
                 return None
         self._slots = slots
         self.problem = None
-        return Anchor(loose, [tensor.data_ptr() for tensor in loose], fixed, pages)
+        places = frozenset((int(m._v[1]), int(m._v[2])) for m in fixed)
+        return Anchor(loose, [tensor.data_ptr() for tensor in loose], places, pages)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
         """The signature of the range in which every module's weights are the ones the host put
@@ -138,12 +154,7 @@ class Anchors:
             return None
         try:
             for module in fixed:
-                if module._v_signature is None:
-                    if id(module) in self._idle:
-                        continue
-                    self.problem = MOVED
-                    return None
-                now = vbar.vbar_fault(module._v)
+                now = None if module._v_signature is None else vbar.vbar_fault(module._v)
                 good = now is not None and vbar.vbar_signature_compare(now, module._v_signature)
                 if now is not None:
                     vbar.vbar_unpin(module._v)

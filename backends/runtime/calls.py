@@ -17,13 +17,14 @@ UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
 #: And what a UNet does not read besides: it is there for patches of other nodes.
 _UNREAD_BY_UNETS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel"
-#: Modules that keep no tensor of a call: under `cudaMallocAsync` nothing else may be captured.
-_KEEP_NOTHING = (_UNET, "comfy.cldm.cldm:ControlNet")
+#: Modules whose forward neither waits for the GPU nor keeps a tensor beyond the call.
+_CAPTURABLE = (_UNET, "comfy.cldm.cldm:ControlNet")
 _FUNCTIONS = {
     "patches": "another node's patches may do something else at each step",
     "patches_replace": "another node's attention may do something else at each step",
     "optimized_attention_override": "another node's attention may do something else at each step",
 }
+_SEQUENCES = (list, tuple, torch.Size)
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -47,11 +48,14 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     unread: frozenset[str]
 
-    def without_tensors(self) -> Call:
-        """Return what `over` needs, and nothing that holds memory."""
-        nothing = [torch.empty(0)] * len(self.tensors)
-        args, kwargs = self.over(nothing)
-        return self._replace(tensors=nothing, args=args, kwargs=kwargs)
+    def without_memory(self) -> Call:
+        """Return the same over tensors of equal form that hold nothing."""
+        forms = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+            for t in self.tensors
+        ]
+        args, kwargs = self.over(forms)
+        return self._replace(tensors=forms, args=args, kwargs=kwargs)
 
     def over(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Return args and kwargs over other tensors; containers are new, as the host uses them
@@ -62,12 +66,12 @@ class Call(NamedTuple):
         def swap(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return next(others)
-            if isinstance(value, dict):
+            if type(value) is dict:
                 return {
                     name: item if name in self.unread else swap(item)
                     for name, item in value.items()
                 }
-            if isinstance(value, (list, tuple)):
+            if type(value) in _SEQUENCES:
                 return type(value)(swap(item) for item in value)
             return value
 
@@ -80,9 +84,34 @@ def unread_options(root: torch.nn.Module) -> frozenset[str]:
     return _UNREAD_BY_UNETS if _name(root) == _UNET else UNREAD
 
 
-def keeps_nothing(root: torch.nn.Module) -> bool:
-    """Tell whether a module is known to keep no tensor of a call beyond it."""
-    return _name(root) in _KEEP_NOTHING
+def is_capturable(root: torch.nn.Module) -> bool:
+    """Tell whether a module's forward is known to do nothing that a capture must not meet.
+
+    A union ControlNet copies its choice of control to the GPU in each call.
+    """
+    return _name(root) in _CAPTURABLE and getattr(root, "control_add_embedding", None) is None
+
+
+def arithmetic() -> tuple[Any, ...]:
+    """Return the settings of this process that change what the same kernels are called for."""
+    backends: Any = torch.backends
+    matmul, cudnn = backends.cuda.matmul, backends.cudnn
+    return (
+        matmul.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_accumulation,
+        cudnn.conv.fp32_precision,
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+    )
 
 
 def _name(root: torch.nn.Module) -> str:
@@ -114,6 +143,11 @@ def read_call(
     return Call(tuple(parts), tensors, args, kwargs, unread)
 
 
+def result_form(result: Any) -> Call:
+    """Return the form of what a call gave, which holds no memory; see `read_result`."""
+    return read_result(result).without_memory()
+
+
 def read_result(result: Any) -> Call:
     """Take what a call gave apart, as if it were the one argument of a call.
 
@@ -136,9 +170,11 @@ def _walk(
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise FixedCallError(f"{name} must be plain tensors, got a {type(value).__name__}")
+        if value.device.type == "cpu" and any(t.device.type != "cpu" for t in tensors):
+            raise FixedCallError(f"{name} is on the CPU, where a captured call could not read it")
         tensors.append(value)
         note((value.shape, value.stride(), value.dtype, value.device))
-    elif isinstance(value, dict):
+    elif type(value) is dict:
         note("{")
         for key, item in value.items():
             if key in unread:
@@ -150,7 +186,7 @@ def _walk(
             note(key)
             _walk(item, str(key), unread, tensors, note)
         note("}")
-    elif isinstance(value, (list, tuple)):
+    elif type(value) in _SEQUENCES:
         note((type(value).__name__, len(value)))
         for item in value:
             _walk(item, name, unread, tensors, note)

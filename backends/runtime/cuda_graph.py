@@ -10,7 +10,6 @@ capture, neither a local variable nor the frames that a traceback holds.
 from __future__ import annotations
 
 import contextlib
-import operator
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,20 +32,22 @@ class CudaGraph:
 
         Args:
             call: whose tensors give the sizes.
-            like: what such a call gave before, as `calls.read_result` reads it.
+            like: the form of what such a call gave before (`calls.result_form`).
             anchor: where the weights are.
             pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
         """
         #: How many calls of regions lie in it.
         self.regions = 0
-        self._anchor = self._refreshed = anchor
+        # Weights of the old way are not kept: the host may load the model anew.
+        self._anchor = anchor if anchor.pages is not None else anchor._replace(loose=[])
+        self._refreshed: Anchor | None = self._anchor
         self._pool = pool
+        self._device = call.tensors[0].device
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
-            self._outputs = [torch.empty_like(tensor) for tensor in like.tensors]
-        self._result = like.without_tensors()
-        self._device = like.tensors[0].device
+            self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
+        self._result = like
 
     def capture(self, run: Callable[..., Any], call: Call) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
@@ -54,9 +55,9 @@ class CudaGraph:
         Raises:
             CaptureError: the call does what cannot be captured, or there is no memory.
         """
-        stream = _capture_stream(self._device)
-        torch.cuda.synchronize(self._device)
         try:
+            stream = _capture_stream(self._device)
+            torch.cuda.synchronize(self._device)
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
@@ -71,7 +72,7 @@ class CudaGraph:
             raise CaptureError("out of memory while it was captured") from error
         except FixedCallError as error:
             raise CaptureError(str(error)) from error
-        except RuntimeError as error:
+        except Exception as error:  # whatever the call raises now, it did not when it ran
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 
@@ -82,10 +83,8 @@ class CudaGraph:
         mine = self._anchor
         if mine.pages is None or anchor.pages is None:
             return mine.pages is anchor.pages and mine.pointers == anchor.pointers
-        return (
-            len(mine.fixed) == len(anchor.fixed)
-            and all(map(operator.is_, mine.fixed, anchor.fixed))
-            and list(map(_geometry, mine.loose)) == list(map(_geometry, anchor.loose))
+        return mine.places <= anchor.places and list(map(_geometry, mine.loose)) == list(
+            map(_geometry, anchor.loose)
         )
 
     def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> Any:
@@ -95,7 +94,7 @@ class CudaGraph:
             anchor: where the weights are; `fits` said yes, and their pages are held.
             tensors: the inputs, in the order of `Call.tensors`.
         """
-        if anchor is not self._refreshed:
+        if anchor.pages is not None and anchor is not self._refreshed:
             with torch.inference_mode():
                 for kept, live in zip(self._anchor.loose, anchor.loose, strict=True):
                     if kept is not live:
@@ -140,18 +139,19 @@ _streams: dict[int, torch.cuda.Stream] = {}
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream to capture on, on which the GPU's libraries have made their workspaces already.
 
-    Made within a capture, they would lie in that graph's memory and go with it.
+    Made within a capture, they would lie in that graph's memory and go with it. They belong to a
+    thread as well as to a stream, so this is done each time.
     """
     index = device.index or 0
-    stream = _streams.get(index)
-    if stream is None:
-        stream = _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            for dtype in (torch.float16, torch.bfloat16, torch.float32):
-                square = torch.zeros(64, 64, device=device, dtype=dtype)
-                torch.nn.functional.linear(square, square, square[0])
-                square @ square
-        stream.synchronize()
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _streams[index]
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            square = torch.zeros(64, 64, device=device, dtype=dtype)
+            torch.nn.functional.linear(square, square, square[0])
+            square @ square
+    stream.synchronize()
     return stream
 
 

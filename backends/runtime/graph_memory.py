@@ -7,6 +7,7 @@ one, and is given up when it is asked for.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ class GraphMemory:
         """
         self._budget_bytes = budget_bytes
         self._release = release
-        self._owners: dict[Held, Owner] = {}  # least recently used first
+        self._owners: dict[Held, weakref.ref[Owner]] = {}  # least recently used first
         self._taken = 0
         self._pool: Any = None
         self._listed: Any = None
@@ -56,8 +57,15 @@ class GraphMemory:
         """Memory that the captured graphs hold together; what they need in between is shared."""
         return self._taken
 
+    def sweep(self) -> None:
+        """Let go of what nobody replays any more: its model is gone."""
+        for graph, owner in list(self._owners.items()):
+            if owner() is None:
+                self.drop(graph)
+
     def pool(self) -> Any:
         """Return the pool to capture into."""
+        self.sweep()
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
@@ -73,7 +81,7 @@ class GraphMemory:
         """
         alone = not self._owners
         self._device = device
-        self._owners[graph] = owner
+        self._owners[graph] = weakref.ref(owner)
         self._taken += max(size, 0)
         if self._taken <= (budget := self._budget_bytes(device)):
             self._list()
@@ -84,15 +92,19 @@ class GraphMemory:
             return None
         return f"its memory ({needed >> 20} MiB) is over the budget of {budget >> 20} MiB"
 
+    def holds(self, graph: Held) -> bool:
+        """Tell whether a graph was not let go."""
+        return graph in self._owners
+
     def touch(self, graph: Held) -> None:
         """Note that a graph is in use."""
         self._owners[graph] = self._owners.pop(graph)
 
     def drop(self, graph: Held) -> None:
         """Let one graph go; its memory serves the others."""
-        owner = self._owners.pop(graph, None)
+        reference = self._owners.pop(graph, None)
         graph.free()
-        if owner is not None:
+        if reference is not None and (owner := reference()) is not None:
             owner.forget(graph)
         if not self._owners:
             self._taken = 0
@@ -118,6 +130,7 @@ class GraphMemory:
             self._patcher = _patcher(self, self._device)
             self._listed = management.LoadedModel(self._patcher)
             self._listed.model_load()
+            self._listed.currently_used = False  # nobody may load it along with what is
             management.current_loaded_models.insert(0, self._listed)
 
 
@@ -133,6 +146,9 @@ def _patcher(memory: GraphMemory, device: torch.device) -> Any:
 
         def loaded_size(self) -> int:
             return memory.used_bytes
+
+        def current_loaded_device(self) -> torch.device:
+            return device
 
         def partially_load(self, *_: Any, **__: Any) -> int:
             return 0

@@ -75,6 +75,10 @@ class Region:
         except ValueError as error:
             return self.decline(f"its weights are not what the graph takes: {error}")
         trusted = weights.weight_class in self._trusted or self._was_verified(weights.weight_class)
+        if not trusted and self._is_captured():
+            if weights.release is not None:
+                weights.release()
+            raise RuntimeError("a graph was not compared with eager yet")
         arguments = [*weights.tensors, *ready]
         sample = None if trusted else self._sample(ready)
         del ready  # the graph lets go of an input as soon as it can
@@ -95,6 +99,12 @@ class Region:
             return self.decline(self.wide.declined or "its 64-bit graph did not run")
         self.calls += 1
         return result
+
+    def let_weights_go(self) -> None:
+        """Keep no weights beyond a run."""
+        self._weights.let_go()
+        if self.wide is not None:
+            self.wide.let_weights_go()
 
     def decline(self, reason: str) -> torch.Tensor | None:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""

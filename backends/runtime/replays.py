@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from . import driver
 from .anchors import Anchor, Anchors
-from .calls import Call, FixedCallError, read_result
+from .calls import Call, FixedCallError, result_form
 from .cuda_graph import CaptureError, CudaGraph
 from .graph_memory import GraphMemory
 from .verified import Verified
@@ -26,7 +28,12 @@ logger = logging.getLogger(__name__)
 #: Calls of one signature that run by themselves before it is captured.
 CLEAN_CALLS = 2
 EXACT = "exact"
+#: Signatures that are remembered.
+MAX_SIGNATURES = 64
+#: Clean calls that a signature must make more after its graph was let go for lack of room.
+_BACK_OFF = 8
 _NO_ROOM = "too little VRAM is free to capture it"
+_NO_MEMORY = "out of memory for captured calls"
 #: The driver gives a graph its memory outside of what the host can make room for.
 MIN_FREE_BYTES = 2**30
 
@@ -89,13 +96,13 @@ class Replays:
         """
         plain = partial(runner, partial(host, *call.args, **call.kwargs))
         target = form if complete else EXACT
-        known = self._signatures.setdefault(call.key, _Signature())
+        known = self._known(call.key)
         if known.target != target:
             known.target, known.clean, known.refused = target, 0, None
         anchor = anchors.look()
         if anchor is None:
             self.reasons[anchors.problem or ""] += 1
-        elif known.graph is not None and (known.form == target or not complete):
+        elif known.graph is not None and known.form == target:
             if not known.graph.fits(anchor):
                 self._memory.drop(known.graph)
             else:
@@ -111,10 +118,20 @@ class Replays:
                 return result
         return self._plain(known, anchors, plain, complete=complete)
 
+    def _known(self, key: Hashable) -> _Signature:
+        known = self._signatures.get(key)
+        if known is None:
+            while len(self._signatures) >= MAX_SIGNATURES:
+                oldest = next(iter(self._signatures))
+                if (graph := self._signatures.pop(oldest).graph) is not None:
+                    self._memory.drop(graph)
+            known = self._signatures[key] = _Signature()
+        return known
+
     def begin_run(self) -> None:
         """Try again in a new run what had no room in the last one."""
         for known in self._signatures.values():
-            if known.refused == _NO_ROOM:
+            if known.refused in (_NO_ROOM, _NO_MEMORY):
                 known.refused = None
 
     def forget(self, graph: CudaGraph) -> None:
@@ -133,7 +150,7 @@ class Replays:
     @property
     def captured(self) -> int:
         """How many signatures have a graph now."""
-        return sum(known.graph is not None for known in self._signatures.values())
+        return sum(known.graph is not None for known in list(self._signatures.values()))
 
     @property
     def vram_bytes(self) -> int:
@@ -143,15 +160,18 @@ class Replays:
     def _plain(
         self, known: _Signature, anchors: Anchors, plain: Callable[..., Any], *, complete: bool
     ) -> Any:
+        in_place = anchors.problem is None
         compared = self._verified.count
         # What will be captured without graphs is run without them until then.
-        exact_next = not complete and known.refused is None and anchors.problem is None
+        exact_next = not complete and known.refused is None and in_place
         result = plain(compiled=not exact_next)
         anchors.settle()
         known.like = None
-        if known.refused is None and self._verified.count == compared:
+        if not in_place:  # the call that comes next may meet weights of another kind
+            known.clean = min(known.clean, 0)
+        elif known.refused is None and self._verified.count == compared:
             try:
-                known.like = read_result(result)
+                known.like = result_form(result)
                 known.clean += 1
             except FixedCallError as error:
                 known.refused = str(error)
@@ -175,7 +195,7 @@ class Replays:
             if "out of memory" not in str(error):
                 raise
             self._memory.drop_all()
-            raise CaptureError("out of memory for captured calls") from error
+            raise CaptureError(_NO_MEMORY) from error
         finally:
             anchors.let_go(anchor)
         if not new:
@@ -194,7 +214,7 @@ class Replays:
     ) -> Any:
         """Capture this call and compute it by the first replay; None if it cannot be."""
         assert known.like is not None
-        device = known.like.tensors[0].device
+        device = call.tensors[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
             known.refused = _NO_ROOM
             return None
@@ -202,24 +222,24 @@ class Replays:
             self._memory.drop(known.graph)
         marks = anchors.marks()
         before = driver.reserved_bytes(device)
-        graph = CudaGraph(call, known.like, anchor, self._memory.pool())
-        result = None
+        graph = result = None
+        if not anchors.hold(anchor):
+            return None
         try:
+            graph = CudaGraph(call, known.like, anchor, self._memory.pool())
             graph.capture(rerun, call)
             copied = any(a is not b for a, b in zip(marks, anchors.marks(), strict=True))
             if not copied:
                 result = self._replay(graph, anchors, anchor, call, new=True)
-        except CaptureError as error:
-            graph.free()
-            known.refused = str(error)
-            logger.warning("Not captured as a CUDA graph: %s", error)
-            return None
-        except BaseException:  # the host's Cancel
-            graph.free()
-            raise
-        if result is None:
-            graph.free()  # the host copied weights within the capture, or moved them since
-            known.clean = 0
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            known.refused = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else str(error)
+            logger.warning("Not captured as a CUDA graph: %s", known.refused)
+        finally:
+            anchors.let_go(anchor)
+            if result is None and graph is not None:
+                graph.free()
+        if graph is None or result is None:
+            known.clean = 0  # the host copied weights within the capture, or it failed
             return None
         self.captures += 1
         known.graph, known.form, known.like = graph, known.target, None
@@ -227,6 +247,8 @@ class Replays:
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before
         )
+        if not self._memory.holds(graph):
+            known.clean = -_BACK_OFF
         return result
 
 

@@ -21,14 +21,14 @@ from ..keys import target
 from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
 from ..sources import Watch
 from .anchors import Anchors
-from .calls import Call, FixedCallError, read_call, unread_options
+from .calls import Call, FixedCallError, arithmetic, read_call, unread_options
 from .graphs import Graph, Graphs, State
 from .region import Region
 from .replays import EXACT, Replays
 from .specials import Either, Specials
 from .verified import Verified
 from .weights import ModelWeights
-from .wiring import Wiring, patched_places
+from .wiring import Wiring, patched_places, replaced_function
 
 
 class _Form(NamedTuple):
@@ -106,6 +106,7 @@ class Scope:
         self._special_regions: dict[tuple[str, str], Either] = {}
         self._anchors: Anchors | None = None
         self._foreign_code: str | None = None
+        self._replaced: str | None = None
         self._form: Hashable = EXACT
         self._weights: ModelWeights | None = None
         self._regions: dict[str, Region] = {}
@@ -192,6 +193,8 @@ class Scope:
         kinds: dict[str, Kind] = {}
         quick: dict[Any, Kind] = {}
         self._watch = Watch()
+        if self.replays is not None:
+            self._replaced = replaced_function(self.root, self._watch)
         self._of_place = {}
         for place in self.plan.places:
             signature = quick_signature(place)
@@ -261,6 +264,7 @@ class Scope:
             or target.dtype is not self._dtype
             or self._watch.changed()
             or self._wiring.changed()
+            or self._wiring.settings_changed()
         )
 
     # --- a run ------------------------------------------------------------------------------------
@@ -291,13 +295,21 @@ class Scope:
         """Find the places that other nodes patched."""
         self._marks = self._wiring.marks()
         self._foreign = dict(patched_places(self.plan))
-        self._foreign_code = self._wiring.foreign()
+        self._foreign_code = self._wiring.foreign() or self._replaced
         self._version = -1
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
         with self._lock:
             self._run_open = False
+            if self._weights is not None:
+                self._weights.end_run()
+            for region in self._regions.values():
+                region.let_weights_go()
+            for either in self._special_regions.values():
+                either.special.let_weights_go()
+            if self._anchors is not None:
+                self._anchors.forget()
 
     def drop_captured(self) -> None:
         """Give the memory of captured calls back; they are captured anew when they come again."""
@@ -351,7 +363,8 @@ class Scope:
         if foreign is not None:
             return foreign
         try:
-            return read_call(args, kwargs, self._unread)
+            call = read_call(args, kwargs, self._unread)
+            return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
             return str(error)
 

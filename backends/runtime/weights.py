@@ -58,6 +58,7 @@ class ModelWeights:
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
         self._held = 0
+        self._holders = 0
 
     def begin_run(self) -> None:
         """Forget all lists: the host may have loaded, moved or patched anything between two
@@ -65,6 +66,13 @@ class ModelWeights:
         """
         self._new_epoch()
         self._range_fits = True
+        if self._holders:  # an exception came between
+            self._holders = 1
+            self.let_range_go()
+
+    def end_run(self) -> None:
+        """Keep no weights: the host may load the model anew, and needs the room."""
+        self._new_epoch()
 
     def begin_step(self) -> None:
         """Start a new epoch if weights were moved or replaced since the last step."""
@@ -109,15 +117,18 @@ class ModelWeights:
         # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
         vbar.set_watermark_limit(size)
         self._held = size
+        self._holders += 1
         return bytes(signature)
 
     def let_range_go(self) -> None:
-        """Undo one `hold_range` that gave a signature."""
+        """Undo one `hold_range` that gave a signature; the last one lets the pages go."""
+        self._holders = max(0, self._holders - 1)
         vbar = self._vbar()
-        if vbar is not None and self._held:
-            vbar.set_watermark_limit(0)
-            vbar.unpin(vbar.base_addr, self._held)
-        self._held = 0
+        if self._holders == 0:
+            if vbar is not None and self._held:
+                vbar.set_watermark_limit(0)
+                vbar.unpin(vbar.base_addr, self._held)
+            self._held = 0
 
     def _vbar(self) -> Any:
         return getattr(self.model, "dynamic_vbars", {}).get(self.device)
@@ -144,6 +155,10 @@ class RegionWeights:
         self._kept: Fetched | None = None
         self._epoch = -1
         self._signature: bytes | None = None  # of the pages that `_kept` lies in
+
+    def let_go(self) -> None:
+        """Keep no weights: the host may load the model anew, and needs the room."""
+        self._kept = None
 
     def fetch(self) -> Fetched:
         """Get the weights for one call.

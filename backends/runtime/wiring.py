@@ -8,9 +8,21 @@ from typing import Any
 import torch
 
 from ..regions.plan import Dispatch, Plan
+from ..sources import Watch, fingerprint
 
-_FORWARDS = ("forward", "_forward")
-_HOMES = ("comfy", "torch", "comfy_kitchen")
+_FORWARDS = ("forward", "_forward", "_conv_forward")
+_HOMES = (
+    "comfy",
+    "torch",
+    "comfy_kitchen",
+    "comfy_aimdo",
+    "abc",
+    "builtins",
+    "collections",
+    "typing",
+)
+#: Plain attributes that nodes are known to set in place, for images that tile.
+_SETTINGS = ("padding_mode", "padding", "stride", "dilation")
 
 
 class Wiring:
@@ -22,6 +34,7 @@ class Wiring:
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
         self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
         self._modules = modules
+        self._settings = _settings(modules)
         self._own = [m.__dict__ for m in modules]
         self._hooks: list[Any] = [
             h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
@@ -44,9 +57,20 @@ class Wiring:
 
     def marks(self) -> tuple[list[Any], list[int]]:
         """Return which modules have hooks or a forward of their own, to compare with later."""
-        forwards = [own["forward"] for own in self._own if "forward" in own]
-        inner = [own["_forward"] for own in self._own if "_forward" in own]
-        return forwards + inner, [i for i, hooks in enumerate(self._hooks) if hooks]
+        forwards = [own[name] for name in _FORWARDS for own in self._own if name in own]
+        return forwards, [i for i, hooks in enumerate(self._hooks) if hooks]
+
+    def settings_changed(self) -> bool:
+        """Tell whether a plain attribute was set that the modules' code reads."""
+        return self._settings != _settings(self._modules)
+
+
+def _settings(modules: list[torch.nn.Module]) -> list[Any]:
+    return [
+        tuple(own.get(name) for name in _SETTINGS)
+        for module in modules
+        if "padding_mode" in (own := module.__dict__)
+    ]
 
 
 def patched_places(plan: Plan) -> list[tuple[str, str]]:
@@ -60,14 +84,30 @@ def patched_places(plan: Plan) -> list[tuple[str, str]]:
 
 
 @functools.cache
-def _known_code(forward: Any) -> bool:
-    home = getattr(forward, "__module__", None) or ""
+def _known_code(part: Any) -> bool:
+    home = getattr(part, "__module__", None) or ""
     return home.partition(".")[0] in _HOMES
 
 
 def _has_known_code(cls: type) -> bool:
-    """Tell whether a class runs code of the host or of torch."""
-    return all(_known_code(getattr(cls, name)) for name in _FORWARDS if hasattr(cls, name))
+    """Tell whether a class is the host's or torch's, with all that it inherits."""
+    return all(_known_code(part) for part in cls.__mro__ if part is not object) and all(
+        _known_code(getattr(cls, name)) for name in _FORWARDS if hasattr(cls, name)
+    )
+
+
+def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
+    """Say which function that a module runs through is not the host's, None where all are.
+
+    Args:
+        watch: gets every name that was followed, to notice later changes.
+    """
+    forward = getattr(type(root), "_forward", type(root).forward)
+    found = fingerprint([forward], {type(m) for m in root.modules()}, watch)
+    for name in found:
+        if name.partition(":")[0].partition(".")[0] not in _HOMES:
+            return f"code of another package takes part ({name})"
+    return None
 
 
 def is_own_method(module: torch.nn.Module, name: str, value: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import partial as partial_of
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,12 @@ def failures(*, model: str, kind: str, store: str, size: list[int], waits: bool)
         finally:
             openaimodel.timestep_embedding = before
         partial(result)
+    openaimodel.timestep_embedding = lambda *a, **k: before(*a, **k)
+    try:
+        replaced = "code of another package takes part"
+        result["rows"]["replaced function"] = {**run(), "reason": replaced}
+    finally:
+        openaimodel.timestep_embedding = before
     forward = openaimodel.UNetModel._forward
     openaimodel.UNetModel._forward = lambda self, *a, **k: forward(self, *a, **k)
     try:
@@ -138,6 +144,7 @@ def failures(*, model: str, kind: str, store: str, size: list[int], waits: bool)
 
 
 def _waits(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)  # by its name it is the host's own
     def waiting(timesteps: Any, *args: Any, **kwargs: Any) -> Any:
         if float((timesteps + 0)[0]) < 0:
             raise RuntimeError("a timestep must not be negative")
@@ -149,6 +156,7 @@ def _waits(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _runs_out(forward: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
+    @functools.wraps(forward)
     def starving(timesteps: Any, *args: Any, **kwargs: Any) -> Any:
         made = timesteps + 0  # memory of the capture that the traceback holds
         if torch.cuda.is_current_stream_capturing():
@@ -234,7 +242,7 @@ def forms(
         partial(result)
     first = Size(*sizes[0])
     result["profile"] = {
-        name: kernel_times(partial_of(sample, model, kind, first, steps=4))
+        name: kernel_times(functools.partial(sample, model, kind, first, steps=4))
         for name, (model, _) in models.items()
     }
     result["report"] = brief(engine.report(pair.ours))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 
 from warmgraph_backends.runtime.anchors import Anchors
-from warmgraph_backends.runtime.calls import FixedCallError, read_call, unread_options
+from warmgraph_backends.runtime.calls import (
+    FixedCallError,
+    arithmetic,
+    is_capturable,
+    read_call,
+    result_form,
+    unread_options,
+)
 from warmgraph_backends.runtime.graph_memory import GraphMemory
 from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.runtime.wiring import Wiring, replaced_function
+from warmgraph_backends.sources import Watch
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab
+from .lab import TOLERANCE, Lab
+from .probed import Probed
 
 
 def _options(**more: Any) -> dict[str, Any]:
@@ -63,6 +76,8 @@ def test_residuals_are_inputs_and_are_used_up_for_the_copy_only(host: Host) -> N
         ({"patches_replace": {"attn1": {("input", 1): print}}}, "attention may do"),
         ({"optimized_attention_override": print}, "attention may do"),
         ({"of_another_node": object()}, "of_another_node has a object"),
+        ({"of_another_node": OrderedDict(a=1)}, "of_another_node has a OrderedDict"),
+        ({"mask": torch.ones(1, device="meta"), "area": torch.ones(1)}, "area is on the CPU"),
     ],
 )
 def test_what_another_node_does_in_the_call_is_not_captured(
@@ -120,6 +135,107 @@ def test_weights_that_a_graph_cannot_read_are_named(
         layer.weight = before
 
 
+def test_weights_are_not_kept_beyond_a_run(lab: Lab, host: Host) -> None:
+    model = Probed(lab, host)
+    model.sample(steps=2)
+    scope = model.model.get_attachment("warmgraph").scope
+    place = Anchors(scope.root, scope._weights)
+    assert place.look() is not None
+    place.forget()
+    layer = model.unet.input_blocks[1][0].in_layers[2]
+    before = weakref.ref(layer.weight)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    gc.collect()
+    assert before() is None
+
+
+def test_code_of_others_is_found_wherever_it_hides(host: Host) -> None:
+    from comfy.ldm.modules.diffusionmodules import openaimodel
+
+    root = host.load("narrowxl")[0].model.diffusion_model
+    watch, wiring = Watch(), Wiring(root)
+    assert replaced_function(root, watch) is None and wiring.foreign() is None
+    before = openaimodel.timestep_embedding
+    openaimodel.timestep_embedding = lambda *args, **kwargs: before(*args, **kwargs)
+    try:
+        assert watch.changed()
+        assert "code of another package takes part" in (replaced_function(root, Watch()) or "")
+    finally:
+        openaimodel.timestep_embedding = before
+
+    layer = root.out[2]
+
+    class Quantised(type(layer)):  # type: ignore[misc]
+        """As packs of other formats have them: a cast of its own, the host's forward."""
+
+    own = layer.__class__
+    layer.__class__ = Quantised
+    try:
+        assert wiring.foreign() == "another node replaces the code of Quantised"
+    finally:
+        layer.__class__ = own
+    layer._conv_forward = print
+    try:
+        assert wiring.foreign() == "another node replaces the forward of a Conv2d"
+    finally:
+        del layer._conv_forward
+    assert not wiring.settings_changed()
+    layer.padding_mode = "circular"
+    try:
+        assert wiring.settings_changed()
+    finally:
+        layer.padding_mode = "zeros"
+
+
+def test_a_node_that_makes_images_tile_is_obeyed_from_the_next_run_on(
+    probed: Probed, host: Host
+) -> None:
+    probed.check()
+    layers = [m for m in probed.unet.modules() if isinstance(m, torch.nn.Conv2d)]
+    for layer in layers:
+        layer.padding_mode = "circular"
+    try:
+        probed.sample(probed.model)
+        assert max(call.error for call in probed.probe.calls) <= TOLERANCE
+    finally:
+        for layer in layers:
+            layer.padding_mode = "zeros"
+    probed.check()
+
+
+def test_what_may_be_captured_is_known_by_class(host: Host) -> None:
+    root = host.load("narrowxl")[0].model.diffusion_model
+    assert is_capturable(root)
+    assert not is_capturable(torch.nn.Linear(2, 2))
+    root.control_add_embedding = torch.nn.Identity()  # what makes a ControlNet a union
+    try:
+        assert not is_capturable(root)
+    finally:
+        del root.control_add_embedding
+
+
+def test_settings_of_the_arithmetic_are_part_of_a_signature() -> None:
+    before = arithmetic()
+    allowed = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not allowed
+    try:
+        assert arithmetic() != before
+    finally:
+        torch.backends.cudnn.benchmark = allowed
+    assert arithmetic() == before
+
+
+def test_a_result_is_remembered_by_its_form_alone() -> None:
+    residuals = {"output": [torch.ones(2, 4, 8, 8).to(memory_format=torch.channels_last), None]}
+    form = result_form(residuals)
+    assert [tensor.device.type for tensor in form.tensors] == ["meta"]
+    assert form.tensors[0].stride() == residuals["output"][0].stride()
+    rebuilt = form.over([torch.zeros(1)])[0][0]
+    assert rebuilt["output"][0].shape == (1,) and rebuilt["output"][1] is None
+    with pytest.raises(FixedCallError, match="returns no tensor"):
+        result_form("nothing")
+
+
 class _Held:
     """Holds memory as a captured graph does."""
 
@@ -164,6 +280,17 @@ def test_memory_that_graphs_share_is_counted_until_the_last_one_goes(host: Host)
     assert memory.used_bytes == 0
 
 
+def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
+    memory, owner, graph = GraphMemory(lambda _: 100, lambda _: None), _Owner(), _Held(40)
+    memory.add(graph, owner, CPU, 40)
+    memory.sweep()
+    assert memory.holds(graph)
+    del owner
+    gc.collect()
+    memory.sweep()
+    assert not memory.holds(graph) and graph.memory is None and memory.used_bytes == 0
+
+
 def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
     import comfy.model_management as management
 
@@ -172,7 +299,7 @@ def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
         graph = _Held(500)
         memory.add(graph, owner, CPU, 500)
         listed = [m for m in management.current_loaded_models if m.model_memory() == 500]
-        assert len(listed) == 1, round_
+        assert len(listed) == 1 and not listed[0].currently_used, round_
         management.free_memory(1e30, CPU)
         assert graph.memory is None and memory.used_bytes == 0
         assert listed[0] not in management.current_loaded_models
