@@ -60,6 +60,8 @@ def kept(model: Any) -> Any:
 def _target(patcher: Any) -> Target:
     current = getattr(patcher.model, "current_patcher", None)
     patches = getattr(current, "object_patches", {})
+    # What lies around the diffusion model (sampling, dtypes) is no part of it.
+    patches = {n: patch for n, patch in patches.items() if n.startswith("diffusion_model")}
     return Target(patcher.load_device, compute_dtype(patcher), patches)
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ..contract import Backend, Description
-from ..errors import DescriptionError
 from ..host import pause_host_compiler
 from ..keys import target
-from ..regions.plan import Dispatch, Place, Plan, describe_place, quick_signature
+from ..regions.plan import Dispatch, Place, Plan
 from ..sources import Watch
 from .anchors import Anchors
 from .calls import Call, FixedCallError, arithmetic, read_call, unread_options
 from .graphs import Graph, Graphs, State
+from .kinds import Kind, describe_kinds
 from .region import Region
 from .replays import EXACT, Replays
 from .specials import Either, Specials
@@ -44,26 +44,12 @@ class Target(NamedTuple):
     Attributes:
         device: its load device.
         dtype: the dtype in which its operators compute.
-        patches: the object patches of its patcher, by name.
+        patches: the object patches that its patcher puts into it, by name.
     """
 
     device: torch.device
     dtype: torch.dtype
     patches: Mapping[str, Any]
-
-
-@dataclass
-class Kind:
-    """Equal places of one model, and the graph that serves them; without one, `reason` says why.
-
-    `wide` is a second graph, for calls with more elements than 32 bits can count.
-    """
-
-    label: str
-    places: list[Place] = field(default_factory=list)
-    graph: Graph | None = None
-    reason: str | None = None
-    wide: Graph | None = None
 
 
 class Scope:
@@ -185,26 +171,17 @@ class Scope:
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the model's kinds down for a device and compute dtype; returns their graphs."""
-        facts = target(device.type, self._backend)
+        self._facts = target(device.type, self._backend)
         plan = self._make_plan()
         if isinstance(plan, Plan):
             self.plan = plan
         self._wiring = Wiring(self.root)
-        kinds: dict[str, Kind] = {}
-        quick: dict[Any, Kind] = {}
         self._watch = Watch()
         if self.replays is not None:
             self._replaced = replaced_function(self.root, self._watch)
-        self._of_place = {}
-        for place in self.plan.places:
-            signature = quick_signature(place)
-            kind = quick.get(signature)
-            if kind is None:
-                kind = self._describe_kind(place, device, dtype, facts, kinds)
-                quick[signature] = kind
-            kind.places.append(place)
-            self._of_place[place.name] = kind
-        self.kinds = list({id(kind): kind for kind in quick.values()}.values())
+        self.kinds, self._of_place = describe_kinds(
+            self.plan, device, dtype, self._watch, self._graph_of
+        )
         self._dtype = dtype
         self._weights = ModelWeights(self._holder, device, dtype)
         self.drop_captured()
@@ -213,7 +190,6 @@ class Scope:
         self._forget_regions()
         if self._specials is not None:
             self._specials.clear()
-        self._facts = facts
         self._version = -1
         return self.graphs
 
@@ -222,31 +198,6 @@ class Scope:
         self._special_regions.clear()
         self._installed = []
         self._sets = {}
-
-    def _describe_kind(
-        self,
-        place: Place,
-        device: torch.device,
-        dtype: torch.dtype,
-        facts: dict[str, Any],
-        known: dict[str, Kind],
-    ) -> Kind:
-        label = type(place.module).__name__
-        try:
-            label = place.form.label(place.module)
-            description: Description = describe_place(
-                place, self.plan, dtype=dtype, device=device.type, watch=self._watch
-            )
-        except DescriptionError as error:
-            return Kind(label, reason=error.reason)
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            return Kind(label, reason=f"its {label} is not built as the host's: {error}")
-        graph = self._graphs.graph(description, self._backend, facts)
-        kind = known.setdefault(graph.key, Kind(label, graph=graph))
-        if place.form.widens and device.type == "cuda" and kind.wide is None:
-            wide = replace(description, wide=True, label=f"{label} (64-bit)")
-            kind.wide = self._graphs.graph(wide, self._backend, facts)
-        return kind
 
     def is_stale(self, target: Target) -> bool:
         """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
