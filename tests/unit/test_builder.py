@@ -514,7 +514,8 @@ def test_close_while_jobs_run_ends_them_all_and_leaves_nothing(make, tmp_path, t
     file = tmp_path / "pids"
     futures = [builder.submit(job("start_compiler", cost=9, pid_file=str(file)))]
     futures += [builder.submit(job("sleep", seconds=600)) for _ in range(4)]
-    assert wait_until(lambda: file.exists() and len(builder.pids()) == 2)
+    assert wait_until(lambda: file.exists() and len(file.read_text().split()) == 3)
+    assert wait_until(lambda: len(builder.pids()) == 2)
     worker, compiler, _ = file.read_text().split()
     pids = [*builder.pids(), int(compiler)]
     assert int(worker) in pids and all(lives(pid) for pid in pids)
