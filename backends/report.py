@@ -21,7 +21,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     """
     building = builder.progress()._asdict()
     if session is None:
-        return {**_EMPTY, "building": building, "notes": [note] if note else []}
+        return {**_EMPTY, "notes": [note] if note else []}
     scope = session.scope
     total = len(scope.plan.places) + len(scope.plan.outside)
     eager = scope.eager_places()
@@ -52,7 +52,8 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "seconds_saved": round(
             sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
         ),
-        "building": building,
+        # The count is the server's: a session shows it while it waits for something itself.
+        "building": building if any(g.is_pending for g in ours) else _NOTHING_BUILT,
         "notes": [*session.notes, *(f"{n} steps eager: {r}" for r, n in session.steps.items())],
     }
 
@@ -154,7 +155,9 @@ _NOTHING_CAPTURED: dict[str, Any] = {
     "vram_bytes": 0,
     "not_replayed": {},
 }
+_NOTHING_BUILT: dict[str, Any] = {"done": 0, "total": 0, "seconds_left": None, "running": []}
 _EMPTY: dict[str, Any] = {
+    "building": _NOTHING_BUILT,
     "id": "",
     "model": "",
     "backend": "eager",

@@ -52,16 +52,17 @@ class Specials:
         """Count the signatures of the last run; returns those that should get a set now."""
         self._runs.update(self._seen)
         self._seen.clear()
-        before = self._runs_before()
-        if before is None:
+        if (before := self._runs_before()) is None:
             return []
         due = [k for k in self._sizes if k not in self._sets and self._runs[k] >= max(before, 1)]
         return due[: MAX_SETS - len(self._sets)]
 
     def see(self, key: Hashable) -> bool:
         """Note a call; returns whether its sizes are still to be recorded."""
+        if self._runs_before() is None:
+            return False
         self._seen.add(key)
-        return key not in self._sizes and self._runs_before() is not None
+        return key not in self._sizes
 
     def record(self, key: Hashable) -> Callable[[str, Call], Call]:
         """Return what puts a recorder around the call of each place, by its name."""
