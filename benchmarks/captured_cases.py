@@ -80,4 +80,32 @@ def forms(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Calla
     return run
 
 
+def soak(seed: int, prompts: int) -> Callable[[Lab], Result]:
+    """A case that changes everything at random; every slice has a seed of its own."""
+
+    def run(lab: Lab) -> Result:
+        result = lab.run(
+            "soak",
+            limit_s=3600 if lab.smoke else 560,
+            model=lab.model("sdxl"),
+            second_model=lab.model("sdxl", seed=1),
+            loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+            control=lab.controlnet("sdxl"),
+            kind=lab.kind("sdxl"),
+            store=lab.store("sdxl"),
+            seed=seed,
+            prompts=3 if lab.smoke else prompts,
+            scale=8 if lab.smoke else 1,
+            workers=lab.workers(BUILD_WORKERS),
+        )
+        lines = [
+            f"{result['prompts']} prompts of seed {seed}: rel L2 up to {result['max_rel_l2']:.1e}, "
+            f"{result['builds']} builds, {result['vram_mib_per_100_prompts']} MiB per 100 prompts, "
+            f"{result['captures']} captures, {result['replayed']} steps replayed"
+        ]
+        return {**result, "lines": lines}
+
+    return run
+
+
 _FORMS = ("eager", "exact", "any_shape")

@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .captured_cases import exact, forms
+from .captured_cases import exact, forms, soak
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .users_run_case import ROWS, users_run, users_run_rival
 from .video_vae_case import video_vae
 
 RIVAL_LIMIT_S = 240.0
+SOAK_PROMPTS = 100
 BF16 = ("--bf16-unet",)
 Result = dict[str, Any]
 
@@ -249,6 +250,7 @@ CASES: dict[str, Case] = {
     "forms_native": Case(forms("sdxl", NATIVE), 70),
     "forms_sd15_default": Case(forms("sd15", DEFAULT), 60),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 70),
+    **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(_rival(dynamic=False), 260),
     "rival_dynamic": Case(_rival(dynamic=True), 275),
 }

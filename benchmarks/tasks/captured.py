@@ -73,9 +73,9 @@ def exact(
         path = Path(loras[name])
         compare(f"LoRA {name} {strength}", first, lambda m: load_lora(m, path, strength))  # noqa: B023
     compare("LoRA off", first)
-    compare("after everything was unloaded", first, first=_unload)
+    compare("after everything was unloaded", first, first=unload)
     compare("again", first)
-    compare("after pages were evicted", first, first=_evict)
+    compare("after pages were evicted", first, first=evict)
     result = {
         "rows": rows,
         "max_abs_diff": max(row["max_abs_diff"] for row in rows),
@@ -273,14 +273,15 @@ def _given_back() -> float:
     return round(used - vram_used_mib())
 
 
-def _unload(model: Any) -> None:
+def unload(model: Any) -> None:
+    """Have the host unload everything, and take what stays in dynamic VRAM away, too."""
     import comfy.model_management
 
     comfy.model_management.unload_all_models()
-    _evict(model)
+    evict(model)
 
 
-def _evict(model: Any) -> None:
+def evict(model: Any) -> None:
     """Take the pages of a model in dynamic VRAM away, as another one's need would."""
     if model.is_dynamic():
         model.partially_unload(model.offload_device, 1e32)

@@ -42,3 +42,20 @@ def test_a_call_that_cannot_be_captured_runs_as_ever(
         assert row["max_abs_diff"] == 0, (name, row)
         assert row["replayed"] == 0 and row["reason"] in row["not_replayed"], (name, row)
     assert result["afterwards"]["replayed"] > 0 and result["afterwards"]["max_abs_diff"] == 0
+
+
+def test_a_soak_of_changes_stays_right_and_builds_nothing(lab: Any, sdxl: dict[str, Any]) -> None:
+    """A short slice; `python -m benchmarks --only soak_0,...` runs the long ones."""
+    result = lab.run(
+        "soak",
+        limit_s=290,
+        **sdxl,
+        second_model=lab.model("sdxl", seed=1),
+        loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+        control=lab.controlnet("sdxl"),
+        seed=99,
+        prompts=30,
+    )
+    assert result["builds"] == 0
+    assert result["max_rel_l2"] <= 5e-3, [r for r in result["rows"] if r["rel_l2"] > 5e-3]
+    assert result["replayed"] > 0
