@@ -40,7 +40,7 @@ class CudaGraph:
         self.regions = 0
         # Weights of the old way are not kept: the host may load the model anew.
         self._anchor = anchor if anchor.pages is not None else anchor._replace(loose=[])
-        self._refreshed: Anchor | None = self._anchor
+        self._refreshed = self._anchor
         self._pool = pool
         self._device = call.tensors[0].device
         self._graph = torch.cuda.CUDAGraph()

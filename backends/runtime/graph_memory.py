@@ -6,7 +6,6 @@ one, and is given up when it is asked for.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,8 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from . import driver
-
-logger = logging.getLogger(__name__)
 
 
 class Held(Protocol):
@@ -45,7 +42,7 @@ class GraphMemory:
         """
         self._budget_bytes = budget_bytes
         self._release = release
-        self._owners: dict[Held, weakref.ref[Owner]] = {}  # least recently used first
+        self._owners: dict[Held, weakref.ref[Owner]] = {}
         self._taken = 0
         self._pool: Any = None
         self._listed: Any = None
@@ -95,10 +92,6 @@ class GraphMemory:
     def holds(self, graph: Held) -> bool:
         """Tell whether a graph was not let go."""
         return graph in self._owners
-
-    def touch(self, graph: Held) -> None:
-        """Note that a graph is in use."""
-        self._owners[graph] = self._owners.pop(graph)
 
     def drop(self, graph: Held) -> None:
         """Let one graph go; its memory serves the others."""

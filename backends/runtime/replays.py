@@ -179,9 +179,7 @@ class Replays:
             self.reasons[known.refused] += 1
         return result
 
-    def _replay(
-        self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call, *, new: bool = False
-    ) -> Any:
+    def _replay(self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call) -> Any:
         """The call's result, or None where the weights are not in place after all.
 
         Raises:
@@ -198,8 +196,6 @@ class Replays:
             raise CaptureError(_NO_MEMORY) from error
         finally:
             anchors.let_go(anchor)
-        if not new:
-            self._memory.touch(graph)
         self.replayed += 1
         self.regions += graph.regions
         return result
@@ -230,7 +226,7 @@ class Replays:
             graph.capture(rerun, call)
             copied = any(a is not b for a, b in zip(marks, anchors.marks(), strict=True))
             if not copied:
-                result = self._replay(graph, anchors, anchor, call, new=True)
+                result = self._replay(graph, anchors, anchor, call)
         except (CaptureError, torch.OutOfMemoryError) as error:
             known.refused = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else str(error)
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
