@@ -63,7 +63,7 @@ def vae_speed(
     for work, width, height in sizes:
         given = vae_input(eager, work, width, height)
         compiled = served_calls(engine, ours)
-        row = _time({"eager": eager, "ours": ours}, work, given, warm=warm, rounds=rounds)
+        row, _ = time_vaes({"eager": eager, "ours": ours}, work, given, warm=warm, rounds=rounds)
         row["eager_calls"] = counts[work] * (warm + rounds) - (
             served_calls(engine, ours) - compiled
         )
@@ -227,17 +227,24 @@ def vae_input(vae: Any, work: str, width: int, height: int, batch: int = 1) -> A
     return torch.rand(batch, height, width, 3, generator=generator).to(vae.device)
 
 
-def _time(vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int) -> dict[str, Any]:
-    """Take turns between the VAEs; the model's own call by the GPU's clock, all of it by ours."""
+def time_vaes(
+    vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Take turns between the VAEs; the model's own call by the GPU's clock, all of it by ours.
+
+    Returns:
+        Times and speedups, and what each VAE gave last.
+    """
+    outputs: dict[str, Any] = {}
     model_ms: dict[str, list[float]] = {name: [] for name in vaes}
     call_ms: dict[str, list[float]] = {name: [] for name in vaes}
     for turn in range(warm + rounds):
         for name, vae in vaes.items():
             watch = Stopwatch()
             with marked(vae, work) as marks:
-                getattr(vae, work)(given)
+                outputs[name] = getattr(vae, work)(given)
             seconds = watch.seconds()
-            if len(marks) != 2:
+            if len(marks) != 2:  # the host fell back to tiles
                 raise RuntimeError(f"{work} must call its model once, got {len(marks)} marks")
             if turn >= warm:
                 model_ms[name].append(elapsed_ms(*marks))
@@ -248,7 +255,7 @@ def _time(vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int
     }
     for key, times in (("speedup", "model_ms"), ("call_speedup", "call_ms")):
         row[key] = round(row["eager"][times]["median"] / row["ours"][times]["median"], 3)
-    return row
+    return row, outputs
 
 
 @contextlib.contextmanager

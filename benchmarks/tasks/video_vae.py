@@ -13,7 +13,7 @@ from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
 from .common import BUILD_LIMIT_S, partial
 from .residency import empty_caches
-from .vae import marked
+from .vae import time_vaes
 
 SETTLE_CALLS = 5
 WARM = (64, 64, 5)  # width, height, frames; no size that is measured
@@ -133,27 +133,8 @@ def _settle(engine: Any, vae: Any) -> None:
 def _time(
     engine: Any, vaes: dict[str, Any], work: str, given: Any, *, warm: int, rounds: int
 ) -> dict[str, Any]:
-    """Take turns; the model's own call by the GPU's clock, all of it by ours."""
-    model_ms: dict[str, list[float]] = {name: [] for name in vaes}
-    call_ms: dict[str, list[float]] = {name: [] for name in vaes}
-    outputs: dict[str, Any] = {}
-    for turn in range(warm + rounds):
-        for name, vae in vaes.items():
-            watch = Stopwatch()
-            with marked(vae, work) as marks:
-                outputs[name] = getattr(vae, work)(given)
-            seconds = watch.seconds()
-            if len(marks) != 2:  # the host fell back to tiles
-                raise RuntimeError(f"{work} must call its model once, got {len(marks)} marks")
-            if turn >= warm:
-                model_ms[name].append(elapsed_ms(*marks))
-                call_ms[name].append(seconds * 1000.0)
-    row: dict[str, Any] = {
-        name: {"model_ms": summary(model_ms[name]), "call_ms": summary(call_ms[name])}
-        for name in vaes
-    }
-    for key, times in (("speedup", "model_ms"), ("call_speedup", "call_ms")):
-        row[key] = round(row["eager"][times]["median"] / row["ours"][times]["median"], 3)
+    """Time both, and compare what they gave."""
+    row, outputs = time_vaes(vaes, work, given, warm=warm, rounds=rounds)
     row["rel_l2"] = rel_l2(outputs["ours"], outputs["eager"])
     row["eager_places"] = sum(e["places"] for e in engine.report(vaes["ours"])["eager"])
     return row
