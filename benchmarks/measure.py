@@ -138,9 +138,11 @@ class Stopwatch:
 
 
 def vram_used_mib() -> float:
-    """What this process and all others hold of the GPU's memory, by the driver's count."""
+    """What all processes hold of the GPU's memory, by the driver's count; 0 on a CPU."""
     import torch
 
+    if not torch.cuda.is_available():
+        return 0.0
     free, total = torch.cuda.mem_get_info()
     return (total - free) / MIB
 

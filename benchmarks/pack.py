@@ -45,6 +45,7 @@ def open_engine(
     user: Path | None = None,
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
+    runs_before_special: int = 0,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it.
 
@@ -55,6 +56,8 @@ def open_engine(
         user: the user's folder, in which `workflows/` lies; None is nobody's.
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
+        runs_before_special: runs of one size before `auto` builds graphs for that size; 0 is
+            never, so that no build runs beside what is timed.
     """
     engine = import_engine()
     from warmgraph_backends.settings import SETTINGS, Settings
@@ -64,7 +67,13 @@ def open_engine(
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     share = SETTINGS["captured_vram_percent"].default if captured else 0
-    settings.update({"workers": workers, "captured_vram_percent": share})
+    settings.update(
+        {
+            "workers": workers,
+            "captured_vram_percent": share,
+            "runs_before_special": runs_before_special,
+        }
+    )
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )

@@ -48,8 +48,11 @@ def sample(
 class Pair:
     """One loaded file, as the host runs it and through Compile Model, a probe outermost on each."""
 
-    def __init__(self, engine: Any, path: Path, *, when_missing: str = "wait") -> None:
+    def __init__(
+        self, engine: Any, path: Path, *, when_missing: str = "wait", form: str = "any shape"
+    ) -> None:
         loaded = load_unet(path)
+        self.form = form
         self.eager_probe, self.ours_probe = Probe(), Probe()
         self.eager = self.eager_probe.attach(loaded)
         self.source = self.ours_probe.attach(loaded)
@@ -58,7 +61,7 @@ class Pair:
     def compile(self, engine: Any, *, when_missing: str = "wait") -> None:
         """Compile it by this engine from now on."""
         self.engine = engine
-        self.ours = engine.compile_model(self.source, when_missing=when_missing)
+        self.ours = engine.compile_model(self.source, when_missing=when_missing, form=self.form)
 
     def settle(self, kind: str, size: Size) -> dict[str, Any]:
         """Sample until a step runs all compiled, or nothing is left to wait for; the report."""
