@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from . import torch_private
+from . import attention, torch_private
 from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
 
-PAYLOAD_VERSION = 1
+PAYLOAD_VERSION = 2
 #: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
 _CHANNELS_LAST_CONFIG: dict[str, Any] = {
     # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
@@ -87,6 +87,7 @@ class Inductor:
             "payload": PAYLOAD_VERSION,
             "options": dict(sorted(torch_private.CONFIG.items())),
             "channels_last": _CHANNELS_LAST_CONFIG,
+            "persistent_row": torch_private.PERSISTENT_ROW,
         }
         if device == "cuda":
             import triton
@@ -101,26 +102,28 @@ class Inductor:
         Raises:
             BuildError: Inductor failed, or the graph is no pure function.
         """
+        description = program.description
         try:
+            if description.is_special and description.device == "cuda":
+                with measure():
+                    attention.choose(program.graph_module)
             with _attention_priority():
                 module, source = torch_private.compile_wrapper(
-                    program.graph_module,
-                    _config(program.description),
-                    wide=program.description.wide,
+                    program.graph_module, _config(description), wide=description.wide
                 )
             weights, inputs = program.example()
             with torch.no_grad(), measure():
                 module.call([*weights, *inputs])
-                if program.description.device == "cuda":
+                if description.device == "cuda":
                     torch.cuda.synchronize()
             payload, binary_bytes = torch_private.pack(module, source)
         except BuildError:
             raise
         except Exception as error:
             raise BuildError(
-                f"Inductor failed on {program.description.label}: {type(error).__name__}: "
+                f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-                f"{_diagnosis(program.description.device)}"
+                f"{_diagnosis(description.device)}"
             ) from error
         return Compiled(payload, {"binary_bytes": binary_bytes})
 

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .layout import CHANNELS_LAST
+from .torch_private import kept
 
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
@@ -34,22 +35,24 @@ def group_norm(
     """`torch.nn.functional.group_norm` for `[batch, C, height, width]` in channels-last order.
 
     Sums run over each channel's pixels first and over the channels of a group then: neighbouring
-    threads read neighbouring channels. By groups they would read a few bytes of each pixel.
+    threads read neighbouring channels. By groups they would read a few bytes of each pixel. What is
+    left for each pixel is one factor and one offset per channel, computed once and not per pixel.
     """
     batch, channels, height, width = input.shape
     groups = (batch, num_groups, channels // num_groups)
+    each = (batch, 1, 1, channels)
     x = input.permute(0, 2, 3, 1).float()
     variances, means = torch.var_mean(x.reshape(batch, height * width, channels), 1, correction=0)
     means, variances = means.view(groups), variances.view(groups)
     mean = means.mean(-1, keepdim=True)
     variance = variances.mean(-1, keepdim=True) + (means - mean).square().mean(-1, keepdim=True)
-    each = (batch, 1, 1, channels)
     factor = torch.rsqrt(variance + eps).expand(groups)
     if weight is not None:
         factor = factor * weight.float().view(groups[1:])
-    y = (x - mean.expand(groups).reshape(each)) * factor.reshape(each)
+    offset = -mean * factor
     if bias is not None:
-        y = y + bias.float()
+        offset = offset + bias.float().view(groups[1:])
+    y = x * kept(factor.reshape(each)) + kept(offset.reshape(each))
     return y.to(input.dtype).permute(0, 3, 1, 2)
 
 

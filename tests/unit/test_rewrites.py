@@ -1,0 +1,49 @@
+"""Operators in the form in which they are traced equal torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from warmgraph_backends.layout import CHANNELS_LAST, CONTIGUOUS
+from warmgraph_backends.rewrites import group_norm, tracing
+
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-6}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 32, 1, 2), (2, 64, 5, 7), (3, 320, 16, 9), (1, 96, 45, 1)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_is_as_near_to_the_truth_as_torchs(
+    dtype: torch.dtype, shape: tuple[int, ...], affine: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=draw).mul(3).add(5).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(shape[1], generator=draw).to(dtype) if affine else None
+    bias = torch.randn(shape[1], generator=draw).to(dtype) if affine else None
+
+    def norm(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.group_norm(x, 32, *parameters, eps=1e-6)
+
+    truth = norm(x.double(), *[p if p is None else p.double() for p in (weight, bias)])
+    found = group_norm(x, 32, weight, bias, eps=1e-6)
+    assert found.dtype is dtype and found.is_contiguous(memory_format=torch.channels_last)
+    error = (found.double() - truth).norm() / truth.norm()
+    assert error <= TOLERANCE[dtype]
+    eager = (norm(x, weight, bias).double() - truth).norm() / truth.norm()
+    assert error <= max(2 * eager, TOLERANCE[dtype] / 10)
+
+
+def test_only_channels_last_images_are_traced_otherwise() -> None:
+    def names(layout: str, x: torch.Tensor) -> set[str]:
+        with tracing(layout), torch.no_grad():
+            module = torch.nn.GroupNorm(4, 8)
+            with torch.profiler.profile() as seen:
+                module(x)
+        return {event.name for event in seen.events()}
+
+    image, sequence = torch.randn(1, 8, 3, 3), torch.randn(1, 8, 5)
+    assert "aten::group_norm" not in names(CHANNELS_LAST, image)
+    assert "aten::group_norm" in names(CHANNELS_LAST, sequence)
+    assert "aten::group_norm" in names(CONTIGUOUS, image)
