@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import platform
 import sys
 import time
@@ -247,7 +248,9 @@ class Engine:
             wanted = session.graphs
             self._request(session, session.all_graphs)
             self._wait(wanted, on_progress)
+            # Largest first: what it needs serves the others, too.
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
+            shapes.sort(key=math.prod, reverse=True)
             for number, shape in enumerate(shapes):
                 self._hooks.check_cancelled()
                 if on_progress is not None:
@@ -374,7 +377,7 @@ class Engine:
             self._graphs,
             self._verified,
             replays,
-            Specials(partial(self._runs_before_special, options.form)),
+            Specials(partial(self._runs_before_special, options.form, attached.target().device)),
         )
         identifier = f"{attached.sort}-{next(self._numbers)}"
         name = type(attached.holder).__name__
@@ -394,12 +397,16 @@ class Engine:
             return None
         return Replays(self._captured, self._verified)
 
-    def _runs_before_special(self, form: CallForm) -> int | None:
-        """After how many runs of one size it gets graphs of its own; None: never."""
+    def _runs_before_special(self, form: CallForm, device: torch.device) -> int | None:
+        """After how many runs of one size it gets graphs of its own; None: never.
+
+        By itself on GPUs only: what they gain was measured there.
+        """
         if form is CallForm.SPECIALISED:
             return 1
-        runs = self._settings.runs_before_special
-        return runs if form is CallForm.AUTO and runs else None
+        if form is not CallForm.AUTO or device.type != "cuda":
+            return None
+        return self._settings.runs_before_special or None
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
@@ -437,6 +444,8 @@ class Engine:
         if sampled:
             self._prompt_until = 0.0
         self.tell(session)
+        if not self._settings.keeps_captured:
+            self._captured.drop_all()
 
     def look(self, session: Session, target: Target) -> None:
         """Look again at what may have changed since the node ran."""

@@ -57,8 +57,9 @@ SETTINGS = {
         Setting("store_cap_gib", 4.0, 0.1, 1024, "GiB", whole=False),
         Setting("job_limit_s", 600, 30, 86400, "seconds"),
         Setting("idle_s", 30, 1, 3600, "seconds"),
-        Setting("runs_before_special", 0, 0, 1000, "runs of one size, 0 = only where asked for"),
+        Setting("runs_before_special", 3, 0, 1000, "runs of one size, 0 = only where asked for"),
         Setting("captured_vram_percent", 10, 0, 90, "percent of the card, 0 = no CUDA graphs"),
+        Setting("keep_captured", 1, 0, 1, "1 = kept between prompts, 0 = given back after each"),
     )
 }
 
@@ -120,6 +121,11 @@ class Settings:
     def captured_vram_share(self) -> float:
         """Share of the card's memory that captured CUDA graphs may take, 0 to 1."""
         return self._value("captured_vram_percent") / 100
+
+    @property
+    def keeps_captured(self) -> bool:
+        """Whether captured CUDA graphs outlive the run that they were captured in."""
+        return bool(self._value("keep_captured"))
 
     def as_dict(self) -> dict[str, float]:
         """Return every setting's value in force."""

@@ -147,7 +147,8 @@ class Region:
         """
         specs = self.graph.description.inputs
         elements = inputs[0].numel() * math.ceil(self.graph.work)
-        if elements <= MAX_COMPARED or any(spec.dtype == "int" for spec in specs):
+        one_size = self.graph.description.is_special
+        if elements <= MAX_COMPARED or one_size or any(spec.dtype == "int" for spec in specs):
             return inputs, True
         sizes = {
             dim: size

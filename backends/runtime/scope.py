@@ -233,11 +233,11 @@ class Scope:
                 self.replays.begin_run()
             if self._specials is not None:
                 for key in self._specials.begin_run():
-                    self._specials.add(key, self._description_of, self._graph_of)
+                    self._specials.add(key, self._any_shape, self._graph_of)
 
-    def _description_of(self, name: str) -> Description | None:
+    def _any_shape(self, name: str) -> Graph | None:
         kind = self._of_place.get(name)
-        return None if kind is None or kind.graph is None else kind.graph.description
+        return None if kind is None else kind.graph
 
     def _graph_of(self, description: Description) -> Graph:
         return self._graphs.graph(description, self._backend, self._facts)

@@ -7,6 +7,7 @@ graph at the sizes that its places see in that call. It is used once all of it h
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,11 @@ from ..regions.plan import Call
 from .graphs import Graph, State
 from .region import Region
 
-#: Signatures of one model that get a set; the store's size limit looks after older files.
+#: Signatures of one model that have a set at a time; their files stay in the store.
 MAX_SETS = 4
+#: Elements of a place's largest tensor, beyond which it gets no special graph: building one, and
+#: comparing it with eager, takes that size, a few times over, beside the model that runs.
+MAX_ELEMENTS = 2**27
 #: Signatures whose sizes are remembered.
 MAX_KNOWN = 64
 
@@ -32,6 +36,8 @@ class Specials:
         self._runs_before = runs_before
         self._runs: Counter[Hashable] = Counter()
         self._seen: set[Hashable] = set()
+        self._last_seen: dict[Hashable, int] = {}
+        self._run = 0
         self._sizes: dict[Hashable, dict[str, tuple[Any, ...]]] = {}
         self._sets: dict[Hashable, dict[str, Graph]] = {}
 
@@ -45,17 +51,20 @@ class Specials:
         """Forget everything: the kinds are not what they were."""
         self._runs.clear()
         self._seen.clear()
+        self._last_seen.clear()
         self._sizes.clear()
         self._sets.clear()
 
     def begin_run(self) -> list[Hashable]:
         """Count the signatures of the last run; returns those that should get a set now."""
+        self._run += 1
         self._runs.update(self._seen)
+        self._last_seen.update(dict.fromkeys(self._seen, self._run))
         self._seen.clear()
         if (before := self._runs_before()) is None:
             return []
         due = [k for k in self._sizes if k not in self._sets and self._runs[k] >= max(before, 1)]
-        return due[: MAX_SETS - len(self._sets)]
+        return sorted(due, key=self._last_seen.__getitem__)[-MAX_SETS:]
 
     def see(self, key: Hashable) -> bool:
         """Note a call; returns whether its sizes are still to be recorded."""
@@ -68,29 +77,39 @@ class Specials:
         """Return what puts a recorder around the call of each place, by its name."""
         while len(self._sizes) >= MAX_KNOWN:
             oldest = next((k for k in self._sizes if k not in self._sets), key)
-            self._sizes.pop(oldest, None)
-            self._runs.pop(oldest, None)
+            self._forget(oldest)
         sizes = self._sizes.setdefault(key, {})
         return lambda name, call: _Recorder(name, call, sizes)
 
     def add(
         self,
         key: Hashable,
-        describe: Callable[[str], Description | None],
-        graph: Callable[[Description], Graph],
+        any_shape: Callable[[str], Graph | None],
+        special: Callable[[Description], Graph],
     ) -> None:
-        """Make the set of a signature from the sizes that were recorded.
+        """Make the set of a signature from the sizes that were recorded; the one that was used
+        longest ago makes room for it.
 
         Args:
-            describe: the description of a place's kind, None where it has no graph.
-            graph: the process's graph for a description.
+            any_shape: the graph of a place's kind, None where it has none.
+            special: the process's graph for a description.
         """
+        while len(self._sets) >= MAX_SETS:
+            oldest = min(self._sets, key=self._last_seen.__getitem__)
+            del self._sets[oldest]
+            self._forget(oldest)
         made: dict[str, Graph] = {}
         for name, inputs in self._sizes[key].items():
-            description = describe(name)
-            if description is not None:
-                made[name] = graph(description.at(_sizes_of(description, inputs)))
+            graph = any_shape(name)
+            if graph is not None and math.prod(inputs[0]) * math.ceil(graph.work) <= MAX_ELEMENTS:
+                description = graph.description
+                made[name] = special(description.at(_sizes_of(description, inputs)))
         self._sets[key] = made
+
+    def _forget(self, key: Hashable) -> None:
+        """It must become hot anew."""
+        for table in (self._sizes, self._runs, self._last_seen):
+            table.pop(key, None)
 
     def complete(self) -> Mapping[Hashable, Mapping[str, Graph]]:
         """Return the ready graphs by place of every set of which nothing more is to come."""

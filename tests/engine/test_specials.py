@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends import eager
 from warmgraph_backends.contract import Description, InputSpec, Symbol
-from warmgraph_backends.runtime.specials import MAX_KNOWN, MAX_SETS, Specials
+from warmgraph_backends.runtime.graphs import Graph
+from warmgraph_backends.runtime.specials import MAX_ELEMENTS, MAX_KNOWN, MAX_SETS, Specials
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab
@@ -70,6 +72,12 @@ DESCRIPTION = Description(
 )
 
 
+def _any_shape(work: float = 1.0) -> Any:
+    graph = Graph("key", DESCRIPTION, eager.Eager())
+    graph.work = work
+    return graph
+
+
 def _call(specials: Specials, key: Any, height: int) -> None:
     if specials.see(key):
         specials.record(key)("layer", _Nothing())(torch.zeros(2, 4, height), 2 * height)
@@ -89,7 +97,7 @@ def test_a_set_is_described_by_the_sizes_of_its_call() -> None:
     for run in range(2):
         _call(specials, "a", 24)
         assert specials.begin_run() == (["a"] if run else [])
-    specials.add("a", lambda _: DESCRIPTION, made.append)  # type: ignore[arg-type]
+    specials.add("a", lambda _: _any_shape(), made.append)  # type: ignore[arg-type]
     assert specials.begin_run() == []
     [special] = made
     assert special.is_special and not DESCRIPTION.is_special
@@ -112,8 +120,36 @@ def test_few_sizes_get_sets_and_few_are_remembered() -> None:
         specials.add(key, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
     for height in range(1, 2 * MAX_KNOWN):
         _call(specials, height, height)
-    assert specials.begin_run() == [] and specials.graphs == []
+    assert specials.graphs == []
     assert len(specials._sizes) <= MAX_KNOWN
+
+
+def test_the_set_that_was_used_longest_ago_makes_room_for_a_hotter_size() -> None:
+    specials = Specials(lambda: 2)
+    for _ in range(2):
+        for height in range(1, MAX_SETS + 1):
+            _call(specials, height, height)
+        due = specials.begin_run()
+    for key in due:
+        specials.add(key, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        for height in range(2, MAX_SETS + 2):  # all but the first, and a new one
+            _call(specials, height, height)
+        due = specials.begin_run()
+    assert due == [MAX_SETS + 1]
+    specials.add(due[0], lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+    assert specials._sets.keys() == set(range(2, MAX_SETS + 2))
+    _call(specials, 1, 1)
+    assert specials.begin_run() == [], "what was let go must become hot anew"
+
+
+def test_a_place_with_large_tensors_keeps_its_any_shape_graph() -> None:
+    specials, made = Specials(lambda: 1), []
+    _call(specials, "a", 24)
+    specials.begin_run()
+    work = MAX_ELEMENTS / (2 * 4 * 24) + 1
+    specials.add("a", lambda _: _any_shape(work), made.append)  # type: ignore[arg-type]
+    assert made == [] and specials.graphs == []
 
 
 def test_never_means_that_nothing_is_recorded() -> None:

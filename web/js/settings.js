@@ -49,8 +49,8 @@ const SETTINGS = [
     id: "Warmgraph.Builder.RunsBeforeSpecial",
     category: ["Warmgraph", "Builder", "RunsBeforeSpecial"],
     name: "Runs of one size before it gets graphs of its own (0 = never)",
-    tooltip: "Graphs for one size only are a little quicker. They are built beside the images, and those for all sizes stay beneath.",
-    defaultValue: 0,
+    tooltip: "Graphs for one size only are quicker. They are built beside the images, and those for all sizes stay beneath.",
+    defaultValue: 3,
     attrs: { min: 0, max: 1000, step: 1 },
   },
   {
@@ -61,6 +61,15 @@ const SETTINGS = [
     tooltip: "Repeated steps are replayed from CUDA graphs. This much memory they may hold; ComfyUI gets it back when it needs room.",
     defaultValue: 10,
     attrs: { min: 0, max: 90, step: 1 },
+  },
+  {
+    key: "keep_captured",
+    id: "Warmgraph.Captured.Keep",
+    category: ["Warmgraph", "Captured", "Keep"],
+    name: "Keep captured steps between prompts (1 = yes, 0 = no)",
+    tooltip: "0 gives their memory back when a prompt has sampled; each prompt then captures its steps anew.",
+    defaultValue: 1,
+    attrs: { min: 0, max: 1, step: 1 },
   },
 ];
 
