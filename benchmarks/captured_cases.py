@@ -8,6 +8,7 @@ from typing import Any
 from .lab import BUILD_WORKERS, Lab
 
 Result = dict[str, Any]
+FORMS = ("eager", "exact", "any_shape", "specialised")
 # (width, height, batch); the last three are those that broke others.
 TEN_SIZES = (
     (1024, 1024, 1),
@@ -48,8 +49,14 @@ def exact(flags: tuple[str, ...]) -> Callable[[Lab], Result]:
     return run
 
 
-def forms(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Callable[[Lab], Result]:
-    """A case that times eager, exact and any-shape in turns."""
+def forms(
+    kind: str, flags: tuple[str, ...], *, dtype: str = "float16", image: bool = False
+) -> Callable[[Lab], Result]:
+    """A case that times eager, exact, any-shape and specialised in turns.
+
+    Args:
+        image: time whole images, too, VAE Decode with them.
+    """
 
     def run(lab: Lab) -> Result:
         quick = {"rounds": 1, "steps": 4, "image_steps": 2} if lab.smoke else {}
@@ -57,23 +64,29 @@ def forms(kind: str, flags: tuple[str, ...], *, dtype: str = "float16") -> Calla
         result = lab.run(
             "captured_forms",
             flags,
-            limit_s=400,
+            limit_s=3000 if lab.smoke else 560,
             model=lab.model(kind, dtype=dtype),
             kind=lab.kind(kind),
             store=lab.store(store),
             sizes=[lab.pixels(1024, 1024), lab.pixels(512, 512)],
             workers=lab.workers(BUILD_WORKERS),
+            **({"vae": lab.model("vae"), "vae_kind": lab.kind("vae")} if image else {}),
             **quick,
         )
         lines = []
         for size, row in result["rows"].items():
-            times = {name: row[name]["unet_ms"].get("median") for name in _FORMS}
-            images = {name: row[name].get("ksampler_seconds") for name in _FORMS}
+            times = {name: row[name]["unet_ms"].get("median") for name in FORMS}
+            images = {name: row[name].get("ksampler_seconds") for name in FORMS}
+            speedups = ", ".join(f"{name} x{row[f'{name}_speedup']}" for name in FORMS[1:])
+            worst = {name: f"{max(found):.1e}" for name, found in row["rel_l2"].items()}
             lines.append(
-                f"{size}: {times} ms, exact x{row['exact_speedup']}, any shape "
-                f"x{row['any_shape_speedup']}, KSampler {images} s, {row['vram_more_mib']} MiB, "
-                f"rel L2 {max(row['rel_l2']):.1e}"
+                f"{size}: {times} ms, {speedups}, exact / specialised x{row['gpu_bound_speedup']}, "
+                f"KSampler {images} s, captured {_captured_mib(row)} MiB, rel L2 {worst}, "
+                f"specialised {row['specialised_builds']}"
             )
+        if image:
+            whole = result["image_end_to_end"]
+            lines.append(f"image: {whole['seconds']} s, x{whole['speedup']}")
         lines.append(f"new size {result['new_size']}, given back {result['given_back_mib']} MiB")
         return {**result, "lines": lines}
 
@@ -108,4 +121,6 @@ def soak(seed: int, prompts: int) -> Callable[[Lab], Result]:
     return run
 
 
-_FORMS = ("eager", "exact", "any_shape")
+def _captured_mib(row: Result) -> int:
+    """VRAM that all captured calls hold: each form's report has the count of the process."""
+    return max(found["vram_bytes"] for found in row["captured"].values()) >> 20

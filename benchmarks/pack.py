@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,29 @@ def settle(engine: Any, model: Any, *, limit_s: float) -> float:
         if time.perf_counter() - begin > limit_s:
             raise TimeoutError(f"builds must end within {limit_s:.0f} s, unfinished: {unfinished}")
         time.sleep(POLL_S)
+
+
+def settle_special(engine: Any, thing: Any, *, limit_s: float) -> dict[str, Any]:
+    """Wait until no graph for the sizes of hot calls is on its way; how many there are, by state.
+
+    A report counts what is missing only. The session knows what was asked for.
+
+    Raises:
+        TimeoutError: after `limit_s`.
+    """
+    scope = engine._kept(thing).scope
+    begin = time.perf_counter()
+    while any(graph.is_pending for graph in scope.special_graphs):
+        if time.perf_counter() - begin > limit_s:
+            raise TimeoutError(f"graphs of fixed sizes must be there within {limit_s:.0f} s")
+        time.sleep(POLL_S)
+    graphs = scope.special_graphs
+    return {
+        "graphs": len(graphs),
+        "built": sum(graph.source == "built" for graph in graphs),
+        "states": dict(Counter(graph.state.value for graph in graphs)),
+        "reasons": sorted({graph.reason for graph in graphs if graph.reason}),
+    }
 
 
 def brief(report: dict[str, Any]) -> dict[str, Any]:

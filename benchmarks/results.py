@@ -49,9 +49,13 @@ def _gpu_bound(row: dict[str, Any]) -> float:
     return round(exact / ours, 3)
 
 
-def _images(row: dict[str, Any]) -> float:
-    eager, ours = (float(row[name]["ksampler_seconds"]) for name in ("eager", "any_shape"))
-    return round(eager / ours, 3)
+def _images(form: str) -> Callable[..., Any]:
+    def read(case: dict[str, Any]) -> float:
+        row = case["rows"]["1024x1024"]
+        eager, ours = (float(row[name]["ksampler_seconds"]) for name in ("eager", form))
+        return round(eager / ours, 3)
+
+    return read
 
 
 def _first_more(seconds: dict[str, float]) -> float:
@@ -78,6 +82,7 @@ def _users_run_rival(*cases: dict[str, Any]) -> Any:
 
 _USERS_RIVALS = ("users_run_rival_a", "users_run_rival_b")
 _CHANGES = ("changes_default", "changes_off")
+_FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
 FIGURES: dict[str, Figure] = {
     "sdxl_1024_default_host_regions_speedup": Figure(
         "eager / ours", ("speed_default",), _speedup("1024x1024"), ">= 1.5"
@@ -88,7 +93,9 @@ FIGURES: dict[str, Figure] = {
     "builds_after_first": Figure(
         "builds", _CHANGES, lambda *cases: sum(case["builds_after_first"] for case in cases), "== 0"
     ),
-    "max_rel_l2_fp16": Figure("relative L2", _CHANGES, _largest("max_rel_l2"), "<= 5e-3"),
+    "max_rel_l2_fp16": Figure(
+        "relative L2", (*_CHANGES, *_FP16_FORMS), _largest("max_rel_l2"), "<= 5e-3"
+    ),
     "sdxl_disk_mb": Figure("MB", ("cold_build",), lambda case: case["disk_mb"], "<= 15"),
     "sdxl_bind_seconds": Figure("s", ("bind",), lambda case: case["default"]["ours"], "<= 0.7"),
     "sdxl_cold_build_seconds": Figure(
@@ -170,8 +177,38 @@ FIGURES: dict[str, Figure] = {
     "sdxl_1024_ksampler_default_host_speedup": Figure(
         "eager / ours",
         ("forms_default",),
-        lambda case: _images(case["rows"]["1024x1024"]),
+        _images("any_shape"),
         ">= 1.8",
+    ),
+    "sdxl_1024_specialised_default_host_speedup": Figure(
+        "eager / specialised", ("forms_default",), _form("1024x1024", "specialised_speedup")
+    ),
+    "sdxl_512_specialised_default_host_speedup": Figure(
+        "eager / specialised", ("forms_default",), _form("512x512", "specialised_speedup")
+    ),
+    "sdxl_1024_gpu_bound_speedup": Figure(
+        "exact / specialised", ("forms_default",), _form("1024x1024", "gpu_bound_speedup")
+    ),
+    "sdxl_1024_ksampler_specialised_default_host_speedup": Figure(
+        "eager / specialised", ("forms_default",), _images("specialised")
+    ),
+    "image_end_to_end_default_host_speedup": Figure(
+        "eager / ours", ("forms_default",), lambda case: case["image_end_to_end"]["speedup"]
+    ),
+    "sdxl_bf16_1024_default_host_speedup": Figure(
+        "eager / ours", ("forms_bf16_default",), _form("1024x1024", "any_shape_speedup")
+    ),
+    "sdxl_bf16_1024_specialised_default_host_speedup": Figure(
+        "eager / specialised", ("forms_bf16_default",), _form("1024x1024", "specialised_speedup")
+    ),
+    "sdxl_bf16_1024_gpu_bound_speedup": Figure(
+        "exact / specialised", ("forms_bf16_default",), _form("1024x1024", "gpu_bound_speedup")
+    ),
+    "sd15_512_default_host_speedup": Figure(
+        "eager / ours", ("forms_sd15_default",), _form("512x512", "any_shape_speedup")
+    ),
+    "sd15_512_specialised_default_host_speedup": Figure(
+        "eager / specialised", ("forms_sd15_default",), _form("512x512", "specialised_speedup")
     ),
     "new_size_capture_seconds": Figure(
         "s",

@@ -1,4 +1,4 @@
-"""Whole calls replayed from CUDA graphs: the same bits as eager, and how quick each form is."""
+"""Whole calls replayed from CUDA graphs: the same bits as eager, through every change."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..host import Size, load_lora, load_unet
-from ..kernels import kernel_times
-from ..measure import Probe, Stopwatch, vram_used_mib
-from ..pack import brief, open_engine
-from .common import Pair, errors, partial, sample, unserved
+from ..pack import open_engine
+from .common import partial, sample
 from .residency import empty_caches
-from .speed import ratio, time_pair
 
 
 def exact(
@@ -191,86 +188,6 @@ _CHANGES = {
     "another wrapper within": (_wrapped, "another node wraps the model's own call"),
     "a patch": (_patched, "patches may do something else"),
 }
-
-
-def forms(
-    *,
-    model: str,
-    kind: str,
-    store: str,
-    sizes: list[list[int]],
-    rounds: int = 4,
-    steps: int = 10,
-    image_steps: int = 20,
-    workers: int = 0,
-) -> dict[str, Any]:
-    """Time eager, exact and any-shape in turns at every size.
-
-    Returns:
-        {"rows": {size: {form: times, "exact_speedup", "any_shape_speedup", ...}}, "report"}
-    """
-    engine = open_engine(Path(store), workers=workers)
-    watch = Stopwatch()
-    pair = Pair(engine, Path(model))
-    pair.settle(kind, Size(*sizes[0]))
-    exact_probe = Probe()
-    exact_model = engine.compile_model(exact_probe.attach(pair.eager), form="exact")
-    result: dict[str, Any] = {"ready_seconds": round(watch.seconds(), 2), "rows": {}}
-    models = {
-        "eager": (pair.eager, pair.eager_probe),
-        "exact": (exact_model, exact_probe),
-        "any_shape": (pair.ours, pair.ours_probe),
-    }
-    for width, height in sizes:
-        size = Size(width, height)
-        used = vram_used_mib()
-        row = time_pair(models, kind, size, rounds=rounds, steps=steps, image_steps=image_steps)
-        row["exact_speedup"] = ratio(row, "eager", "exact")
-        row["any_shape_speedup"] = ratio(row, "eager", "any_shape")
-        row["vram_more_mib"] = round(vram_used_mib() - used)
-        before = pair.compiled_calls()
-        found = errors(
-            pair.ours, pair.ours_probe, pair.eager, pair.eager_probe, kind, size, steps=5
-        )
-        row["rel_l2"] = found
-        row["captured"] = {
-            "exact": engine.report(exact_model)["captured"],
-            "any_shape": engine.report(pair.ours)["captured"],
-        }
-        row["uncompiled"] = unserved(engine.report(pair.ours), before, unet_calls=len(found))
-        result["rows"][f"{width}x{height}"] = row
-        partial(result)
-    first = Size(*sizes[0])
-    result["profile"] = {
-        name: kernel_times(functools.partial(sample, model, kind, first, steps=4))
-        for name, (model, _) in models.items()
-    }
-    result["report"] = brief(engine.report(pair.ours))
-    result["given_back_mib"] = _given_back()
-    result["new_size"] = _new_size(models, kind, Size(sizes[0][0] - 128, sizes[0][1]))
-    engine.close()
-    return result
-
-
-def _new_size(models: dict[str, Any], kind: str, size: Size) -> dict[str, float]:
-    """Seconds of a size's first run, and of a later one: what capturing costs."""
-    found = {}
-    for name, (model, _) in models.items():
-        for turn in ("first", "later"):
-            watch = Stopwatch()
-            sample(model, kind, size, steps=20)
-            found[f"{name}_{turn}"] = round(watch.seconds(), 4)
-    return found
-
-
-def _given_back() -> float:
-    """MiB that the card has again once the host unloads all models."""
-    import comfy.model_management
-
-    used = vram_used_mib()
-    comfy.model_management.unload_all_models()
-    empty_caches()
-    return round(used - vram_used_mib())
 
 
 def unload(model: Any) -> None:

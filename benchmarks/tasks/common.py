@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..host import Size, conditioning, ksampler, load_unet
-from ..measure import Call, Mode, Probe, rel_l2
-from ..pack import brief, settle
+from ..measure import Call, Mode, Probe, Stopwatch, rel_l2
+from ..pack import brief, settle, settle_special
 
 BUILD_LIMIT_S = 420.0
+#: Steps after which a call is captured: the new graphs' first uses are compared, two run cleanly.
+CAPTURE_STEPS = 6
 
 
 def partial(value: dict[str, Any]) -> None:
@@ -76,6 +78,27 @@ class Pair:
     def compiled_calls(self) -> int:
         """Calls of regions that a graph has served so far."""
         return int(self.engine.report(self.ours)["calls"]["compiled"])
+
+
+def prepare_special(engine: Any, thing: Any, run: Callable[[], Any]) -> dict[str, Any]:
+    """Have what `run` calls get graphs of its own sizes, and run it through them once.
+
+    The first run is any-shape and its sizes are noted, a later one asks for the builds.
+
+    Args:
+        thing: a MODEL or VAE that gets such graphs after one run of a size.
+
+    Returns:
+        {"seconds" until all are there, these two runs among them, "graphs", "built", "states",
+        "reasons"} of all sizes so far.
+    """
+    watch = Stopwatch()
+    run()
+    run()
+    found = settle_special(engine, thing, limit_s=BUILD_LIMIT_S)
+    seconds = round(watch.seconds(), 2)
+    run()
+    return {"seconds": seconds, **found}
 
 
 def unserved(report: dict[str, Any], compiled_before: int, *, unet_calls: int) -> int:

@@ -56,16 +56,19 @@ def test_summary_is_a_median_and_not_a_mean(benchmarks: ModuleType) -> None:
     assert benchmarks.measure.summary([1.0, 2.0, 3.0, 100.0, 2.0])["median"] == 2.0
 
 
-def test_headline_sums_builds_over_both_modes_and_takes_the_worst_error(
+def test_headline_sums_builds_over_both_modes_and_takes_the_worst_error_of_any_form(
     benchmarks: ModuleType, tmp_path: Path
 ) -> None:
     write, collect = benchmarks.results.write_case, benchmarks.results.collect
     write(tmp_path, "changes_default", _case(builds_after_first=0, max_rel_l2=1e-3))
     assert collect(tmp_path) == {}, "one mode alone must not stand for both"
     write(tmp_path, "changes_off", _case(builds_after_first=2, max_rel_l2=4e-3))
+    assert set(collect(tmp_path)) == {"builds_after_first"}, "the forms' errors are unknown"
+    for name, error in (("default", 1e-3), ("off", 4.5e-3), ("sd15_default", 0.0)):
+        write(tmp_path, f"forms_{name}", _case(max_rel_l2=error, rows={}, new_size={}))
     headline = collect(tmp_path)
     assert headline["builds_after_first"]["value"] == 2
-    assert headline["max_rel_l2_fp16"]["value"] == 4e-3
+    assert headline["max_rel_l2_fp16"]["value"] == 4.5e-3
     assert set(headline["max_rel_l2_fp16"]) == {"value", "unit", "gpu", "torch", "host", "date"}
     assert json.loads((tmp_path / "headline.json").read_text()) == headline
 
@@ -97,6 +100,29 @@ def test_vae_and_controlnet_figures_have_the_bars_of_their_issue(benchmarks: Mod
         "controlnet_unet_step_speedup": ">= 1.45",
     }
     assert {name: benchmarks.results.FIGURES[name].bar for name in bars} == bars
+
+
+def test_forms_are_compared_with_eager_and_with_the_hosts_own_replayed_forward(
+    benchmarks: ModuleType, tmp_path: Path
+) -> None:
+    milliseconds = {"eager": 90.0, "exact": 60.0, "any_shape": 45.0, "specialised": 40.0}
+    row: dict[str, object] = {
+        name: {"unet_ms": {"median": ms}, "ksampler_seconds": ms / 45}
+        for name, ms in milliseconds.items()
+    }
+    row |= {"any_shape_speedup": 2.0, "specialised_speedup": 2.25, "gpu_bound_speedup": 1.5}
+    case = _case(
+        rows={"1024x1024": row, "512x512": row}, image_end_to_end={"speedup": 2.1}, new_size={}
+    )
+    benchmarks.results.write_case(tmp_path, "forms_default", case)
+    found = {n: entry["value"] for n, entry in benchmarks.results.collect(tmp_path).items()}
+    assert found["sdxl_1024_default_host_speedup"] == 2.0
+    assert found["sdxl_1024_specialised_default_host_speedup"] == 2.25
+    assert found["sdxl_1024_gpu_bound_speedup"] == 1.5
+    assert found["sdxl_1024_gpu_bound_any_shape_speedup"] == 1.333
+    assert found["sdxl_1024_ksampler_specialised_default_host_speedup"] == 2.25
+    assert found["image_end_to_end_default_host_speedup"] == 2.1
+    assert "exact_max_abs_diff" not in found and "max_rel_l2_fp16" not in found
 
 
 def test_peak_that_was_not_measured_makes_no_figure(benchmarks: ModuleType, tmp_path: Path) -> None:
