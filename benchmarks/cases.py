@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .captured_cases import exact, forms, soak
-from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, ChildError, Lab
+from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
+from .rival_cases import rival, rivals
 from .users_run_case import ROWS, users_run, users_run_rival
 from .video_vae_case import video_vae
 
-RIVAL_LIMIT_S = 240.0
 SOAK_PROMPTS = 100
 BF16 = ("--bf16-unet",)
 Result = dict[str, Any]
@@ -185,39 +185,6 @@ def _first_image(warm: bool) -> Callable[[Lab], Result]:
     return run
 
 
-def _rival(dynamic: bool) -> Callable[[Lab], Result]:
-    """A case that compiles the whole model; to be stopped at the limit is a result, no failure."""
-
-    def run(lab: Lab) -> Result:
-        model = lab.model("sdxl")
-        sizes = [lab.pixels(1024, 1024), lab.pixels(512, 512)]
-        quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
-        # 30 s more than the limit: the child also boots the host and loads the file.
-        try:
-            result = lab.run(
-                "rival",
-                OFF,
-                limit_s=RIVAL_LIMIT_S + 30,
-                model=model,
-                kind=lab.kind("sdxl"),
-                sizes=sizes,
-                dynamic=dynamic,
-                **quick,
-            )
-        except ChildError as failure:
-            if not failure.stopped or lab.left() < 5:
-                raise
-            result = failure.partial
-        done = ", ".join(
-            f"{size}: x{row['speedup']} after {row['compile_seconds']} s"
-            for size, row in result.get("rows", {}).items()
-        )
-        lines = [done or f"compile not done: > {RIVAL_LIMIT_S:.0f} s"]
-        return {**result, "limit_s": RIVAL_LIMIT_S, "lines": lines}
-
-    return run
-
-
 _VAE_SIZES_FP32: list[list[Any]] = [["decode", 1024, 1024], ["encode", 1024, 1024]]
 _VAE_SIZES = [*_VAE_SIZES_FP32, ["decode", 2048, 2048]]
 CASES: dict[str, Case] = {
@@ -251,6 +218,7 @@ CASES: dict[str, Case] = {
     "forms_sd15_default": Case(forms("sd15", DEFAULT), 150),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
-    "rival_static": Case(_rival(dynamic=False), 260),
-    "rival_dynamic": Case(_rival(dynamic=True), 275),
+    "rival_static": Case(rival(dynamic=False), 260),
+    "rival_dynamic": Case(rival(dynamic=True), 275),
+    "rivals": Case(rivals, 480),
 }

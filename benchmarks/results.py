@@ -195,6 +195,12 @@ FIGURES: dict[str, Figure] = {
     "image_end_to_end_default_host_speedup": Figure(
         "eager / ours", ("forms_default",), lambda case: case["image_end_to_end"]["speedup"]
     ),
+    **{
+        f"sdxl_1024_vs_{rival}": Figure(
+            f"{rival} / specialised", ("rivals",), lambda case, rival=rival: case["ratios"][rival]
+        )
+        for rival in ("torch_compile", "reduce_overhead", "per_block")
+    },
     "sdxl_bf16_1024_default_host_speedup": Figure(
         "eager / ours", ("forms_bf16_default",), _form("1024x1024", "any_shape_speedup")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +46,31 @@ def rival(
     return result
 
 
-def torch_compiled(loaded: Any, *, dynamic: bool) -> Any:
+def torch_compiled(loaded: Any, *, dynamic: bool, options: Mapping[str, Any] | None = None) -> Any:
     """A clone that the host's TorchCompileModel node would return, without dynamic VRAM.
 
-    The node takes no `dynamic`; it is passed to the host's helper beneath it.
+    The node takes no `dynamic` and no more `options`; they go to the host's helper beneath it.
     """
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
-    try:
-        clone = loaded.clone(disable_dynamic=True)
-    except TypeError:  # hosts before dynamic VRAM
-        clone = loaded.clone()
+    clone = without_dynamic(loaded)
     set_torch_compile_wrapper(
         clone,
         backend="inductor",
         dynamic=dynamic,
-        options={"guard_filter_fn": _skip_transformer_options},
+        options={"guard_filter_fn": skip_transformer_options, **(options or {})},
     )
     return clone
 
 
-def _skip_transformer_options(guards: Any) -> list[bool]:
+def without_dynamic(loaded: Any) -> Any:
+    """A clone whose weights the host holds in the old way."""
+    try:
+        return loaded.clone(disable_dynamic=True)
+    except TypeError:  # hosts before dynamic VRAM
+        return loaded.clone()
+
+
+def skip_transformer_options(guards: Any) -> list[bool]:
     """Which guards to keep: none on the dictionary that is new at every call."""
     return ["transformer_options" not in guard.name for guard in guards]
