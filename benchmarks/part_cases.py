@@ -140,32 +140,42 @@ def new_size_extra(sizes: dict[str, dict[str, dict[str, float]]]) -> float:
     return round(max(0.0, *beyond), 4)
 
 
-def controlnet(lab: Lab) -> Result:
-    """SDXL under its ControlNet, both compiled against both eager."""
-    quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
-    result = lab.run(
-        "controlnet",
-        DEFAULT,
-        limit_s=1500 if lab.smoke else 400,
-        model=lab.model("sdxl"),
-        control=lab.controlnet("sdxl"),
-        kind=lab.kind("sdxl"),
-        store=lab.store("sdxl"),
-        size=lab.pixels(1024, 1024),
-        workers=lab.workers(BUILD_WORKERS),
-        **quick,
-    )
-    lines = [
-        *(
-            f"{part}: eager {result['eager'][f'{part}_ms'].get('median')} ms, ours "
-            f"{result['ours'][f'{part}_ms'].get('median')} ms, x{result[f'{part}_speedup']}"
-            for part in ("control", "unet", "step")
-        ),
-        f"control rel L2 up to {result['control_rel_l2']['max']:.1e}, {result['control_builds']} "
-        f"builds in {result['control_build_seconds']} s; region calls eager: "
-        f"control {result['control_eager_calls']}, unet {result['unet_eager_calls']}",
-    ]
-    return {**result, "lines": lines}
+def controlnet(*, captured: bool) -> Callable[[Lab], Result]:
+    """A case of SDXL under its ControlNet, both compiled against both eager.
+
+    Args:
+        captured: replay the calls of both from CUDA graphs, as the pack does by itself.
+    """
+
+    def run(lab: Lab) -> Result:
+        quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
+        result = lab.run(
+            "controlnet",
+            DEFAULT,
+            limit_s=1500 if lab.smoke else 400,
+            model=lab.model("sdxl"),
+            control=lab.controlnet("sdxl"),
+            kind=lab.kind("sdxl"),
+            store=lab.store("sdxl"),
+            size=lab.pixels(1024, 1024),
+            captured=captured,
+            workers=lab.workers(BUILD_WORKERS),
+            **quick,
+        )
+        lines = [
+            *(
+                f"{part}: eager {result['eager'][f'{part}_ms'].get('median')} ms, ours "
+                f"{result['ours'][f'{part}_ms'].get('median')} ms, x{result[f'{part}_speedup']}"
+                for part in ("control", "unet", "step")
+            ),
+            f"control rel L2 up to {result['control_rel_l2']['max']:.1e}, "
+            f"{result['control_builds']} builds in {result['control_build_seconds']} s; region "
+            f"calls eager: control {result['control_eager_calls']}, unet "
+            f"{result['unet_eager_calls']}; captured {result['captured']}",
+        ]
+        return {**result, "lines": lines}
+
+    return run
 
 
 def _store(flags: tuple[str, ...]) -> str:

@@ -195,6 +195,9 @@ FIGURES: dict[str, Figure] = {
     "image_end_to_end_default_host_speedup": Figure(
         "eager / ours", ("forms_default",), lambda case: case["image_end_to_end"]["speedup"]
     ),
+    "controlnet_unet_1024_default_host_speedup": Figure(
+        "eager / ours", ("controlnet_captured",), lambda case: case["step_speedup"]
+    ),
     **{
         f"sdxl_1024_vs_{rival}": Figure(
             f"{rival} / specialised", ("rivals",), lambda case, rival=rival: case["ratios"][rival]

@@ -8,7 +8,7 @@ from typing import Any
 from ..host import Size, apply_controlnet, conditioning, ksampler, load_controlnet
 from ..measure import Mode, Probe, Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
-from .common import BUILD_LIMIT_S, Pair, partial, unserved
+from .common import BUILD_LIMIT_S, CAPTURE_STEPS, Pair, partial, unserved
 from .speed import WARM_STEPS
 
 STRENGTH = 0.8
@@ -65,11 +65,15 @@ def controlnet(
     kind: str,
     store: str,
     size: list[int],
+    captured: bool = False,
     rounds: int = 5,
     steps: int = 8,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Time the control alone and the whole step at one size, and compare what the control gives.
+
+    Args:
+        captured: replay the calls of both from CUDA graphs.
 
     Returns:
         {"control_speedup", "unet_speedup", "step_speedup", "eager" and "ours": {"control_ms",
@@ -78,7 +82,7 @@ def controlnet(
     """
     target, folder = Size(*size), Path(store)
     before = set(graph_files(folder))
-    engine = open_engine(folder, workers=workers, captured=False)
+    engine = open_engine(folder, workers=workers, captured=captured)
     watch = Stopwatch()
     pair = Pair(engine, Path(model))
     unet_seconds = watch.seconds()
@@ -106,6 +110,8 @@ def controlnet(
         "kinds": engine.report(our_control)["kinds"],
     }
     partial(result)
+    if captured:
+        sides["ours"].sample(target, steps=CAPTURE_STEPS)
     calls = compiled_calls(engine, pair, our_control)
     result.update(_time(sides, target, rounds=rounds, steps=steps))
     # Euler calls the model once a step; the first WARM_STEPS runs of `_time` count too.
@@ -116,6 +122,10 @@ def controlnet(
     result["control_rel_l2"] = control_errors(sides, target)
     result["report"] = brief(engine.report(pair.ours))
     result["control_report"] = brief(engine.report(our_control))
+    result["captured"] = {
+        name: engine.report(thing)["captured"]
+        for name, thing in (("unet", pair.ours), ("control", our_control))
+    }
     engine.close()
     return result
 

@@ -34,6 +34,7 @@ def controls_overcommitted(
     size: list[int],
     leave_mib: dict[str, int | None],
     steps: int = 2,
+    captured: bool = False,
     workers: int = 0,
 ) -> dict[str, Any]:
     """A UNet under one control after another, ours against eager on the same inputs, in phases.
@@ -48,12 +49,12 @@ def controls_overcommitted(
     """
     target = Size(*size)
     files = {name: load_controlnet(Path(path)) for name, path in controls.items()}
-    with _opened(store, workers) as engine:
+    with opened(store, workers, captured) as engine:
         pair = Pair(engine, Path(model))
         for plain in files.values():
             _Steered(engine, pair, plain, kind, target).settle()
     phases: dict[str, dict[str, Any]] = {}
-    with _opened(store, workers) as engine:
+    with opened(store, workers, captured) as engine:
         pair.compile(engine)
         steered = {
             name: _Steered(engine, pair, plain, kind, target) for name, plain in files.items()
@@ -125,6 +126,7 @@ def vae_overcommitted(
     kind: str,
     store: str,
     phases: dict[str, dict[str, Any]],
+    captured: bool = False,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Decode and encode with less and less VRAM, ours against eager.
@@ -138,10 +140,10 @@ def vae_overcommitted(
         "tiled" is how often memory ran out, and the host took tiles.
     """
     plain = load_vae(Path(model), kind)
-    with _opened(store, workers) as engine:
+    with opened(store, workers, captured) as engine:
         settle_vae(engine, engine.compile_vae(plain, when_missing="wait"))
     result: dict[str, Any] = {}
-    with _opened(store, workers) as engine:
+    with opened(store, workers, captured) as engine:
         ours = engine.compile_vae(plain, when_missing="wait")
         regions = settle_vae(engine, ours)
         tiles = {
@@ -224,8 +226,9 @@ def _decode_tiles(size: Size) -> int:
 
 
 @contextlib.contextmanager
-def _opened(store: str, workers: int) -> Iterator[Any]:
-    engine = open_engine(Path(store), workers=workers, captured=False)
+def opened(store: str, workers: int, captured: bool) -> Iterator[Any]:
+    """An engine for as long as this lasts."""
+    engine = open_engine(Path(store), workers=workers, captured=captured)
     try:
         yield engine
     finally:

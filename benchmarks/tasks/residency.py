@@ -27,13 +27,14 @@ def equal_to_eager(
     sizes: list[list[int]],
     leave_mib: dict[str, int | None],
     steps: int = 3,
+    captured: bool = False,
 ) -> dict[str, Any]:
     """Every UNet call against eager on the same inputs, in phases.
 
     Args:
         leave_mib: how much VRAM each phase leaves to model and activations; None is all of it.
     """
-    engine = open_engine(Path(store), captured=False)
+    engine = open_engine(Path(store), captured=captured)
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*sizes[0]))
     phases: dict[str, dict[str, Any]] = {}
@@ -78,13 +79,14 @@ def lora_swaps(
     loras: dict[str, str],
     size: list[int],
     leave_mib: int | None,
+    captured: bool = False,
 ) -> dict[str, Any]:
     """Put LoRAs on, change, swap and take them off; each time ours against eager, same inputs.
 
     Each row also says how far its eager output lies from the first row's without a LoRA (`moved`),
     on the same inputs: a row that did not move could not have found a stale weight.
     """
-    engine = open_engine(Path(store), captured=False)
+    engine = open_engine(Path(store), captured=captured)
     pair = Pair(engine, Path(model))
     target = Size(*size)
     pair.settle(kind, target)
@@ -133,14 +135,16 @@ def _swap(pair: Pair, kind: str, target: Size, loras: dict[str, str]) -> list[di
     return rows
 
 
-def vram_footprint(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, Any]:
+def vram_footprint(
+    *, model: str, kind: str, store: str, size: list[int], captured: bool = False
+) -> dict[str, Any]:
     """Peak of the driver's used memory during eager runs and during ours, in MiB, weights included.
 
     The graphs are in the store before this engine opens, so no worker of its own holds memory
     beside it.
     """
     target = Size(*size)
-    engine = open_engine(Path(store), captured=False)
+    engine = open_engine(Path(store), captured=captured)
     pair = Pair(engine, Path(model), when_missing="never")
     peaks = {}
     for name, patcher in (("eager", pair.eager), ("ours", pair.ours), ("eager again", pair.eager)):

@@ -23,6 +23,7 @@ def speed(
     rounds: int = 5,
     steps: int = 8,
     image_steps: int = 20,
+    captured: bool = False,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Time both at every size, and compare them call by call.
@@ -30,7 +31,7 @@ def speed(
     Returns:
         {"rows": {size: {"eager", "ours", "speedup", ...}}, "report"}; times in milliseconds.
     """
-    engine = open_engine(Path(store), workers=workers, captured=False)
+    engine = open_engine(Path(store), workers=workers, captured=captured)
     watch = Stopwatch()
     pair = Pair(engine, Path(model))
     report = pair.settle(kind, Size(*sizes[0]))
