@@ -25,12 +25,15 @@ TEN_SIZES = (
 Result = dict[str, Any]
 
 
-def vae(flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]]) -> Callable[[Lab], Result]:
+def vae(
+    flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]], specialised: bool = False
+) -> Callable[[Lab], Result]:
     """A case that builds a VAE's graphs into an empty store, times both and compares pixels.
 
     Args:
         dtype: of the file; what the VAE computes in is for the flags to say.
         sizes: ["decode" or "encode", width, height].
+        specialised: time graphs of those very sizes, too.
     """
 
     def run(lab: Lab) -> Result:
@@ -38,13 +41,14 @@ def vae(flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]]) -> Callab
         result = lab.run(
             "vae_speed",
             flags,
-            limit_s=1500 if lab.smoke else 400,
+            limit_s=3000 if lab.smoke else 560,
             model=lab.model("vae", dtype=dtype),
             kind=lab.kind("vae"),
             # A smoke run builds for minutes: its second run, and `vae_memory`, take what is there.
             store=lab.store(_store(flags), empty=not lab.smoke),
             sizes=[[work, *lab.pixels(width, height)] for work, width, height in sizes],
             compare=lab.pixels(1024, 1024),
+            specialised=specialised,
             workers=lab.workers(BUILD_WORKERS),
             **quick,
         )
@@ -56,6 +60,12 @@ def vae(flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]]) -> Callab
                 f"{name}: eager {row['eager']['model_ms']['median']} ms, ours "
                 f"{row['ours']['model_ms']['median']} ms, x{row['speedup']}, whole call "
                 f"x{row['call_speedup']}"
+                + (
+                    f", specialised {row['specialised']['model_ms']['median']} ms, "
+                    f"x{row['specialised_speedup']}, {row['specialised_builds']}"
+                    if specialised
+                    else ""
+                )
                 + (f", {row['eager_calls']} region calls EAGER" if row["eager_calls"] else "")
                 for name, row in result["rows"].items()
             ),

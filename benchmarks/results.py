@@ -204,6 +204,11 @@ FIGURES: dict[str, Figure] = {
         )
         for rival in ("torch_compile", "reduce_overhead", "per_block")
     },
+    "vae_decode_1024_specialised_speedup": Figure(
+        "eager / specialised",
+        ("vae_bf16",),
+        lambda case: case["rows"]["decode 1024x1024"]["specialised_speedup"],
+    ),
     "sdxl_bf16_1024_default_host_speedup": Figure(
         "eager / ours", ("forms_bf16_default",), _form("1024x1024", "any_shape_speedup")
     ),
