@@ -204,6 +204,9 @@ FIGURES: dict[str, Figure] = {
         )
         for rival in ("torch_compile", "reduce_overhead", "per_block")
     },
+    "vram_peak_ratio_six_signatures": Figure(
+        "ours / eager", ("vram_six",), lambda case: case["peak_ratio"]
+    ),
     "vae_decode_1024_specialised_speedup": Figure(
         "eager / specialised",
         ("vae_bf16",),

@@ -22,6 +22,7 @@ from . import (
     users_run,
     vae,
     video_vae,
+    vram,
 )
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -46,6 +47,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "controlnet": control.controlnet,
     "controls_overcommitted": overcommit.controls_overcommitted,
     "vae_overcommitted": overcommit.vae_overcommitted,
+    "vram_sizes": vram.vram_sizes,
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,
     "vram_footprint": residency.vram_footprint,
