@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .lab import BUILD_WORKERS, Lab
+from .lab import BUILD_WORKERS, DEFAULT, Lab
 
 Result = dict[str, Any]
 FORMS = ("eager", "exact", "any_shape", "specialised")
@@ -91,6 +91,30 @@ def forms(
         return {**result, "lines": lines}
 
     return run
+
+
+def batches(lab: Lab) -> Result:
+    """Eager, exact and any-shape in turns with 1 to 8 images at once."""
+    quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
+    width, height = lab.pixels(1024, 1024)
+    result = lab.run(
+        "forms_batches",
+        DEFAULT,
+        limit_s=1500 if lab.smoke else 300,
+        model=lab.model("sdxl"),
+        kind=lab.kind("sdxl"),
+        store=lab.store("sdxl"),
+        sizes=[[width, height, batch] for batch in (1, 2, 4, 8)],
+        workers=lab.workers(BUILD_WORKERS),
+        **quick,
+    )
+    lines = [
+        f"batch {batch}: "
+        + ", ".join(f"{name} {row[name]['unet_ms'].get('median')} ms" for name in FORMS[:3])
+        + f", exact x{row['exact_speedup']}, any shape x{row['any_shape_speedup']}"
+        for batch, row in result["rows"].items()
+    ]
+    return {**result, "lines": lines}
 
 
 def soak(seed: int, prompts: int) -> Callable[[Lab], Result]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .captured_cases import exact, forms, soak
+from .captured_cases import batches, exact, forms, soak
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
@@ -218,6 +218,7 @@ CASES: dict[str, Case] = {
     "forms_off": Case(forms("sdxl", OFF), 100),
     "forms_native": Case(forms("sdxl", NATIVE), 100),
     "forms_sd15_default": Case(forms("sd15", DEFAULT), 150),
+    "batches": Case(batches, 90),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

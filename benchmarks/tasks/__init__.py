@@ -48,6 +48,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "controls_overcommitted": overcommit.controls_overcommitted,
     "vae_overcommitted": overcommit.vae_overcommitted,
     "vram_sizes": vram.vram_sizes,
+    "forms_batches": forms.batches,
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,
     "vram_footprint": residency.vram_footprint,

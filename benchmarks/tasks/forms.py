@@ -137,6 +137,38 @@ def forms(
     return result
 
 
+def batches(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    sizes: list[list[int]],
+    rounds: int = 2,
+    steps: int = 8,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Time eager, exact and any-shape in turns, by the number of images at once.
+
+    Args:
+        sizes: [width, height, batch] in pixels.
+    """
+    engine = open_engine(Path(store), workers=workers)
+    made = Forms(engine, Path(model), kind, Size(*sizes[0]))
+    models = {name: model for name, model in made.models.items() if name != "specialised"}
+    result: dict[str, Any] = {"rows": {}}
+    for size in (Size(*each) for each in sizes):
+        for name in ("exact", "any_shape"):
+            sample(models[name][0], kind, size, steps=CAPTURE_STEPS)
+        row = time_pair(models, kind, size, rounds=rounds, steps=steps, image_steps=0)
+        for name in ("exact", "any_shape"):
+            row[f"{name}_speedup"] = ratio(row, "eager", name)
+        result["rows"][str(size.batch)] = row
+        partial(result)
+    result["captured"] = made.captured()
+    engine.close()
+    return result
+
+
 def _images(made: Forms, eager_vae: Any, size: Size, *, steps: int) -> dict[str, Any]:
     """Wall time of KSampler and VAE Decode together: all the host's, and all ours.
 
