@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .captured_cases import batches, exact, forms, soak
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
-from .memory_cases import vram_six
+from .memory_cases import small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
 from .users_run_case import ROWS, users_run, users_run_rival
@@ -225,4 +225,5 @@ CASES: dict[str, Case] = {
     "rival_dynamic": Case(rival(dynamic=True), 275),
     "rivals": Case(rivals, 480),
     "vram_six": Case(vram_six, 60),
+    "small_cards": Case(small_cards, 150),
 }

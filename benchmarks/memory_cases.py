@@ -1,12 +1,21 @@
-"""The case of VRAM: what many sizes take of it."""
+"""The cases of VRAM: what many sizes take of it, and a card that has little."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .lab import BUILD_WORKERS, DEFAULT, Lab
+from .lab import BUILD_WORKERS, DEFAULT, OFF, Lab
 
 SIX_SIZES = ((1024, 1024), (512, 512), (768, 768), (1152, 896), (832, 1216), (1536, 1024))
+RESERVE_GIB = 2
+# SDXL's UNet has 4.9 GB: of what is left, less what the host keeps free, a part of it fits.
+LEAVE_MIB = 5120
+RESERVE = ("--reserve-vram", str(RESERVE_GIB))
+SMALL_CARDS: dict[str, tuple[str, ...]] = {
+    "default": RESERVE,
+    "off": (*OFF, *RESERVE),
+    "novram": ("--novram",),
+}
 Result = dict[str, Any]
 
 
@@ -50,3 +59,32 @@ def vram_six(lab: Lab) -> Result:
         "runs": runs,
         "lines": lines,
     }
+
+
+def small_cards(lab: Lab) -> Result:
+    """A card on which a part of SDXL's UNet fits, or where the host keeps nothing of it there."""
+    quick = {"rounds": 1, "steps": 4} if lab.smoke else {}
+    modes, lines = {}, []
+    for name, flags in SMALL_CARDS.items():
+        found = modes[name] = lab.run(
+            "small_card",
+            flags,
+            limit_s=600 if lab.smoke else 250,
+            model=lab.model("sdxl"),
+            kind=lab.kind("sdxl"),
+            store=lab.store("sdxl"),
+            size=lab.pixels(1024, 1024),
+            leave_mib=None if lab.smoke else LEAVE_MIB,
+            workers=lab.workers(BUILD_WORKERS),
+            **quick,
+        )
+        row, captured = found["row"], found["captured"]
+        lines.append(
+            f"{name}: eager {row['eager']['unet_ms'].get('median')} ms, ours "
+            f"{row['ours']['unet_ms'].get('median')} ms, x{row['speedup']}, rel L2 "
+            f"{found['rel_l2']:.1e}, {found['loaded_mib']} of {found['model_mib']} MiB loaded, "
+            f"region calls {found['calls']}, {found['eager_calls']} EAGER, captured "
+            f"{captured['captures']}, replayed {captured['replayed']}, not "
+            f"{captured['not_replayed']}"
+        )
+    return {"leave_mib": LEAVE_MIB, "reserve_gib": RESERVE_GIB, "modes": modes, "lines": lines}

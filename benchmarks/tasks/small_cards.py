@@ -1,0 +1,76 @@
+"""A card on which only a part of the model fits, in every way in which the host can run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..host import Size
+from ..measure import MIB, vram_used_mib
+from ..pack import brief
+from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
+from .overcommit import opened
+from .residency import vram_left
+from .speed import ratio, time_pair
+
+
+def small_card(
+    *,
+    model: str,
+    kind: str,
+    store: str,
+    size: list[int],
+    leave_mib: int | None,
+    rounds: int = 3,
+    steps: int = 8,
+    error_steps: int = 3,
+    captured: bool = True,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Time eager against ours and compare them, while another process holds most of the VRAM.
+
+    Args:
+        leave_mib: how much VRAM is left to model and activations; None is all of it.
+
+    Returns:
+        {"row": times and "speedup", "rel_l2", "calls" and "eager_calls" of regions, "captured",
+        "loaded_mib", "model_mib", "used_mib": what the driver says is in use, of all processes}
+    """
+    target = Size(*size)
+    # No worker comes or goes while room is counted: this engine builds, the next one finds.
+    with opened(store, workers, captured) as engine:
+        pair = Pair(engine, Path(model))
+        pair.settle(kind, target)
+    with opened(store, workers, captured) as engine:
+        pair.compile(engine)
+        pair.settle(kind, target)
+        models = {"eager": (pair.eager, pair.eager_probe), "ours": (pair.ours, pair.ours_probe)}
+        with vram_left([pair.ours], leave_mib):
+            # Weights of a new class are compared at their first call, and a call may be captured.
+            sample(pair.ours, kind, target, steps=CAPTURE_STEPS)
+            row = time_pair(models, kind, target, rounds=rounds, steps=steps, image_steps=0)
+            row["speedup"] = ratio(row, "eager", "ours")
+            partial({"row": row})
+            before = pair.compiled_calls()
+            found = errors(
+                pair.ours,
+                pair.ours_probe,
+                pair.eager,
+                pair.eager_probe,
+                kind,
+                target,
+                steps=error_steps,
+            )
+            loaded, used = pair.ours.loaded_size(), vram_used_mib()
+        report = engine.report(pair.ours)
+    return {
+        "row": row,
+        "rel_l2": max(found),
+        "calls": report["calls"]["compiled"] - before,
+        "eager_calls": unserved(report, before, unet_calls=len(found)),
+        "captured": report["captured"],
+        "loaded_mib": round(loaded / MIB),
+        "model_mib": round(pair.ours.model_size() / MIB),
+        "used_mib": round(used),
+        "report": brief(report),
+    }
