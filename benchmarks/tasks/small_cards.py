@@ -9,7 +9,7 @@ from ..host import Size
 from ..measure import MIB, vram_used_mib
 from ..pack import brief
 from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
-from .overcommit import opened
+from .overcommit import CFG, opened
 from .residency import vram_left
 from .speed import ratio, time_pair
 
@@ -29,6 +29,8 @@ def small_card(
 ) -> dict[str, Any]:
     """Time eager against ours and compare them, while another process holds most of the VRAM.
 
+    A call has one prompt: how many the host puts into one would depend on the room there is.
+
     Args:
         leave_mib: how much VRAM is left to model and activations; None is all of it.
 
@@ -47,8 +49,10 @@ def small_card(
         models = {"eager": (pair.eager, pair.eager_probe), "ours": (pair.ours, pair.ours_probe)}
         with vram_left([pair.ours], leave_mib):
             # Weights of a new class are compared at their first call, and a call may be captured.
-            sample(pair.ours, kind, target, steps=CAPTURE_STEPS)
-            row = time_pair(models, kind, target, rounds=rounds, steps=steps, image_steps=0)
+            sample(pair.ours, kind, target, steps=CAPTURE_STEPS, cfg=CFG)
+            row = time_pair(
+                models, kind, target, rounds=rounds, steps=steps, image_steps=0, cfg=CFG
+            )
             row["speedup"] = ratio(row, "eager", "ours")
             partial({"row": row})
             before = pair.compiled_calls()
@@ -60,6 +64,7 @@ def small_card(
                 kind,
                 target,
                 steps=error_steps,
+                cfg=CFG,
             )
             loaded, used = pair.ours.loaded_size(), vram_used_mib()
         report = engine.report(pair.ours)

@@ -73,24 +73,25 @@ def time_pair(
     rounds: int,
     steps: int,
     image_steps: int,
+    cfg: float = 7.0,
 ) -> dict[str, Any]:
     """Take turns between the models, `rounds` times; each turn is a KSampler run of its own."""
     for model, _ in models.values():
-        sample(model, kind, size, steps=WARM_STEPS)
+        sample(model, kind, size, steps=WARM_STEPS, cfg=cfg)
     unet: dict[str, list[float]] = {name: [] for name in models}
     step: dict[str, list[float]] = {name: [] for name in models}
     image: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(rounds):
         for name, (model, probe) in models.items():
             probe.start(Mode.TIME)
-            sample(model, kind, size, steps=steps, seed=turn)
+            sample(model, kind, size, steps=steps, cfg=cfg, seed=turn)
             unet[name] += probe.milliseconds(skip=WARM_STEPS)
             step[name] += probe.step_milliseconds(skip=WARM_STEPS)
             probe.start(Mode.OFF)
     for turn in range(3 if image_steps else 0):
         for name, (model, _) in models.items():
             watch = Stopwatch()
-            sample(model, kind, size, steps=image_steps, seed=turn)
+            sample(model, kind, size, steps=image_steps, cfg=cfg, seed=turn)
             image[name].append(watch.seconds())
     row: dict[str, Any] = {}
     for name in models:
