@@ -28,7 +28,15 @@ def benchmarks() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[ALIAS] = module
         spec.loader.exec_module(module)
-    for name in ("lab", "measure", "part_cases", "results", "tasks", "users_run_case"):
+    for name in (
+        "lab",
+        "measure",
+        "part_cases",
+        "results",
+        "rival_cases",
+        "tasks",
+        "users_run_case",
+    ):
         importlib.import_module(f"{ALIAS}.{name}")
     return sys.modules[ALIAS]
 
@@ -192,6 +200,50 @@ def test_stopped_rival_is_written_as_beyond_its_limit(
     benchmarks.results.write_case(tmp_path, "rival_dynamic", _case(limit_s=240.0, rows={}))
     headline = benchmarks.results.collect(tmp_path)
     assert headline["sdxl_1024_torch_compile_dynamic_seconds"]["value"] == "> 240"
+
+
+class _Stopped:
+    """A lab whose child is stopped at its limit with what it had found by then."""
+
+    smoke = False
+
+    def __init__(self, error: type[Exception], found: dict[str, object]) -> None:
+        self._error, self._found = error, found
+
+    def model(self, kind: str) -> str:
+        return kind
+
+    kind = store = model
+
+    def pixels(self, *sides: int) -> list[int]:
+        return list(sides)
+
+    def workers(self, count: int) -> int:
+        return count
+
+    def run(self, task: str, flags: object, **_: object) -> object:
+        raise self._error("stopped", self._found, stopped=True)  # type: ignore[call-arg]
+
+
+def test_rivals_that_were_compiled_in_time_are_compared_and_the_others_left_out(
+    benchmarks: ModuleType, tmp_path: Path
+) -> None:
+    milliseconds = {"eager": 90.0, "specialised": 40.0, "torch_compile": 60.0}
+    found = {
+        "row": {name: {"unet_ms": {"median": ms}} for name, ms in milliseconds.items()},
+        "speedups": {"specialised": 2.25, "torch_compile": 1.5},
+        "ratios": {"torch_compile": 1.5},
+        "compile_seconds": {"torch_compile": 80.0},
+        "failed": {},
+        "compiling": "reduce_overhead",
+    }
+    result = benchmarks.rival_cases.rivals(_Stopped(benchmarks.lab.ChildError, found))
+    assert result["partial"] == "stopped"
+    benchmarks.results.write_case(tmp_path, "rivals", _case(**result))
+    headline = benchmarks.results.collect(tmp_path)
+    assert {n: e["value"] for n, e in headline.items()} == {"sdxl_1024_vs_torch_compile": 1.5}
+    with pytest.raises(benchmarks.lab.ChildError):
+        benchmarks.rival_cases.rivals(_Stopped(benchmarks.lab.ChildError, {}))
 
 
 def test_child_output_yields_answer_last_partial_and_host_even_of_a_stopped_child(
