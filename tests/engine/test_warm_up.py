@@ -34,9 +34,13 @@ def test_warm_up_loads_all_graphs_and_runs_each_size_and_batch(
     assert sorted(shapes) == sorted(
         (2 * batch, 4, *size) for size in [(12, 8), (33, 25)] for batch in (1, 3)
     )
+    assert [shape[0] * shape[2] * shape[3] for shape in shapes] == sorted(
+        (shape[0] * shape[2] * shape[3] for shape in shapes), reverse=True
+    ), "the largest first: what it needs serves the others"
     assert all(call.error <= TOLERANCE and not call.is_equal for call in model.probe.calls)
     assert report["calls"] == {"compiled": 4 * report["regions"]["total"], "eager": 0}
-    assert told[-1][:2] == (3, 4) and "200x264, batch 3" in told[-1][2]
+    assert told[-4][:2] == (0, 4) and "200x264, batch 3" in told[-4][2]
+    assert told[-1][:2] == (3, 4) and "64x96, batch 1" in told[-1][2]
     assert left_behind(model.unet) == [] and lab.engine._sampling == 0
     model.check(size=(45, 60))
 
