@@ -40,13 +40,19 @@ class Forms:
         return {name: model for name, model in self.models.items() if name != "eager"}
 
     def prepare(self, size: Size) -> dict[str, Any]:
-        """Have the graphs of this very size built and captured; what that took."""
+        """Have the graphs of this very size built and captured; what that took.
+
+        Raises:
+            RuntimeError: no such graph came, so that there is nothing to time.
+        """
         special, _ = self.models["specialised"]
 
         def run(steps: int = 2) -> None:
             sample(special, self.kind, size, steps=steps)
 
         found = prepare_special(self.engine, special, run)
+        if not found["states"].get("ready"):
+            raise RuntimeError(f"graphs of {size} must be there, got {found}")
         run(CAPTURE_STEPS)
         return found
 

@@ -90,6 +90,8 @@ def vae_speed(
         partial(result)
     result["errors"] = _errors(eager, ours, Path(model), kind, *compare)
     result["report"] = brief(engine.report(ours))
+    if specialised:
+        result["specialised_report"] = brief(engines[-1].report(vaes["specialised"]))
     for opened in engines:
         opened.close()
     return result
