@@ -147,6 +147,24 @@ def _changes(flags: tuple[str, ...], mode: str) -> Callable[[Lab], Result]:
     return run
 
 
+def dispatch(lab: Lab) -> Result:
+    """What our own code costs the processor at each place, without CUDA graphs."""
+    result = lab.run(
+        "dispatch",
+        limit_s=400,
+        model=lab.model("sdxl"),
+        kind=lab.kind("sdxl"),
+        store=lab.store("sdxl"),
+        size=lab.pixels(512, 512),
+        workers=lab.workers(BUILD_WORKERS),
+    )
+    lines = [
+        f"{result['places']} places, {result['median_us']} us each beyond their graphs' own calls, "
+        f"worst {result['worst_us']} us, by form {result['forms']}"
+    ]
+    return {**result, "lines": lines}
+
+
 def _first_image(warm: bool) -> Callable[[Lab], Result]:
     """The KSampler node in `background` on an empty store, and without us: three processes each.
 
@@ -206,6 +224,7 @@ CASES: dict[str, Case] = {
     "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
     "vae_memory": Case(vae_memory, 50),
     "video_vae": Case(video_vae, 80),
+    "dispatch": Case(dispatch, 40),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),
     "users_run": Case(users_run, 150),

@@ -186,36 +186,53 @@ FIGURES: dict[str, Figure] = {
         ">= 1.8",
     ),
     "sdxl_1024_specialised_default_host_speedup": Figure(
-        "eager / specialised", ("forms_default",), _form("1024x1024", "specialised_speedup")
+        "eager / specialised",
+        ("forms_default",),
+        _form("1024x1024", "specialised_speedup"),
+        ">= 1.95",
     ),
     "sdxl_512_specialised_default_host_speedup": Figure(
         "eager / specialised", ("forms_default",), _form("512x512", "specialised_speedup")
     ),
     "sdxl_1024_gpu_bound_speedup": Figure(
-        "exact / specialised", ("forms_default",), _form("1024x1024", "gpu_bound_speedup")
+        "exact / specialised",
+        ("forms_default",),
+        _form("1024x1024", "gpu_bound_speedup"),
+        ">= 1.35",
     ),
     "sdxl_1024_ksampler_specialised_default_host_speedup": Figure(
         "eager / specialised", ("forms_default",), _images("specialised")
     ),
     "image_end_to_end_default_host_speedup": Figure(
-        "eager / ours", ("forms_default",), lambda case: case["image_end_to_end"]["speedup"]
+        "eager / ours",
+        ("forms_default",),
+        lambda case: case["image_end_to_end"]["speedup"],
+        ">= 1.8",
     ),
     "controlnet_unet_1024_default_host_speedup": Figure(
-        "eager / ours", ("controlnet_captured",), lambda case: case["step_speedup"]
+        "eager / ours", ("controlnet_captured",), lambda case: case["step_speedup"], ">= 1.8"
     ),
     **{
         f"sdxl_1024_vs_{rival}": Figure(
-            f"{rival} / specialised", ("rivals",), lambda case, rival=rival: case["ratios"][rival]
+            f"{rival} / specialised",
+            ("rivals",),
+            lambda case, rival=rival: case["ratios"][rival],
+            bar,
         )
-        for rival in ("torch_compile", "reduce_overhead", "per_block")
+        for rival, bar in (
+            ("torch_compile", ">= 1.2"),
+            ("reduce_overhead", ">= 1.1"),
+            ("per_block", ""),
+        )
     },
     "vram_peak_ratio_six_signatures": Figure(
-        "ours / eager", ("vram_six",), lambda case: case["peak_ratio"]
+        "ours / eager", ("vram_six",), lambda case: case["peak_ratio"], "<= 1.15"
     ),
     "vae_decode_1024_specialised_speedup": Figure(
         "eager / specialised",
         ("vae_bf16",),
         lambda case: _specialised(case["rows"]["decode 1024x1024"]),
+        ">= 2.4",
     ),
     "sdxl_bf16_1024_default_host_speedup": Figure(
         "eager / ours", ("forms_bf16_default",), _form("1024x1024", "any_shape_speedup")
@@ -227,11 +244,15 @@ FIGURES: dict[str, Figure] = {
         "exact / specialised", ("forms_bf16_default",), _form("1024x1024", "gpu_bound_speedup")
     ),
     "sd15_512_default_host_speedup": Figure(
-        "eager / ours", ("forms_sd15_default",), _form("512x512", "any_shape_speedup")
+        "eager / ours", ("forms_sd15_default",), _form("512x512", "any_shape_speedup"), ">= 4.0"
     ),
     "sd15_512_specialised_default_host_speedup": Figure(
         "eager / specialised", ("forms_sd15_default",), _form("512x512", "specialised_speedup")
     ),
+    "cold_first_image_default_host_ratio": Figure(
+        "ours / eager", ("first_image",), lambda case: case["first_image_ratio"], "<= 0.85"
+    ),
+    "dispatch_us_per_place": Figure("us", ("dispatch",), lambda case: case["median_us"], "<= 15"),
     "new_size_capture_seconds": Figure(
         "s",
         ("forms_default", "forms_off"),

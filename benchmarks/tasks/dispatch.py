@@ -1,0 +1,104 @@
+"""What our own code costs the processor: at each place, and around each whole call."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..host import Size
+from ..pack import open_engine
+from .common import Pair, sample
+
+CALLS = 20  # of a place in a row: few enough that the GPU's queue never fills
+
+
+def dispatch(
+    *, model: str, kind: str, store: str, size: list[int], workers: int = 0
+) -> dict[str, Any]:
+    """Microseconds of the processor at each place beyond those of calling its graph.
+
+    A place is called as the host's forward calls it, on inputs as a step brings them, with the
+    weights of a run; then its graph alone with the very same arguments. Both queue the same
+    kernels.
+
+    Returns:
+        {"places", "median_us", "worst_us", "forms": {form: median}}
+    """
+    engine = open_engine(Path(store), workers=workers, captured=False)
+    pair = Pair(engine, Path(model))
+    pair.settle(kind, Size(*size))
+    recorded = _record(pair, kind, Size(*size))
+    spent: dict[str, list[float]] = {}
+    for region, inputs in recorded:
+        graph = region.graph
+        weights = region._weights.fetch()
+        try:
+            ready = [_ready(value, graph.description.layout) for value in inputs]
+            alone = _microseconds(lambda: graph.call([*weights.tensors, *ready]))  # noqa: B023
+        finally:
+            if weights.release is not None:
+                weights.release()
+        whole = _microseconds(lambda: region(*inputs))  # noqa: B023
+        spent.setdefault(graph.description.form, []).append(whole - alone)
+    pair.ours.get_attachment("warmgraph").scope.end_run()
+    engine.close()
+    every = [us for values in spent.values() for us in values]
+    return {
+        "places": len(every),
+        "median_us": round(statistics.median(every), 2),
+        "worst_us": round(max(every), 2),
+        "forms": {form: round(statistics.median(values), 2) for form, values in spent.items()},
+    }
+
+
+def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Each region of a step with what it was called with, within a run that goes on."""
+    scope = pair.ours.get_attachment("warmgraph").scope
+    sample(pair.ours, kind, size, steps=1)
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    class Recorder:
+        def __init__(self, name: str, call: Any) -> None:
+            self.name, self.call, self.decline = name, call, call.decline
+
+        def __call__(self, *inputs: Any) -> Any:
+            seen[self.name] = inputs
+            return self.call(*inputs)
+
+    form = scope._forwards(Recorder)
+    before, scope._forwards = scope._forwards, lambda _: form
+    try:
+        scope._version = -1
+        sample(pair.ours, kind, size, steps=1)
+    finally:
+        scope._forwards = before
+        scope._version = -1
+    scope.begin_run()
+    scope._weights.begin_step()
+    return [(scope._regions[name], inputs) for name, inputs in seen.items()]
+
+
+def _ready(value: Any, layout: str) -> Any:
+    from warmgraph_backends.layout import lay_out
+
+    return value if isinstance(value, int) else lay_out(value, layout)
+
+
+def _microseconds(call: Callable[[], Any]) -> float:
+    """The processor's time of one call, the best of a few series."""
+    import torch
+
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(5):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                if call() is None:
+                    raise RuntimeError("a place must be served by its graph to be measured")
+            best = min(best, (time.perf_counter() - begin) / CALLS)
+    return best * 1e6
