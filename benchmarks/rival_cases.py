@@ -89,7 +89,8 @@ def rivals(lab: Lab) -> Result:
         lines.append(f"{stopped} at {result.get('compiling')}")
     return {
         "meaning": "ratios: a rival's UNet call / the specialised one's, medians, all by turns in "
-        "one process; compile_seconds: a rival's first two calls",
+        "one process; compile_seconds: a rival's first two calls, in which it may find kernels "
+        "that an earlier one compiled",
         "partial": stopped or None,
         **result,
         "lines": lines,
