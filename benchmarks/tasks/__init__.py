@@ -23,6 +23,7 @@ from . import (
     speed,
     users_run,
     vae,
+    vae_memory,
     video_vae,
     vram,
 )
@@ -43,7 +44,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "first_image": image.first_image,
     "vae_speed": vae.vae_speed,
     "vae_fill": vae.vae_fill,
-    "vae_memory": vae.vae_memory,
+    "vae_memory": vae_memory.vae_memory,
     "vae_wide": vae.vae_wide,
     "video_vae": video_vae.video_vae,
     "users_run": users_run.users_run,
