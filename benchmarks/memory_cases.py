@@ -52,7 +52,7 @@ def vram_six(lab: Lab) -> Result:
     return {
         "meaning": "peak: of one more run of the largest size after all six, each run until it was "
         "captured; device: the driver's count, polled; allocated, reserved: PyTorch's, in which "
-        "what captured calls keep has its place; MiB",
+        "what captured calls keep has its place and weights under dynamic VRAM have none; MiB",
         "peak_ratio": ratios["peak"]["device"],
         "ratios": ratios,
         "captured_bytes": captured["vram_bytes"],
