@@ -174,16 +174,17 @@ class Engine:
         when_missing: WhenMissing | str = WhenMissing.BACKGROUND,
         graphs: str = "",
         backend: str = "auto",
+        form: CallForm | str = CallForm.AUTO,
         on_progress: Progress | None = None,
     ) -> Any:
         """Return a copy of a VAE that runs through compiled graphs; `vae` is not changed.
 
         Args:
             parts: "decoder and encoder", "decoder" or "encoder".
-            Others: see `compile_model`.
+            Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
         """
         attached = attach_vae.AttachedVAE(vae, parts)
-        return self._compile(attached, when_missing, graphs, backend, on_progress)
+        return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_controlnet(
         self,
@@ -377,7 +378,9 @@ class Engine:
             self._graphs,
             self._verified,
             replays,
-            Specials(partial(self._runs_before_special, options.form, attached.target().device)),
+            Specials(
+                partial(self._runs_before_special, options.form, pays=_special_pays(attached))
+            ),
         )
         identifier = f"{attached.sort}-{next(self._numbers)}"
         name = type(attached.holder).__name__
@@ -397,16 +400,13 @@ class Engine:
             return None
         return Replays(self._captured, self._verified)
 
-    def _runs_before_special(self, form: CallForm, device: torch.device) -> int | None:
-        """After how many runs of one size it gets graphs of its own; None: never.
-
-        By itself on GPUs only: what they gain was measured there.
-        """
+    def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
+        """After how many runs of one size it gets graphs of its own; None: never."""
         if form is CallForm.SPECIALISED:
             return 1
-        if form is not CallForm.AUTO or device.type != "cuda":
-            return None
-        return self._settings.runs_before_special or None
+        return (
+            self._settings.runs_before_special or None if form is CallForm.AUTO and pays else None
+        )
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
@@ -530,6 +530,11 @@ class Engine:
         """Whether a prompt runs that builds must leave room for: not one that waits for them."""
         running = self._sampling > 0 or time.monotonic() < self._prompt_until
         return running and not self._waiting
+
+
+def _special_pays(attached: Attached) -> bool:
+    """Whether graphs of one size were measured to be quicker: not for VAEs, not yet on CPUs."""
+    return attached.sort != "vae" and attached.target().device.type == "cuda"
 
 
 def _machine() -> str:

@@ -168,13 +168,15 @@ def compile_wrapper(
 def _persistent_rows() -> Iterator[None]:
     """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread."""
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
     class Choices(InductorChoices):
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             sizes: Any = V.graph.sizevars
-            if sizes.statically_known_leq(features.reduction_numel, PERSISTENT_ROW):
+            is_row = features.get_reduction_hint() == ReductionHint.INNER
+            if is_row and sizes.statically_known_leq(features.reduction_numel, PERSISTENT_ROW):
                 return True
             wanted: bool = InductorChoices.should_use_persistent_reduction(
                 features, cooperative_reduction

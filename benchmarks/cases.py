@@ -149,18 +149,23 @@ def _changes(flags: tuple[str, ...], mode: str) -> Callable[[Lab], Result]:
 
 def dispatch(lab: Lab) -> Result:
     """What our own code costs the processor at each place, without CUDA graphs."""
-    result = lab.run(
-        "dispatch",
-        limit_s=400,
-        model=lab.model("sdxl"),
-        kind=lab.kind("sdxl"),
-        store=lab.store("sdxl"),
-        size=lab.pixels(512, 512),
-        workers=lab.workers(BUILD_WORKERS),
-    )
+    result: Result = {
+        name: lab.run(
+            "dispatch",
+            flags,
+            limit_s=400,
+            model=lab.model("sdxl"),
+            kind=lab.kind("sdxl"),
+            store=lab.store("sdxl"),
+            size=lab.pixels(512, 512),
+            workers=lab.workers(BUILD_WORKERS),
+        )
+        for name, flags in (("default", DEFAULT), ("off", OFF))
+    }
     lines = [
-        f"{result['places']} places, {result['median_us']} us each beyond their graphs' own calls, "
-        f"worst {result['worst_us']} us, by form {result['forms']}"
+        f"{name}: {row['places']} places, {row['median_us']} us each beyond their graphs' own "
+        f"calls, worst {row['worst_us']} us, by form {row['forms']}"
+        for name, row in result.items()
     ]
     return {**result, "lines": lines}
 
@@ -205,7 +210,7 @@ def _first_image(warm: bool) -> Callable[[Lab], Result]:
 
 
 _VAE_SIZES_FP32: list[list[Any]] = [["decode", 1024, 1024], ["encode", 1024, 1024]]
-_VAE_SIZES = [*_VAE_SIZES_FP32, ["decode", 2048, 2048]]
+_VAE_SIZES = [*_VAE_SIZES_FP32, ["decode", 512, 512], ["decode", 2048, 2048]]
 CASES: dict[str, Case] = {
     "cold_build": Case(cold_build, 80),
     "speed_default": Case(_speed("sdxl", DEFAULT), 60),

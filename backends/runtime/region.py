@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..contract import InputSpec, Symbol
+from ..contract import Description, InputSpec
 from ..layout import lay_out
 from ..regions.plan import Place
 from ..tolerance import within
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 MAX_ELEMENTS = 2**31 - 1
 #: The first comparison with eager takes at most so many elements of the largest tensor.
 MAX_COMPARED = 2**26
+#: Forms of an activation that are remembered as good.
+MAX_KNOWN = 64
 
 
 class Region:
@@ -51,9 +53,7 @@ class Region:
         #: The same place by a graph that counts elements with 64 bits, where there is one.
         self.wide: Region | None = None
         self._weights = RegionWeights(place.module, graph.weights, source)
-        self._inputs = [
-            _Check(spec, graph.description.symbols) for spec in graph.description.inputs
-        ]
+        self._inputs = [_Check(spec, graph.description) for spec in graph.description.inputs]
         self._verified = verified
         self._trusted: set[str] = set()
 
@@ -62,14 +62,15 @@ class Region:
         call = graph.call
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
-        for check, value in zip(self._inputs, inputs, strict=True):
-            problem = check.problem(value, self.source.device)
-            if problem is not None:
-                return self.decline(problem)
-        if not graph.description.wide and inputs[0].numel() * math.ceil(graph.work) > MAX_ELEMENTS:
-            return self._run_wide(inputs)
-        layout = graph.description.layout
-        ready = [_aligned(value, layout) if torch.is_tensor(value) else value for value in inputs]
+        ready = [check.known(value) for check, value in zip(self._inputs, inputs, strict=True)]
+        if not all(value is not None for value in ready):
+            for check, value in zip(self._inputs, inputs, strict=True):
+                problem = check.problem(value, self.source.device)
+                if problem is not None:
+                    return self.decline(problem)
+            if not graph.description.wide and self._elements(inputs) > MAX_ELEMENTS:
+                return self._run_wide(inputs)
+            ready = [check.ready(value) for check, value in zip(self._inputs, inputs, strict=True)]
         try:
             weights = self._weights.fetch()
         except ValueError as error:
@@ -90,6 +91,11 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
+
+    def _elements(self, inputs: Sequence[Any]) -> int:
+        """Elements of the largest tensor of a call."""
+        first: torch.Tensor = inputs[0]
+        return first.numel() * math.ceil(self.graph.work)
 
     def _run_wide(self, inputs: tuple[Any, ...]) -> torch.Tensor | None:
         if self.wide is None:
@@ -146,7 +152,7 @@ class Region:
         Eager on all of it would need more memory beside the result than eager ever does.
         """
         specs = self.graph.description.inputs
-        elements = inputs[0].numel() * math.ceil(self.graph.work)
+        elements = self._elements(inputs)
         one_size = self.graph.description.is_special
         if elements <= MAX_COMPARED or one_size or any(spec.dtype == "int" for spec in specs):
             return inputs, True
@@ -199,16 +205,36 @@ class Region:
 
 
 class _Check:
-    """What one activation must be for a graph; compiled once, asked at each call."""
+    """What one activation must be for a graph; forms that were found good are remembered."""
 
-    def __init__(self, spec: InputSpec, symbols: tuple[Symbol, ...]) -> None:
-        by_name = {s.name: s for s in symbols}
+    def __init__(self, spec: InputSpec, description: Description) -> None:
+        by_name = {s.name: s for s in description.symbols}
         self.name = spec.name
+        self.layout = description.layout
         self.is_int = spec.dtype == "int"
         self.dtype = None if self.is_int else getattr(torch, spec.dtype)
         self.rank = len(spec.dims)
         self.fixed = [(i, d) for i, d in enumerate(spec.dims) if isinstance(d, int)]
         self.ranges = [(i, by_name[d]) for i, d in enumerate(spec.dims) if isinstance(d, str)]
+        self._good: set[tuple[Any, ...]] = set()
+
+    def known(self, value: Any) -> torch.Tensor | None:
+        """Return the value itself where one just like it was good as it was, else None."""
+        if type(value) is not torch.Tensor or value.data_ptr() % 16:
+            return None
+        form = (value.shape, value.stride(), value.dtype, value.device)
+        return value if form in self._good else None
+
+    def ready(self, value: Any) -> Any:
+        """Return the value, which has no problem, as the graph takes it."""
+        if self.is_int:
+            return value
+        aligned = _aligned(value, self.layout)
+        if aligned is value:
+            if len(self._good) >= MAX_KNOWN:
+                self._good.clear()
+            self._good.add((value.shape, value.stride(), value.dtype, value.device))
+        return aligned
 
     def problem(self, value: Any, device: torch.device) -> str | None:
         if self.is_int:

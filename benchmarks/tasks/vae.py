@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import load_vae
+from ..kernels import kernel_times
 from ..measure import Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
 from .common import BUILD_LIMIT_S, partial, prepare_special, unserved
@@ -67,8 +68,10 @@ def vae_speed(
     partial(result)
     vaes, engines = {"eager": eager, "ours": ours}, [engine]
     if specialised:
-        engines.append(open_engine(folder, workers=workers, runs_before_special=1))
-        vaes["specialised"] = engines[-1].compile_vae(eager, when_missing="wait")
+        engines.append(open_engine(folder, workers=workers))
+        vaes["specialised"] = engines[-1].compile_vae(
+            eager, when_missing="wait", form="specialised"
+        )
     for work, width, height in sizes:
         given = vae_input(eager, work, width, height)
         builds = {}
@@ -86,6 +89,10 @@ def vae_speed(
         row["eager_calls"] = counts[work] * (warm + rounds) - (
             served_calls(engine, ours) - compiled
         )
+        row["profile"] = {
+            name: kernel_times(functools.partial(getattr(vae, work), given))
+            for name, vae in vaes.items()
+        }
         result["rows"][f"{work} {width}x{height}"] = row
         partial(result)
     result["errors"] = _errors(eager, ours, Path(model), kind, *compare)
