@@ -42,7 +42,8 @@ def exact(flags: tuple[str, ...]) -> Callable[[Lab], Result]:
         lines = [
             f"{len(result['rows'])} runs, largest difference {result['max_abs_diff']}, "
             f"{captured['captures']} captures, {captured['replayed']} replays, "
-            f"{captured['vram_bytes'] >> 20} MiB, not replayed {captured['not_replayed']}"
+            f"{captured['vram_bytes'] >> 20} MiB, not replayed {captured['not_replayed']}, "
+            f"{max(row['pinned_pages'] for row in result['rows'])} pages kept from the host"
         ]
         return {**result, "lines": lines}
 

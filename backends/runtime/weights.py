@@ -59,6 +59,7 @@ class ModelWeights:
         self._range_fits = True
         self._held = 0
         self._holders = 0
+        self._signature = b""
 
     def begin_run(self) -> None:
         """Forget all lists: the host may have loaded, moved or patched anything between two
@@ -106,6 +107,9 @@ class ModelWeights:
         Returns:
             The signature of the pages, None when they do not all fit or there is no such range.
         """
+        if self._holders:  # the pages cannot have changed since
+            self._holders += 1
+            return self._signature
         vbar = self._vbar()
         if vbar is None or not vbar.offset or not self._range_fits:
             return None
@@ -116,16 +120,19 @@ class ModelWeights:
             return None
         # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
         vbar.set_watermark_limit(size)
-        self._held = size
-        self._holders += 1
-        return bytes(signature)
+        self._held, self._holders, self._signature = size, 1, bytes(signature)
+        return self._signature
 
     def let_range_go(self) -> None:
-        """Undo one `hold_range` that gave a signature; the last one lets the pages go."""
+        """Undo one `hold_range` that gave a signature; the last one lets the pages go.
+
+        Pages are held once, however many hold them: the host counts, and a page whose count does
+        not come back to zero is never freed.
+        """
         self._holders = max(0, self._holders - 1)
-        vbar = self._vbar()
-        if self._holders == 0:
-            if vbar is not None and self._held:
+        if self._holders == 0 and self._held:
+            vbar = self._vbar()
+            if vbar is not None:
                 vbar.set_watermark_limit(0)
                 vbar.unpin(vbar.base_addr, self._held)
             self._held = 0

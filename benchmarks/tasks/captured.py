@@ -57,6 +57,7 @@ def exact(
                 "finite": bool(found.isfinite().all()),
                 "replayed": report["replayed"] - before,
                 "not_replayed": report["not_replayed"],
+                "pinned_pages": _pinned_pages(ours),
             }
         )
         partial({"rows": rows})
@@ -80,6 +81,12 @@ def exact(
     }
     engine.close()
     return result
+
+
+def _pinned_pages(model: Any) -> int:
+    """Pages of dynamic VRAM that the host could not free now."""
+    ranges = getattr(model.model, "dynamic_vbars", {}).values()
+    return sum(bool(flags & 2) for pages in ranges for flags in pages.get_residency())
 
 
 def failures(*, model: str, kind: str, store: str, size: list[int], waits: bool) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def test_exact_gives_eagers_bits(lab: Any, sdxl: dict[str, Any], mode: str) -> N
     for row in result["rows"]:
         assert row["finite"] and row["max_abs_diff"] == 0, row
         assert row["replayed"] >= 3, row
+        assert row["pinned_pages"] == 0, row
 
 
 @pytest.mark.parametrize("mode", MODES)
