@@ -18,6 +18,7 @@ import torch
 
 from .anchors import Anchor
 from .calls import Call, FixedCallError, read_result
+from .joins import QuickJoins
 
 
 class CaptureError(Exception):
@@ -113,7 +114,9 @@ class CudaGraph:
     def _record(self, run: Callable[..., Any], call: Call) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
         args, kwargs = call.over(self._inputs)
-        _copy(read_result(run(*args, **kwargs)).tensors, self._outputs)
+        with QuickJoins():
+            result = run(*args, **kwargs)
+        _copy(read_result(result).tensors, self._outputs)
 
 
 def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:
