@@ -1,0 +1,177 @@
+"""One UNet as two: the whole one that shows its deep feature, and the shallow one that is given it.
+
+A *branch* is the skip connection at which the UNet is cut, 0 being the outermost. With branch `b`
+the shallow network is the first `b + 1` input blocks and the last `b + 1` output blocks; what lies
+between is replaced by the feature that went into the first of those output blocks before. Both are
+modules of the host's own class over the very same blocks: they run the host's own `_forward`, and
+the host's model is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..regions.plan import shallow_copy
+
+_AFTER_MIDDLE = "middle_block_after_patch"
+
+
+def depth(unet: Any) -> int:
+    """Return how many branches a UNet has."""
+    return min(len(unet.input_blocks), len(unet.output_blocks))
+
+
+class Branch:
+    """One way to cut a UNet in two. The modules are the host's; a feature is held by nobody here.
+
+    Attributes:
+        number: which branch, from 0 (the outermost) to `depth(unet) - 1`.
+    """
+
+    def __init__(self, unet: Any, number: int) -> None:
+        """Args: the host's UNetModel, and a branch that it has.
+
+        Raises:
+            ValueError: it has no such branch.
+        """
+        if not 0 <= number < depth(unet):
+            raise ValueError(f"branch must be 0 to {depth(unet) - 1} for this UNet, got {number}")
+        self.number = number
+        self._kept = number + 1
+        self._skipped_outputs = len(unet.output_blocks) - self._kept
+        self._tap, self._source = _Tap(), _Source()
+        self._full = _with_tap(unet, self._tap, self._skipped_outputs)
+        blocks = torch.nn.ModuleList
+        self._shallow: Any = shallow_copy(
+            unet,
+            input_blocks=blocks(list(unet.input_blocks)[: self._kept]),
+            middle_block=_sequence(unet, self._source),
+            output_blocks=blocks(list(unet.output_blocks)[self._skipped_outputs :]),
+        )
+        skipped = [
+            *list(unet.input_blocks)[self._kept :],
+            unet.middle_block or (),
+            *list(unet.output_blocks)[: self._skipped_outputs],
+        ]
+        self._skipped_transformers = sum(_transformers(block) for block in skipped)
+
+    def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own.
+
+        Args:
+            As of the host's `UNetModel._forward`.
+        """
+        try:
+            output = self._full._forward(*args, **kwargs)
+            assert self._tap.feature is not None
+            return output, self._tap.feature
+        finally:
+            self._tap.feature = None
+
+    def shallow(
+        self,
+        feature: torch.Tensor,
+        x: torch.Tensor,
+        timesteps: torch.Tensor | None = None,
+        context: torch.Tensor | None = None,
+        y: torch.Tensor | None = None,
+        control: dict[str, list[Any]] | None = None,
+        transformer_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Run the outer blocks around a feature that `full` gave.
+
+        Args:
+            feature: it may be used again: what patches do to it in place is not seen outside.
+            Others: as of the host's `UNetModel._forward`.
+        """
+        options = self._options(transformer_options or {})
+        self._source.feature = feature
+        try:
+            output: torch.Tensor = self._shallow._forward(
+                x, timesteps, context, y, self._control(control), options, **kwargs
+            )
+            return output
+        finally:
+            self._source.feature = None
+
+    def _options(self, options: Mapping[str, Any]) -> _ShiftedOptions:
+        shifted = _ShiftedOptions(options, self._skipped_outputs, self._skipped_transformers)
+        if self._skipped_outputs and _AFTER_MIDDLE in (patches := options.get("patches", {})):
+            shifted["patches"] = {n: p for n, p in patches.items() if n != _AFTER_MIDDLE}
+        return shifted
+
+    def _control(self, control: Mapping[str, list[Any]] | None) -> dict[str, Any] | None:
+        """The residuals of the blocks that run; each block takes the last one that is left of its
+        side's list, so the outermost blocks find theirs at the end of one and the start of the
+        other.
+        """
+        if control is None:
+            return None
+        mine = {side: list(residuals) for side, residuals in control.items()}
+        if "output" in mine:
+            mine["output"] = mine["output"][: max(0, len(mine["output"]) - self._skipped_outputs)]
+        if self._skipped_outputs:  # it is in the feature
+            mine.pop("middle", None)
+        return mine
+
+
+class _Tap(torch.nn.Module):
+    """The last layer before the cut: passes on what comes, and keeps a copy of it."""
+
+    feature: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.feature = x.clone()
+        return x
+
+
+class _Source(torch.nn.Module):
+    """Stands for all that is skipped: gives the feature, whatever comes."""
+
+    feature: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.feature is not None
+        return self.feature.clone()
+
+
+class _ShiftedOptions(dict[str, Any]):
+    """`transformer_options` of a shallow call: output blocks are numbered as in the whole UNet."""
+
+    def __init__(self, options: Mapping[str, Any], outputs: int, transformers: int) -> None:
+        super().__init__(options)
+        self._outputs, self._transformers = outputs, transformers
+        self._passed = False
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "block" and value[0] == "output":
+            value = ("output", value[1] + self._outputs)
+            if not self._passed and "transformer_index" in self:
+                self._passed = True
+                self["transformer_index"] += self._transformers
+        super().__setitem__(name, value)
+
+
+def _with_tap(unet: Any, tap: torch.nn.Module, cut: int) -> Any:
+    """The UNet with a tap after the block before the cut, which is an output or the middle one."""
+    if cut == 0:
+        return shallow_copy(unet, middle_block=_sequence(unet, *(unet.middle_block or ()), tap))
+    outputs = list(unet.output_blocks)
+    outputs[cut - 1] = _sequence(unet, *outputs[cut - 1], tap)
+    return shallow_copy(unet, output_blocks=torch.nn.ModuleList(outputs))
+
+
+def _sequence(unet: Any, *layers: torch.nn.Module) -> torch.nn.Module:
+    """A block as the host's are, so that what wraps or looks for them finds what it expects."""
+    sequence: torch.nn.Module = type(unet.output_blocks[0])(*layers)
+    return sequence
+
+
+def _transformers(block: Any) -> int:
+    from comfy.ldm.modules.attention import SpatialTransformer
+
+    return sum(isinstance(layer, SpatialTransformer) for layer in block)
