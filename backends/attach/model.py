@@ -84,8 +84,11 @@ def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
-    if executor.class_obj is not session.scope.root:
+    root = session.scope.root
+    if executor.class_obj is not root:
         foreign = "another copy of the model runs (hooks or several GPUs)"
+    elif executor.original != getattr(root, "_forward", None):
+        foreign = "another node puts its own function in place of the model's"
     inner = None
     if executor.idx + 1 < len(executor.wrappers):
         inner = "another node wraps the model's own call"

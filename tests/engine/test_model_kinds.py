@@ -365,6 +365,26 @@ def test_a_copy_for_another_gpu_runs_eager_and_is_named(xl: Subject) -> None:
     assert any("eager: another copy of the model runs" in note for note in notes)
 
 
+def test_a_function_in_place_of_the_models_own_runs_eager_and_is_named(xl: Subject) -> None:
+    from comfy.patcher_extension import WrapperExecutor, WrappersMP
+
+    def half(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        own = WrapperExecutor.new_class_executor(
+            lambda *a, **k: executor.original(*a, **k) * 0.5,
+            executor.class_obj,
+            executor.wrappers,
+            executor.idx + 1,
+        )
+        return own.execute(*args, **kwargs)
+
+    clone = xl.model.clone()
+    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "another", half)
+    compiled = xl.lab.compiled(clone)
+    assert torch.equal(evaluate(compiled, **inputs()), evaluate(clone, **inputs()))
+    notes = xl.report(compiled)["notes"]
+    assert any("eager: another node puts its own function" in note for note in notes)
+
+
 def test_training_runs_eager_and_is_named(xl: Subject) -> None:
     compiled = xl.lab.compiled(xl.model)
     gradients = []

@@ -1,0 +1,80 @@
+"""Which steps of a sampler run compute the whole UNet; the others reuse its deep feature.
+
+Steps are numbered from 0 as the sampler makes them. Outside of the chosen part of a run every step
+is a full one, and so is the first within it: there is nothing to reuse yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+
+
+class Schedule(str, Enum):
+    """How full steps are chosen."""
+
+    UNIFORM = "uniform"
+    QUADRATIC = "quadratic"
+    ADAPTIVE = "adaptive"
+    CUSTOM = "custom"
+
+
+def uniform(steps: range, interval: int) -> frozenset[int]:
+    """Every `interval`-th step."""
+    return frozenset(steps[::interval])
+
+
+def quadratic(
+    steps: range, interval: int, *, center: float = 0.3, power: float = 1.4
+) -> frozenset[int]:
+    """As many full steps as `uniform` has, close together around one moment of the run.
+
+    The non-uniform schedule of the DeepCache paper (section 3.3): evenly spaced numbers, raised to
+    a power on both sides of the centre.
+
+    Args:
+        center: where they are closest, as a share of the steps.
+        power: how much closer; 1 is even.
+    """
+    total = len(steps)
+    count = math.ceil(total / interval)
+    middle = center * total
+    low, high = _root(-middle, power), _root(total - middle, power)
+    numbers = [low + (high - low) * n / count for n in range(count)]
+    chosen = {round(_root(number, 1.0 / power) + middle) for number in numbers}
+    return frozenset(steps[n] for n in chosen | {0} if n < total)
+
+
+def custom(steps: range, numbers: Sequence[int]) -> frozenset[int]:
+    """The steps with these numbers, counted from the run's first step; those outside are none."""
+    return frozenset({*numbers, *steps[:1]} & set(steps))
+
+
+def parse_steps(text: str) -> list[int]:
+    """Read a list of step numbers such as `0,1,2,5,9`.
+
+    Raises:
+        ValueError: it is no list of whole numbers from 0 on.
+    """
+    parts = [part.strip() for part in text.replace("\n", ",").split(",")]
+    if not all(part.isdecimal() for part in parts if part) or not any(parts):
+        raise ValueError(f"full steps must be numbers from 0 on such as 0,1,2,5,9, got {text!r}")
+    return sorted({int(part) for part in parts if part})
+
+
+def in_range(sigmas: Sequence[float], first_sigma: float, last_sigma: float) -> range:
+    """Return the steps whose sigma lies between two sigmas, both included.
+
+    Args:
+        sigmas: of the run, falling, with the last one where it ends, which is no step.
+        first_sigma: the larger one, at which the part begins.
+    """
+    steps = range(len(sigmas) - 1)
+    within = [n for n in steps if last_sigma <= sigmas[n] <= first_sigma]
+    return range(within[0], within[-1] + 1) if within else range(0)
+
+
+def _root(number: float, power: float) -> float:
+    """The root of a number's size, with its sign."""
+    return math.copysign(abs(number) ** (1.0 / power), number)

@@ -1,0 +1,67 @@
+"""Which steps of a run are full ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from warmgraph_backends.deepcache.schedule import (
+    custom,
+    in_range,
+    parse_steps,
+    quadratic,
+    uniform,
+)
+
+SIGMAS = [14.6, 9.0, 5.5, 3.3, 2.0, 1.2, 0.6, 0.2, 0.0]
+
+
+def test_uniform_counts_from_the_first_step_of_its_part() -> None:
+    assert uniform(range(0, 8), 3) == {0, 3, 6}
+    assert uniform(range(2, 8), 3) == {2, 5}
+    assert uniform(range(0, 8), 1) == set(range(8)), "interval 1 keeps nothing"
+    assert uniform(range(0), 3) == set()
+
+
+@pytest.mark.parametrize("total", [1, 2, 4, 7, 20, 50, 1000])
+@pytest.mark.parametrize("interval", [1, 2, 3, 5, 10])
+def test_quadratic_has_no_more_full_steps_than_uniform_and_begins_with_one(
+    total: int, interval: int
+) -> None:
+    steps = range(3, 3 + total)
+    for center in (0.0, 0.3, 0.5, 1.0):
+        for power in (1.0, 1.4, 2.0, 4.0):
+            chosen = quadratic(steps, interval, center=center, power=power)
+            assert 3 in chosen and chosen <= set(steps)
+            assert len(chosen) <= len(uniform(steps, interval)) + 1
+    assert len(quadratic(steps, interval, center=0.0, power=1.0)) == len(uniform(steps, interval))
+
+
+def test_quadratic_is_closest_around_its_centre() -> None:
+    chosen = sorted(quadratic(range(100), 5, center=0.4, power=2.0))
+    gaps = {a: b - a for a, b in itertools.pairwise(chosen)}
+    near = [gap for step, gap in gaps.items() if 35 <= step <= 45]
+    far = [gap for step, gap in gaps.items() if step < 15 or step > 70]
+    assert max(near) < min(far)
+
+
+def test_custom_takes_what_is_named_within_the_part() -> None:
+    assert custom(range(0, 8), [0, 2, 5, 99]) == {0, 2, 5}
+    assert custom(range(2, 8), [0, 5]) == {2, 5}, "the first step of the part is a full one"
+    assert custom(range(0), [0]) == set()
+
+
+def test_a_list_of_steps_is_read_or_refused_in_words() -> None:
+    assert parse_steps("0,1, 2,\n5,9") == [0, 1, 2, 5, 9]
+    assert parse_steps("9,0,9") == [0, 9]
+    for text in ("", " , ", "1;2", "-1", "1.5", "one"):
+        with pytest.raises(ValueError, match="full steps must be numbers from 0 on"):
+            parse_steps(text)
+
+
+def test_a_part_of_a_run_is_known_by_its_sigmas() -> None:
+    assert in_range(SIGMAS, float("inf"), 0.0) == range(0, 8)
+    assert in_range(SIGMAS, 9.0, 0.5) == range(1, 7)
+    assert in_range(SIGMAS, 0.1, 0.0) == range(0)
+    assert in_range(SIGMAS[3:], float("inf"), 0.5) == range(0, 4), "image to image begins later"
