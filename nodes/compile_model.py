@@ -49,10 +49,11 @@ class WarmgraphCompileModel(io.ComfyNode):
                     optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
-                        "How far to go. auto: the fastest that is ready. exact: compile nothing, "
+                        "How far to go. auto: the fastest that is ready; a size that came in a few "
+                        "runs gets graphs of its own (see the settings). exact: compile nothing, "
                         "only spare the CPU its work (CUDA graphs): the same pixels as without "
                         "this node. any shape: the same graphs for all sizes, always. specialised: "
-                        "build graphs for the very sizes that come twice as well, and use them."
+                        "as auto, but graphs of its own for each size from its second run on."
                     ),
                 ),
             ],
