@@ -252,13 +252,17 @@ class Engine:
             # Largest first: what it needs serves the others, too.
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
             shapes.sort(key=math.prod, reverse=True)
-            for number, shape in enumerate(shapes):
-                self._hooks.check_cancelled()
-                if on_progress is not None:
-                    text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
-                    on_progress(number, len(shapes), text)
-                for _ in range(_WARM_CALLS if session.scope.replays else 1):
-                    run_forward(model, *shape)
+            session.scope.count_sizes(session.options.form is CallForm.SPECIALISED)
+            try:
+                for number, shape in enumerate(shapes):
+                    self._hooks.check_cancelled()
+                    if on_progress is not None:
+                        text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
+                        on_progress(number, len(shapes), text)
+                    for _ in range(_WARM_CALLS if session.scope.replays else 1):
+                        run_forward(model, *shape)
+            finally:
+                session.scope.count_sizes(True)
         return self.report(model)
 
     def report(self, model: Any) -> dict[str, Any]:
@@ -348,6 +352,8 @@ class Engine:
         return session
 
     def _make_session(self, attached: Attached, options: Options, choice: str) -> Session:
+        if (device := attached.target().device).index:  # kernels are loaded on the first one
+            raise RequirementError(f"models run compiled on the first GPU so far, not on {device}")
         replays = self._replays(attached)
         notes: Sequence[str] = ()
         make_plan = attached.plan
@@ -421,13 +427,15 @@ class Engine:
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        self._spare_vram = spare_vram(self._patchers)
         target = attached.target()
         return session.describe(target.device, target.dtype)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
         build = session.options.when_missing is not WhenMissing.NEVER
+        if build:
+            self._spare_vram = spare_vram(self._patchers)
+        session.asked |= {graph.key for graph in graphs}
         session.told = False
         self._graphs.request(graphs, self._folders(session), build=build)
 
@@ -454,6 +462,8 @@ class Engine:
         self._captured.sweep()
         session.scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
+        if session.options.when_missing is WhenMissing.NEVER:
+            wanted = [g for g in wanted if g.key not in session.asked]
         if wanted:
             self._request(session, wanted)
 

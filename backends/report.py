@@ -46,6 +46,8 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             {"kind": g.description.label, "reason": g.reason or g.state.value}
             for g in ours
             if g.state is not State.READY
+            # Of its own sizes a model has graphs on top of those that serve them already.
+            and not (g.description.is_special and g.state is State.MISSING)
         ],
         "disk_bytes": sum(g.bytes or 0 for g in ready),
         "vram_bytes": sum(g.binary_bytes for g in ready if g.description.device == "cuda"),

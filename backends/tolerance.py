@@ -40,6 +40,11 @@ def within(result: torch.Tensor, reference: torch.Tensor) -> tuple[bool, float]:
     return error <= _bound(reference), error
 
 
+def tells_nothing(reference: torch.Tensor) -> bool:
+    """Whether there is nothing to compare with: not one finite value."""
+    return not bool(torch.isfinite(reference).any())
+
+
 def _bound(reference: torch.Tensor) -> float:
     if reference.dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
         return TF32_L2

@@ -14,6 +14,7 @@ Nothing here keeps weights of the old way alive beyond a run: the host may load 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,19 @@ class Anchors:
     def marks(self) -> list[Any]:
         """What tells whether the host brought a module's weights over meanwhile."""
         return [getattr(m, "_v_signature", None) for m in self._modules]
+
+    def undo(self, marks: Sequence[Any]) -> None:
+        """Have the host bring over anew what it brought over since: it was captured, not done."""
+        import comfy_aimdo.model_vbar as vbar
+
+        for module, mark in zip(self._modules, marks, strict=True):
+            if getattr(module, "_v_signature", None) is mark:
+                continue
+            module._v_signature = None
+            prefetch = module.__dict__.pop("_prefetch", None)
+            if prefetch is not None and prefetch["signature"] is not None:
+                vbar.vbar_unpin(module._v)
+        self._move()
 
     def _move(self) -> None:
         self._anchor, self.problem = None, MOVED

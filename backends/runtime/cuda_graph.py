@@ -20,6 +20,8 @@ from .anchors import Anchor
 from .calls import Call, FixedCallError, read_result
 from .joins import QuickJoins
 
+OUT_OF_MEMORY = "out of memory while it was captured"
+
 
 class CaptureError(Exception):
     """A call could not be captured; the text says why. The GPU is as it was before."""
@@ -70,7 +72,7 @@ class CudaGraph:
                     raise
                 self._graph.capture_end()
         except torch.OutOfMemoryError as error:
-            raise CaptureError("out of memory while it was captured") from error
+            raise CaptureError(OUT_OF_MEMORY) from error
         except FixedCallError as error:
             raise CaptureError(str(error)) from error
         except Exception as error:  # whatever the call raises now, it did not when it ran

@@ -94,13 +94,15 @@ class GraphMemory:
         return graph in self._owners
 
     def drop(self, graph: Held) -> None:
-        """Let one graph go; its memory serves the others."""
+        """Let one graph go; its memory serves the others, and after the last one is given back."""
         reference = self._owners.pop(graph, None)
         graph.free()
         if reference is not None and (owner := reference()) is not None:
             owner.forget(graph)
         if not self._owners:
             self._taken = 0
+            if self._device is not None:
+                self._release(self._device)
 
     def drop_all(self) -> int:
         """Give everything back; returns how many bytes that was."""
@@ -109,9 +111,8 @@ class GraphMemory:
         freed = self.used_bytes
         for graph in list(self._owners):
             self.drop(graph)
-        if freed and self._device is not None:
+        if freed:
             management.soft_empty_cache()
-            self._release(self._device)
         return freed
 
     def _list(self) -> None:

@@ -101,6 +101,12 @@ class Graphs:
         with self._lock:
             return self._graphs.setdefault(key, Graph(key, description, backend))
 
+    def forget(self, graph: Graph) -> None:
+        """Let a graph go; asked for again, it is loaded anew."""
+        with self._lock:
+            if self._graphs.get(graph.key) is graph:
+                del self._graphs[graph.key]
+
     def request(self, graphs: Iterable[Graph], folders: Sequence[Path], *, build: bool) -> None:
         """Have graphs loaded, or built where there is no file; nothing is waited for.
 
@@ -213,7 +219,7 @@ class Graphs:
         error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else str(error)
-            logger.warning("%s runs eager: %s", graph.description.label, reason)
+            logger.warning("%s was not built: %s", graph.description.label, reason)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
             return
@@ -221,7 +227,7 @@ class Graphs:
         try:
             self._keep(graph, result)
         except WarmgraphError as failure:
-            logger.warning("%s runs eager: %s", graph.description.label, failure)
+            logger.warning("%s was not built: %s", graph.description.label, failure)
             graph.drop(failure.reason)
             self._set(graph, State.FAILED)
             return
@@ -272,7 +278,7 @@ class Graphs:
     def _set(self, graph: Graph, state: State) -> None:
         graph.state = state
         self.version += 1
-        self._on_change()
+        _logged(self._on_change)  # whoever listens has no say in what a graph is
 
 
 def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -52,11 +52,13 @@ def _are_wide(tensors: Sequence[Any]) -> bool:
 def _is_wide(tensor: torch.Tensor) -> bool:
     """Whether each pixel's channels are whole 16-byte elements at such an address."""
     size = tensor.element_size()
+    _, channels, height, width = tensor.shape
     return (
         tensor.numel() > 0
-        and tensor.is_contiguous(memory_format=torch.channels_last)
+        # Not by torch's word: a side of one may have any stride.
+        and tensor.stride() == (height * width * channels, 1, width * channels, channels)
         and not tensor.is_contiguous()
-        and tensor.shape[1] * size % _BYTES == 0
+        and channels * size % _BYTES == 0
         and tensor.storage_offset() * size % _BYTES == 0
         and tensor.data_ptr() % _BYTES == 0
     )

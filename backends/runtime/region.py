@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ..contract import Description, InputSpec
+from ..contract import InputSpec, Symbol
 from ..layout import lay_out
 from ..regions.plan import Place
-from ..tolerance import within
+from ..tolerance import tells_nothing, within
 from .graphs import Graph
 from .verified import Verified
-from .weights import Fetched, ModelWeights, RegionWeights
+from .weights import Fetched, ModelWeights, RegionWeights, same_device
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_ELEMENTS = 2**31 - 1
 #: The first comparison with eager takes at most so many elements of the largest tensor.
 MAX_COMPARED = 2**26
-#: Forms of an activation that are remembered as good.
+#: Forms of a call's inputs that are remembered as good.
 MAX_KNOWN = 64
 
 
@@ -53,7 +53,11 @@ class Region:
         #: The same place by a graph that counts elements with 64 bits, where there is one.
         self.wide: Region | None = None
         self._weights = RegionWeights(place.module, graph.weights, source)
-        self._inputs = [_Check(spec, graph.description) for spec in graph.description.inputs]
+        self._inputs = [
+            _Check(spec, graph.description.symbols) for spec in graph.description.inputs
+        ]
+        #: Forms of all inputs together that were good as they came.
+        self._good: set[tuple[Any, ...]] = set()
         self._verified = verified
         self._trusted: set[str] = set()
 
@@ -62,15 +66,21 @@ class Region:
         call = graph.call
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
-        ready = [check.known(value) for check, value in zip(self._inputs, inputs, strict=True)]
-        if not all(value is not None for value in ready):
-            for check, value in zip(self._inputs, inputs, strict=True):
-                problem = check.problem(value, self.source.device)
-                if problem is not None:
-                    return self.decline(problem)
+        form = tuple(map(_form, inputs))
+        ready: list[Any] = list(inputs)
+        if form not in self._good or any(_is_misplaced(value) for value in inputs):
+            problem = self._problem(inputs)
+            if problem is not None:
+                return self.decline(problem)
             if not graph.description.wide and self._elements(inputs) > MAX_ELEMENTS:
                 return self._run_wide(inputs)
-            ready = [check.ready(value) for check, value in zip(self._inputs, inputs, strict=True)]
+            layout = graph.description.layout
+            ready = [
+                _aligned(value, layout) if torch.is_tensor(value) else value for value in ready
+            ]
+            plain = all(isinstance(value, int) or type(value) is torch.Tensor for value in inputs)
+            if plain and all(mine is given for mine, given in zip(ready, inputs, strict=True)):
+                self._remember(form)
         try:
             weights = self._weights.fetch()
         except ValueError as error:
@@ -80,17 +90,39 @@ class Region:
             if weights.release is not None:
                 weights.release()
             raise RuntimeError("a graph was not compared with eager yet")
-        arguments = [*weights.tensors, *ready]
-        sample = None if trusted else self._sample(ready)
-        del ready  # the graph lets go of an input as soon as it can
         try:
+            arguments = [*weights.tensors, *ready]
+            sample = None if trusted else self._sample(ready)
+            del ready  # the graph lets go of an input as soon as it can
             result = self._run(call, arguments)
             if result is None or sample is None:
                 return result
             return self._compare(call, result, weights, sample)
+        except torch.OutOfMemoryError:
+            if self._is_captured():
+                raise
+            return self.decline("out of memory beside the graph; the host ran this call")
         finally:
             if weights.release is not None:
                 weights.release()
+
+    def _problem(self, inputs: Sequence[Any]) -> str | None:
+        """Why the graph cannot take these inputs, or None."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for check, value in zip(self._inputs, inputs, strict=True):
+            problem = check.problem(value, self.source.device)
+            if problem is not None:
+                return problem
+            for symbol, size in check.sizes(value):
+                known, name = sizes.setdefault(symbol, (size, check.name))
+                if known != size:  # the host's operators may broadcast, a graph reads past its end
+                    return f"{symbol} is {known} in {name} and {size} in {check.name}"
+        return None
+
+    def _remember(self, form: tuple[Any, ...]) -> None:
+        if len(self._good) >= MAX_KNOWN:
+            self._good.clear()
+        self._good.add(form)
 
     def _elements(self, inputs: Sequence[Any]) -> int:
         """Elements of the largest tensor of a call."""
@@ -191,6 +223,8 @@ class Region:
         except torch.OutOfMemoryError:
             self.calls -= 1
             return self.decline("out of memory while comparing with the host, which ran this call")
+        if tells_nothing(reference):
+            return result  # right as far as that goes; the next call is compared
         if good:
             self._trusted.add(weights.weight_class)
             self._verified.add(graph.key, graph.payload_sha256, weights.weight_class)
@@ -205,36 +239,21 @@ class Region:
 
 
 class _Check:
-    """What one activation must be for a graph; forms that were found good are remembered."""
+    """What one activation must be for a graph."""
 
-    def __init__(self, spec: InputSpec, description: Description) -> None:
-        by_name = {s.name: s for s in description.symbols}
+    def __init__(self, spec: InputSpec, symbols: tuple[Symbol, ...]) -> None:
+        by_name = {s.name: s for s in symbols}
         self.name = spec.name
-        self.layout = description.layout
         self.is_int = spec.dtype == "int"
         self.dtype = None if self.is_int else getattr(torch, spec.dtype)
         self.rank = len(spec.dims)
         self.fixed = [(i, d) for i, d in enumerate(spec.dims) if isinstance(d, int)]
         self.ranges = [(i, by_name[d]) for i, d in enumerate(spec.dims) if isinstance(d, str)]
-        self._good: set[tuple[Any, ...]] = set()
 
-    def known(self, value: Any) -> torch.Tensor | None:
-        """Return the value itself where one just like it was good as it was, else None."""
-        if type(value) is not torch.Tensor or value.data_ptr() % 16:
-            return None
-        form = (value.shape, value.stride(), value.dtype, value.device)
-        return value if form in self._good else None
-
-    def ready(self, value: Any) -> Any:
-        """Return the value, which has no problem, as the graph takes it."""
-        if self.is_int:
-            return value
-        aligned = _aligned(value, self.layout)
-        if aligned is value:
-            if len(self._good) >= MAX_KNOWN:
-                self._good.clear()
-            self._good.add((value.shape, value.stride(), value.dtype, value.device))
-        return aligned
+    def sizes(self, value: Any) -> list[tuple[str, int]]:
+        """Return what the symbols are in this value, which has no problem."""
+        given = (value,) if self.is_int else value.shape
+        return [(symbol.name, int(given[i])) for i, symbol in self.ranges]
 
     def problem(self, value: Any, device: torch.device) -> str | None:
         if self.is_int:
@@ -244,7 +263,7 @@ class _Check:
                 return f"{self.name} must be a plain tensor, got a {type(value).__name__}"
             if value.dtype is not self.dtype:
                 return f"{self.name} must be {self.dtype}, got {value.dtype}"
-            if value.device.type != device.type or value.dim() != self.rank:
+            if not same_device(value.device, device) or value.dim() != self.rank:
                 return f"{self.name} is on {value.device} with {value.dim()} dims"
             sizes = value.shape
         for i, size in self.fixed:
@@ -257,6 +276,17 @@ class _Check:
                     f"for its graph, got {sizes[i]}"
                 )
         return None
+
+
+def _form(value: Any) -> Any:
+    """What a graph's acceptance of an input hangs on, but for its address."""
+    if type(value) is torch.Tensor:
+        return value.shape, value.stride(), value.dtype, value.device
+    return type(value), value if isinstance(value, int) else None
+
+
+def _is_misplaced(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.data_ptr() % 16 != 0
 
 
 def _aligned(value: torch.Tensor, layout: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from . import driver
 from .anchors import Anchor, Anchors
 from .calls import Call, FixedCallError, result_form
-from .cuda_graph import CaptureError, CudaGraph
+from .cuda_graph import OUT_OF_MEMORY, CaptureError, CudaGraph
 from .graph_memory import GraphMemory
 from .verified import Verified
 
@@ -34,6 +34,7 @@ MAX_SIGNATURES = 64
 _BACK_OFF = 8
 _NO_ROOM = "too little VRAM is free to capture it"
 _NO_MEMORY = "out of memory for captured calls"
+_TRIED_AGAIN = (_NO_ROOM, _NO_MEMORY, OUT_OF_MEMORY)
 #: The driver gives a graph its memory outside of what the host can make room for.
 MIN_FREE_BYTES = 2**30
 
@@ -102,7 +103,7 @@ class Replays:
         anchor = anchors.look()
         if anchor is None:
             self.reasons[anchors.problem or ""] += 1
-        elif known.graph is not None and known.form == target:
+        elif known.graph is not None and (known.form == target or known.refused):
             if not known.graph.fits(anchor):
                 self._memory.drop(known.graph)
             else:
@@ -119,8 +120,10 @@ class Replays:
         return self._plain(known, anchors, plain, complete=complete)
 
     def _known(self, key: Hashable) -> _Signature:
-        known = self._signatures.get(key)
-        if known is None:
+        known = self._signatures.pop(key, None)
+        if known is not None:
+            self._signatures[key] = known  # the last one used
+        else:
             while len(self._signatures) >= MAX_SIGNATURES:
                 oldest = next(iter(self._signatures))
                 if (graph := self._signatures.pop(oldest).graph) is not None:
@@ -131,7 +134,7 @@ class Replays:
     def begin_run(self) -> None:
         """Try again in a new run what had no room in the last one."""
         for known in self._signatures.values():
-            if known.refused in (_NO_ROOM, _NO_MEMORY):
+            if known.refused in _TRIED_AGAIN:
                 known.refused = None
 
     def forget(self, graph: CudaGraph) -> None:
@@ -139,6 +142,12 @@ class Replays:
         for known in self._signatures.values():
             if known.graph is graph:
                 known.graph = None
+
+    def drop_call(self, key: Hashable) -> None:
+        """Give back what is captured of one signature."""
+        known = self._signatures.pop(key, None)
+        if known is not None and known.graph is not None:
+            self._memory.drop(known.graph)
 
     def drop(self) -> None:
         """Give all memory back and forget every signature."""
@@ -214,8 +223,6 @@ class Replays:
         if driver.free_bytes(device) < MIN_FREE_BYTES:
             known.refused = _NO_ROOM
             return None
-        if known.graph is not None:  # of the exact form; its memory serves the better one
-            self._memory.drop(known.graph)
         marks = anchors.marks()
         before = driver.reserved_bytes(device)
         graph = result = None
@@ -232,12 +239,16 @@ class Replays:
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
         finally:
             anchors.let_go(anchor)
-            if result is None and graph is not None:
-                graph.free()
+            if result is None:
+                anchors.undo(marks)
+                if graph is not None:
+                    graph.free()
         if graph is None or result is None:
             known.clean = 0  # the host copied weights within the capture, or it failed
             return None
         self.captures += 1
+        if known.graph is not None:  # of a form that this one betters
+            self._memory.drop(known.graph)
         known.graph, known.form, known.like = graph, known.target, None
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(

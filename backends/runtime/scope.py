@@ -27,7 +27,7 @@ from .region import Region
 from .replays import EXACT, Replays
 from .specials import Either, Specials
 from .verified import Verified
-from .weights import ModelWeights
+from .weights import ModelWeights, same_device
 from .wiring import Wiring, patched_places, replaced_function
 
 
@@ -36,6 +36,7 @@ class _Form(NamedTuple):
 
     installed: list[tuple[torch.nn.Module, Callable[..., Any]]]
     served: Hashable
+    recorded: Callable[[], None] | None = None
 
 
 class Target(NamedTuple):
@@ -127,6 +128,11 @@ class Scope:
         """The graphs for the sizes of hot calls."""
         return [] if self._specials is None else self._specials.graphs
 
+    def count_sizes(self, wanted: bool) -> None:
+        """Say whether calls from now on count towards graphs of their own sizes."""
+        if self._specials is not None:
+            self._specials.counts = wanted
+
     @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
@@ -134,8 +140,8 @@ class Scope:
         return self._own_calls() + replayed
 
     def _own_calls(self) -> int:
-        special = sum(either.special.calls for either in self._special_regions.values())
-        return self._past_calls + special + sum(r.calls for r in self._regions.values())
+        special = sum(either.special.calls for either in list(self._special_regions.values()))
+        return self._past_calls + special + sum(r.calls for r in list(self._regions.values()))
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
@@ -233,7 +239,25 @@ class Scope:
                 self.replays.begin_run()
             if self._specials is not None:
                 for key in self._specials.begin_run():
-                    self._specials.add(key, self._any_shape, self._graph_of)
+                    lost = self._specials.add(key, self._any_shape, self._graph_of)
+                    if lost is not None:
+                        self._let_set_go(*lost)
+
+    def _let_set_go(self, key: Hashable, graphs: list[Graph]) -> None:
+        """Keep nothing of graphs of one size that made room for another's."""
+        if self.replays is not None:
+            self.replays.drop_call(key)
+        for graph in graphs:
+            self._graphs.forget(graph)
+        gone = {graph.key for graph in graphs}
+        self._past_calls += sum(
+            either.special.calls
+            for name, either in self._special_regions.items()
+            if name[1] in gone
+        )
+        self._special_regions = {
+            name: either for name, either in self._special_regions.items() if name[1] not in gone
+        }
 
     def _any_shape(self, name: str) -> Graph | None:
         kind = self._of_place.get(name)
@@ -297,15 +321,19 @@ class Scope:
             complete = not any(graph.is_pending for graph in self.graphs)
             form = self._form_of(call.key, complete)
             if self.replays is None or self._anchors is None:
-                return self._run(partial(host, *args, **kwargs), form.installed)
-            return self.replays.call(
-                host,
-                call,
-                anchors=self._anchors,
-                form=form.served,
-                complete=complete,
-                runner=partial(self._run, installed=form.installed),
-            )
+                result = self._run(partial(host, *args, **kwargs), form.installed)
+            else:
+                result = self.replays.call(
+                    host,
+                    call,
+                    anchors=self._anchors,
+                    form=form.served,
+                    complete=complete,
+                    runner=partial(self._run, installed=form.installed),
+                )
+            if form.recorded is not None:
+                form.recorded()
+            return result
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
@@ -325,8 +353,8 @@ class Scope:
         if self._specials is None or not complete:
             return form
         if self._specials.see(key) and self._installed:
-            record = self._specials.record(key)
-            return form._replace(installed=self._forwards(record).installed)
+            record, recorded = self._specials.record(key)
+            return form._replace(installed=self._forwards(record).installed, recorded=recorded)
         return self._sets.get(key, form)
 
     def _run(
@@ -346,7 +374,7 @@ class Scope:
             with pause_host_compiler():
                 return run()
         finally:
-            for module, before in placed:
+            for module, before in reversed(placed):
                 if before is None:
                     module.__dict__.pop("forward", None)
                 else:
@@ -370,14 +398,15 @@ class Scope:
             return "the model calls itself"
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             return "gradients are on (training)"
-        if not isinstance(x, torch.Tensor) or x.device.type != self._weights.device.type:
+        if not isinstance(x, torch.Tensor) or not same_device(x.device, self._weights.device):
             return f"it runs on {getattr(x, 'device', 'an unknown device')}"
         return None
 
     def _install_ready(self) -> None:
         """Make the forwards of all modules whose graphs are ready."""
         self._version = self._graphs.version
-        self._installed, self._form = self._forwards(lambda _, region: region)
+        form = self._forwards(lambda _, region: region)
+        self._installed, self._form = form.installed, form.served
         self._sets = {}
         if self._specials is not None:
             for key, graphs in self._specials.complete().items():

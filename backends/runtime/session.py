@@ -41,6 +41,8 @@ class Session:
         self.scope = scope
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
+        #: Keys of graphs that were looked for; where none are built, once is enough.
+        self.asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
         self.reused: set[str] = set()
         #: The saved workflow of the last run, and whether its graph folder holds all there is.

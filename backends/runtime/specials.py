@@ -24,6 +24,8 @@ MAX_SETS = 4
 #: Elements of a place's largest tensor, beyond which it gets no special graph: building one, and
 #: comparing it with eager, takes that size, a few times over, beside the model that runs.
 MAX_ELEMENTS = 2**27
+#: Runs for which a set that nobody used keeps its place against a hotter size.
+STALE_RUNS = 10
 #: Signatures whose sizes are remembered.
 MAX_KNOWN = 64
 
@@ -38,13 +40,15 @@ class Specials:
         self._seen: set[Hashable] = set()
         self._last_seen: dict[Hashable, int] = {}
         self._run = 0
+        #: Whether calls count: those of Warm Up are nobody's wish for these sizes.
+        self.counts = True
         self._sizes: dict[Hashable, dict[str, tuple[Any, ...]]] = {}
         self._sets: dict[Hashable, dict[str, Graph]] = {}
 
     @property
     def graphs(self) -> list[Graph]:
         """The graphs of all sets, each once."""
-        found = [graph for made in self._sets.values() for graph in made.values()]
+        found = [graph for made in list(self._sets.values()) for graph in list(made.values())]
         return list(dict.fromkeys(found))
 
     def clear(self) -> None:
@@ -58,46 +62,69 @@ class Specials:
     def begin_run(self) -> list[Hashable]:
         """Count the signatures of the last run; returns those that should get a set now."""
         self._run += 1
-        self._runs.update(self._seen)
-        self._last_seen.update(dict.fromkeys(self._seen, self._run))
+        for key in self._seen & self._sizes.keys():
+            self._runs[key] += 1
+            self._last_seen[key] = self._run
         self._seen.clear()
         if (before := self._runs_before()) is None:
             return []
+        places = MAX_SETS - len(self._sets) + len(self._stale())
         due = [k for k in self._sizes if k not in self._sets and self._runs[k] >= max(before, 1)]
-        return sorted(due, key=self._last_seen.__getitem__)[-MAX_SETS:]
+        return sorted(due, key=self._last_seen.__getitem__)[::-1][:places]
+
+    def _stale(self) -> list[Hashable]:
+        """The sets that nobody used for long, the one used longest ago first."""
+        last = self._last_seen
+        stale = [key for key in self._sets if last[key] < self._run - STALE_RUNS]
+        return sorted(stale, key=last.__getitem__)
 
     def see(self, key: Hashable) -> bool:
         """Note a call; returns whether its sizes are still to be recorded."""
-        if self._runs_before() is None:
+        if not self.counts or self._runs_before() is None:
             return False
         self._seen.add(key)
         return key not in self._sizes
 
-    def record(self, key: Hashable) -> Callable[[str, Call], Call]:
-        """Return what puts a recorder around the call of each place, by its name."""
-        while len(self._sizes) >= MAX_KNOWN:
-            oldest = next((k for k in self._sizes if k not in self._sets), key)
-            self._forget(oldest)
-        sizes = self._sizes.setdefault(key, {})
-        return lambda name, call: _Recorder(name, call, sizes)
+    def record(self, key: Hashable) -> tuple[Callable[[str, Call], Call], Callable[[], None]]:
+        """Return what puts a recorder around the call of each place, by its name, and what is to be
+        called once all of them were called.
+        """
+        sizes: dict[str, tuple[Any, ...]] = {}
+
+        def done() -> None:
+            if not sizes:  # it was replayed
+                return
+            while len(self._sizes) >= MAX_KNOWN:
+                self._forget(next(k for k in self._sizes if k not in self._sets))
+            self._sizes[key] = sizes
+            self._runs[key] += 0
+            self._last_seen[key] = self._run
+
+        return lambda name, call: _Recorder(name, call, sizes), done
 
     def add(
         self,
         key: Hashable,
         any_shape: Callable[[str], Graph | None],
         special: Callable[[Description], Graph],
-    ) -> None:
-        """Make the set of a signature from the sizes that were recorded; the one that was used
-        longest ago makes room for it.
+    ) -> tuple[Hashable, list[Graph]] | None:
+        """Make the set of a signature from the sizes that were recorded; one that nobody used for
+        long makes room for it.
 
         Args:
             any_shape: the graph of a place's kind, None where it has none.
             special: the process's graph for a description.
+
+        Returns:
+            The signature that lost its set, if one did, and the graphs that no set needs any more.
         """
-        while len(self._sets) >= MAX_SETS:
-            oldest = min(self._sets, key=self._last_seen.__getitem__)
-            del self._sets[oldest]
+        lost = None
+        if len(self._sets) >= MAX_SETS:
+            oldest = self._stale()[0]
+            gone = self._sets.pop(oldest)
             self._forget(oldest)
+            used = {id(graph) for graph in self.graphs}
+            lost = oldest, [g for g in dict.fromkeys(gone.values()) if id(g) not in used]
         made: dict[str, Graph] = {}
         for name, inputs in self._sizes[key].items():
             graph = any_shape(name)
@@ -105,6 +132,7 @@ class Specials:
                 description = graph.description
                 made[name] = special(description.at(_sizes_of(description, inputs)))
         self._sets[key] = made
+        return lost
 
     def _forget(self, key: Hashable) -> None:
         """It must become hot anew."""

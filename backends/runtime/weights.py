@@ -15,7 +15,8 @@ kept until an *epoch* ends: a load, a change of patches or residency, an evicted
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -191,16 +192,24 @@ class RegionWeights:
         releases: list[Callable[[], None]] = []
         classes = set()
         dynamic = [m for m in self._owners if _is_dynamic(m, source.device)]
-        for owner in self._owners:
-            if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
-                weight_class, pair, release = _fetch_plain(owner, source)
-                classes.add(weight_class)
-                found[id(owner)] = pair
-                if release is not None:
-                    releases.append(release)
+        try:
+            for owner in self._owners:
+                if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
+                    weight_class, pair, release = _fetch_plain(owner, source)
+                    classes.add(weight_class)
+                    found[id(owner)] = pair
+                    if release is not None:
+                        releases.append(release)
+        except torch.OutOfMemoryError as error:  # all of a region's weights at once
+            _all(releases)
+            raise ValueError("they could not be brought over together: out of memory") from error
         keepable = True
         if dynamic:
-            pairs, resident, release = _fetch_dynamic(dynamic, source)
+            try:
+                pairs, resident, release = _fetch_dynamic(dynamic, source)
+            except ValueError:
+                _all(releases)
+                raise
             found.update(pairs)
             releases.append(release)
             keepable = resident
@@ -323,10 +332,12 @@ def _fetch_dynamic(
     fresh = [m for m in modules if not hasattr(m, "_prefetch")]
     found: dict[int, tuple[Any, Any]] = {}
     stream = failure = None
+    held = [m for m in modules if getattr(m, "_prefetch", _NOT_THERE)["signature"] is not None]
     try:
-        stream = comfy.ops.cast_modules_with_vbar(
-            fresh, dtype, device, dtype, management.device_supports_non_blocking(device)
-        )
+        with _noting_holds(fresh, held):
+            stream = comfy.ops.cast_modules_with_vbar(
+                fresh, dtype, device, dtype, management.device_supports_non_blocking(device)
+            )
         management.sync_stream(device, stream)
         for module in modules:
             found[id(module)] = comfy.ops.resolve_cast_module_with_vbar(
@@ -334,12 +345,15 @@ def _fetch_dynamic(
             )
     except (RuntimeError, MemoryError) as error:
         failure = error
-    pinned = [m for m in modules if getattr(m, "_prefetch", _NOT_THERE)["signature"] is not None]
+        for module in modules:
+            # The host notes a page as good before a LoRA is applied to what lies there.
+            if not getattr(module, "_prefetch", _NOT_THERE)["resident"]:
+                module._v_signature = None
     for module in fresh:
         _forget_prefetch(module)
 
     def release() -> None:
-        for module in pinned:
+        for module in held:
             comfy_aimdo.model_vbar.vbar_unpin(module._v)
         if stream is not None:
             stream.wait_stream(management.current_stream(device))
@@ -347,13 +361,47 @@ def _fetch_dynamic(
     if failure is not None:
         release()
         raise ValueError(f"they could not be brought over together: {failure}") from failure
-    stays = len(pinned) == len(modules) and all(
+    stays = len(held) == len(modules) and all(
         found[id(m)][0] is m._v_weight and found[id(m)][1] is m._v_bias for m in modules
     )
     return found, stays, release
 
 
-_NOT_THERE: dict[str, Any] = {"signature": None}
+class _Noting:
+    """A module's range of dynamic VRAM, which notes whether the host holds its pages."""
+
+    def __init__(self, pages: Any) -> None:
+        self._pages = pages
+        self.held = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pages, name)
+
+    def fault(self, address: int, size: int) -> Any:
+        signature = self._pages.fault(address, size)
+        self.held = signature is not None
+        return signature
+
+
+@contextlib.contextmanager
+def _noting_holds(modules: Sequence[Any], held: list[Any]) -> Iterator[None]:
+    """Add to `held` the modules whose pages the host holds afterwards, also when it fails: it says
+    so on the module last of all.
+    """
+    places = [module._v for module in modules]
+    notes = [_Noting(place[0]) for place in places]
+    try:
+        for module, place, note in zip(modules, places, notes, strict=True):
+            module._v = (note, *place[1:])
+        yield
+    finally:
+        for module, place, note in zip(modules, places, notes, strict=True):
+            module._v = place
+            if note.held:
+                held.append(module)
+
+
+_NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
 
 def _forget_prefetch(module: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.runtime import replays
 from warmgraph_backends.runtime.anchors import Anchors
 from warmgraph_backends.runtime.calls import (
     FixedCallError,
@@ -19,7 +20,9 @@ from warmgraph_backends.runtime.calls import (
     result_form,
     unread_options,
 )
+from warmgraph_backends.runtime.cuda_graph import OUT_OF_MEMORY, CaptureError
 from warmgraph_backends.runtime.graph_memory import GraphMemory
+from warmgraph_backends.runtime.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.runtime.weights import ModelWeights
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.sources import Watch
@@ -293,6 +296,25 @@ def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
     assert not memory.holds(graph) and graph.memory is None and memory.used_bytes == 0
 
 
+def test_the_driver_gets_back_what_the_last_graph_held(host: Host) -> None:
+    """Its reserve would be counted as nothing, and given to the next capture for nothing."""
+    released: list[Any] = []
+    memory = GraphMemory(lambda _: 1000, released.append)
+    owner, device = _Owner(), torch.device("cpu")
+    first, second = _Held(1), _Held(1)
+    for graph in (first, second):
+        memory.add(graph, owner, device, 100)
+    memory.drop(first)
+    assert released == []
+    memory.drop(second)
+    assert released == [device]
+    memory.add(_Held(1), owner, device, 100)
+    del owner
+    gc.collect()
+    memory.sweep()
+    assert released == [device, device]
+
+
 def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
     import comfy.model_management as management
 
@@ -313,3 +335,121 @@ def test_exact_needs_a_gpu_and_says_so(lab: Lab, host: Host) -> None:
     report = lab.engine.report(exact)
     assert report["regions"]["total"] == 0
     assert "that needs an NVIDIA GPU" in report["notes"][0]
+
+
+# --- when a capture fails -------------------------------------------------------------------------
+
+
+class _Weights:
+    """Weights that never move; what the host brings over within a capture is told to `undo`."""
+
+    problem = None
+
+    def __init__(self) -> None:
+        self.undone = 0
+
+    def look(self) -> Any:
+        return "anchor"
+
+    def hold(self, anchor: Any) -> bool:
+        return True
+
+    def let_go(self, anchor: Any) -> None:
+        pass
+
+    def marks(self) -> list[Any]:
+        return []
+
+    def undo(self, marks: list[Any]) -> None:
+        self.undone += 1
+
+    def settle(self) -> None:
+        pass
+
+
+class _Compared:
+    count = 0
+
+
+class _Graph:
+    """Stands for a CUDA graph: it computes as it would, and can be told to find no room."""
+
+    room = True
+    tries = 0
+    regions = 0
+
+    def __init__(self, *_: Any) -> None:
+        self.freed = False
+
+    def capture(self, *_: Any) -> None:
+        type(self).tries += 1
+        if not self.room:
+            raise CaptureError(OUT_OF_MEMORY)
+
+    def fits(self, anchor: Any) -> bool:
+        return True
+
+    def replay(self, anchor: Any, tensors: Any) -> Any:
+        assert not self.freed
+        return tensors[0] + 1
+
+    def free(self) -> None:
+        self.freed = True
+
+
+@pytest.fixture
+def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
+    """Captured calls without a GPU: the object, its weights, and a step in a form."""
+    monkeypatch.setattr(replays, "CudaGraph", _Graph)
+    monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
+    monkeypatch.setattr(replays.driver, "reserved_bytes", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(_Graph, "room", True)
+    monkeypatch.setattr(_Graph, "tries", 0)
+    memory = GraphMemory(lambda _: 2**40, lambda _: None)
+    made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
+    call = read_call((torch.zeros(2, 4),), {})
+
+    def step(form: str) -> None:
+        result = made.call(
+            lambda x: x + 1,
+            call,
+            anchors=weights,  # type: ignore[arg-type]
+            form=form,
+            complete=True,
+            runner=lambda run, compiled=True: run(),
+        )
+        assert torch.equal(result, torch.ones(2, 4))
+
+    return made, weights, step
+
+
+def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, weights, step = steps
+    for _ in range(CLEAN_CALLS + 2):
+        step("any shape")
+    assert (made.captures, made.replayed) == (1, 2)
+    monkeypatch.setattr(_Graph, "room", False)
+    for _ in range(CLEAN_CALLS + 1):
+        step("of its own size")
+    assert _Graph.tries == 2 and weights.undone == 1 and made.captured == 1
+    step("of its own size")
+    assert made.replayed == 3, "by the graph that is there"
+
+    monkeypatch.setattr(_Graph, "room", True)
+    made.begin_run()
+    for _ in range(CLEAN_CALLS + 2):
+        step("of its own size")
+    assert (made.captures, made.captured) == (2, 1)
+
+
+def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, _ = steps
+    hot = made._known("hot")
+    for other in range(2 * replays.MAX_SIGNATURES):
+        made._known(other)
+        assert made._known("hot") is hot

@@ -31,17 +31,30 @@ class _Trusting(Verified):
         return True
 
 
+class _Unknown(Verified):
+    """Knows no comparison, and counts those that are made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def has(self, key: str, payload_sha256: str, weight_class: str) -> bool:
+        return False
+
+    def add(self, key: str, payload_sha256: str, weight_class: str) -> None:
+        self.count += 1
+
+
 class Bench:
     """One place of a model with a module of its own, its real graph, and live weights."""
 
-    def __init__(self, probed: Probed, form: str) -> None:
+    def __init__(self, probed: Probed, form: str, verified: Verified | None = None) -> None:
         scope = probed.model.get_attachment("warmgraph").scope
         place = next(p for p in scope.plan.places if p.form.name == form)
         self.place = Place(place.name, copy.deepcopy(place.module), place.form)
         self.graph = scope._of_place[place.name].graph
         assert self.graph.call is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
-        self.region = Region(self.place, self.graph, self.weights, _Trusting())
+        self.region = Region(self.place, self.graph, self.weights, verified or _Trusting())
 
     def declined(self, *inputs: Any) -> str:
         """The reason for which a call is left to the host."""
@@ -224,3 +237,100 @@ def test_a_model_with_such_a_weight_makes_eagers_image_and_names_the_reason(
     assert max(call.error for call in mine.probe.calls) <= TOLERANCE
     [entry] = mine.report()["eager"]
     assert "weights are not what the graph takes" in entry["reason"]
+
+
+# --- what the inputs have in common ---------------------------------------------------------------
+
+
+def test_an_input_that_eager_broadcasts_is_left_to_the_host(probed: Probed) -> None:
+    """A graph would read the embeddings of the other images past the end of the one that is there."""
+    residual = Bench(probed, "residual")
+    module = residual.place.module
+    x, emb = image(4, module.channels, 6, 5), image(4, module.emb_channels)
+    residual.equals_eager(x, emb)
+    assert residual.declined(x, emb[:1]) == "batch is 4 in x and 1 in emb"
+    residual.equals_eager(x[:1], emb[:1])
+
+
+def test_a_context_of_another_batch_is_left_to_the_host(probed: Probed) -> None:
+    block = Bench(probed, "block")
+    width = block.place.module.norm1.normalized_shape[0]
+    depth = block.place.module.attn2.to_k.weight.shape[1]
+    x, context = image(4, 30, width), image(4, 7, depth)
+    block.equals_eager(x, context)
+    assert block.declined(x, context[:2]) == "batch is 4 in x and 2 in context"
+
+
+def test_a_form_is_good_only_beside_the_forms_that_it_came_with(probed: Probed) -> None:
+    residual = Bench(probed, "residual")
+    module = residual.place.module
+    for batch in (1, 4):
+        residual.equals_eager(
+            image(batch, module.channels, 6, 5), image(batch, module.emb_channels)
+        )
+    residual.declined(image(4, module.channels, 6, 5), image(1, module.emb_channels))
+    residual.declined(image(1, module.channels, 6, 5), image(4, module.emb_channels))
+
+
+def test_a_form_that_was_good_is_looked_at_again_at_another_address(entry: Bench) -> None:
+    good = image()
+    for _ in range(2):
+        entry.equals_eager(good)
+        entry.equals_eager(_misaligned(good))
+
+
+# --- when memory runs out -------------------------------------------------------------------------
+
+
+def test_no_room_for_all_weights_of_a_region_leaves_the_call_to_the_host(
+    probed: Probed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region wants them all at once, eager wants one."""
+    import comfy.ops
+
+    residual = Bench(probed, "residual")
+    for part in residual.place.module.modules():
+        if hasattr(part, "comfy_cast_weights"):
+            for name, weight in part._parameters.items():
+                if weight is not None:
+                    wide = torch.nn.Parameter(weight.detach().double(), requires_grad=False)
+                    part._parameters[name] = wide
+    before, calls = comfy.ops.cast_bias_weight, []
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("no room for the third")
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(comfy.ops, "cast_bias_weight", cast)
+    module = residual.place.module
+    inputs = image(2, module.channels, 6, 5), image(2, module.emb_channels)
+    assert "out of memory" in residual.declined(*inputs)
+
+
+def test_no_room_to_compare_leaves_the_call_to_the_host_and_lets_weights_go(
+    probed: Probed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Bench(probed, "entry", _Unknown())
+    released: list[int] = []
+    fetch = entry.region._weights.fetch
+    monkeypatch.setattr(
+        entry.region._weights, "fetch", lambda: fetch()._replace(release=lambda: released.append(1))
+    )
+
+    def no_room(inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for the corner")
+
+    monkeypatch.setattr(entry.region, "_sample", no_room)
+    assert "out of memory" in entry.declined(image())
+    assert released == [1]
+
+
+def test_nothing_is_learnt_from_a_result_without_a_finite_value(probed: Probed) -> None:
+    verified = _Unknown()
+    entry = Bench(probed, "entry", verified)
+    result = entry.region(torch.full_like(image(), float("nan")))
+    assert result is not None and verified.count == 0 and entry.graph.call is not None
+    entry.equals_eager(image())
+    assert verified.count == 1

@@ -1,0 +1,218 @@
+"""Pages of the host's dynamic VRAM: held while a call needs them and then let go, and what lies
+there is the weight with its LoRA. The host's own functions run over a range in main memory.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from warmgraph_backends.runtime import weights as subject
+from warmgraph_backends.runtime.anchors import Anchors
+from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_tools.inprocess import Host
+
+DEVICE = torch.device("cpu")
+
+
+class Range:
+    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more."""
+
+    base_addr, offset = 4096, 100
+
+    def __init__(self) -> None:
+        self.pins = 0
+        self.floor = 0
+        self.faults = 0
+        self.fits = True
+
+    def fault(self, address: int, size: int) -> list[int] | None:
+        assert (address, size) == (self.base_addr, self.offset)
+        self.faults += 1
+        self.pins += self.fits
+        return [7] if self.fits else None
+
+    def unpin(self, address: int, size: int) -> None:
+        assert (address, size) == (self.base_addr, self.offset)
+        self.pins -= 1
+
+    def set_watermark_limit(self, size: int) -> None:
+        self.floor = size
+
+
+@pytest.fixture
+def pages() -> Range:
+    return Range()
+
+
+@pytest.fixture
+def weights(pages: Range) -> ModelWeights:
+    return ModelWeights(SimpleNamespace(dynamic_vbars={DEVICE: pages}), DEVICE, torch.float16)
+
+
+def test_pages_are_held_once_by_all_that_hold_them(weights: ModelWeights, pages: Range) -> None:
+    """A captured call holds them, and so does each region within it."""
+    outer = weights.hold_range()
+    for _ in range(3):
+        assert weights.hold_range() == outer == b"\x07"
+        weights.let_range_go()
+    assert (pages.pins, pages.faults, pages.floor) == (1, 1, pages.offset)
+    weights.let_range_go()
+    assert (pages.pins, pages.floor) == (0, 0)
+    assert weights.hold_range() == outer
+    weights.let_range_go()
+    assert (pages.pins, pages.faults, pages.floor) == (0, 2, 0)
+
+
+def test_a_run_that_ended_in_the_middle_leaves_nothing_held(
+    weights: ModelWeights, pages: Range
+) -> None:
+    weights.hold_range()
+    weights.hold_range()
+    weights.begin_run()
+    assert (pages.pins, pages.floor) == (0, 0)
+
+
+def test_pages_that_do_not_fit_are_not_asked_for_again_in_a_run(
+    weights: ModelWeights, pages: Range
+) -> None:
+    pages.fits = False
+    assert weights.hold_range() is None and weights.hold_range() is None
+    weights.let_range_go()
+    assert (pages.pins, pages.faults, pages.floor) == (0, 1, 0)
+    pages.fits = True
+    weights.begin_run()
+    assert weights.hold_range() is not None
+    weights.let_range_go()
+    assert pages.pins == 0
+
+
+# --- through the host's own functions -------------------------------------------------------------
+
+
+class Memory(Range):
+    """A range with memory, of which each module has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = torch.zeros(1 << 16, dtype=torch.uint8)
+
+    def fault(self, address: int, size: int) -> Any:
+        self.pins += 1
+        return bytearray(b"page")
+
+    def unpin(self, address: int, size: int) -> None:
+        self.pins -= 1
+
+
+class LoRA:
+    """What the host hangs on a module whose weight is patched: this one adds 1."""
+
+    is_lowvram_patch = True
+    fails = False
+
+    def memory_required(self) -> int:
+        return 64
+
+    def prepare(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def clear_prepared(self) -> None:
+        pass
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise torch.OutOfMemoryError("out of memory while the LoRA is applied")
+        return weight + 1
+
+
+class Module(NamedTuple):
+    """One layer whose weight of 2 lies in a range, under a LoRA."""
+
+    layer: Any
+    memory: Memory
+    lora: LoRA
+
+    def fetch(self) -> torch.Tensor:
+        source = SimpleNamespace(device=DEVICE, dtype=torch.float32)
+        found, _, release = subject._fetch_dynamic([self.layer], source)  # type: ignore[arg-type]
+        release()
+        weight: torch.Tensor = found[id(self.layer)][0]
+        return weight
+
+
+@pytest.fixture
+def module(host: Host, monkeypatch: pytest.MonkeyPatch) -> Module:
+    import comfy.ops
+    import comfy.pinned_memory
+    import comfy_aimdo.torch
+
+    def tensor(place: Any, device: torch.device) -> torch.Tensor:
+        part: torch.Tensor = place[0].bytes[place[1] : place[1] + place[2]]
+        return part
+
+    monkeypatch.setattr(comfy_aimdo.torch, "aimdo_to_tensor", tensor)
+    monkeypatch.setattr(comfy.pinned_memory, "get_pin", lambda *_, **__: None)
+    monkeypatch.setattr(comfy.pinned_memory, "pin_memory", lambda *_, **__: False)
+    layer = comfy.ops.disable_weight_init.Linear(8, 8, bias=False)
+    layer.weight = torch.nn.Parameter(torch.full((8, 8), 2.0), requires_grad=False)
+    memory, lora = Memory(), LoRA()
+    layer._v, layer._v_signature, layer.seed_key = (memory, 0, 1024), None, "layer"
+    layer.weight_lowvram_function = lora
+    return Module(layer, memory, lora)
+
+
+PATCHED = torch.full((8, 8), 3.0)
+
+
+def test_a_weight_is_brought_over_once_with_its_lora(module: Module) -> None:
+    for _ in range(2):
+        assert torch.equal(module.fetch(), PATCHED)
+    assert module.memory.pins == 0 and module.layer._v == (module.memory, 0, 1024)
+
+
+def test_a_lora_that_was_not_applied_is_applied_the_next_time(module: Module) -> None:
+    """The host notes the page as good before it applies the LoRA to it."""
+    import comfy.ops
+
+    module.lora.fails = True
+    with pytest.raises(ValueError, match="could not be brought over"):
+        module.fetch()
+    module.lora.fails = False
+    options = (torch.float32, DEVICE, torch.float32)
+    comfy.ops.cast_modules_with_vbar([module.layer], *options, False)
+    weight, _ = comfy.ops.resolve_cast_module_with_vbar(module.layer, *options, None, False)
+    assert torch.equal(weight, PATCHED), "the host's own code runs the call that we left to it"
+
+
+def test_no_page_stays_held_when_the_host_fails_after_it_faulted_it_in(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import comfy.pinned_memory
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise RuntimeError("VRAM grow failed")
+
+    monkeypatch.setattr(comfy.pinned_memory, "pin_memory", no_room)
+    with pytest.raises(ValueError, match="VRAM grow failed"):
+        module.fetch()
+    assert module.memory.pins == 0 and module.layer._v == (module.memory, 0, 1024)
+
+
+def test_what_was_brought_over_while_a_call_was_captured_is_brought_over_again(
+    module: Module,
+) -> None:
+    """The copies were captured and not made; the host's notes say that the weights are there."""
+    source = SimpleNamespace(device=DEVICE, epoch=0)
+    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
+    marks = anchors.marks()
+    module.fetch()
+    module.memory.bytes.zero_()
+    module.layer._prefetch = {"signature": module.memory.fault(0, 1)}
+    anchors.undo(marks)
+    assert module.layer._v_signature is None and not hasattr(module.layer, "_prefetch")
+    assert module.memory.pins == 0
+    assert torch.equal(module.fetch(), PATCHED)
