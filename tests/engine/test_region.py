@@ -243,7 +243,7 @@ def test_a_model_with_such_a_weight_makes_eagers_image_and_names_the_reason(
 
 
 def test_an_input_that_eager_broadcasts_is_left_to_the_host(probed: Probed) -> None:
-    """A graph would read the embeddings of the other images past the end of the one that is there."""
+    """A graph would read the other images' embeddings past the end of the one that is there."""
     residual = Bench(probed, "residual")
     module = residual.place.module
     x, emb = image(4, module.channels, 6, 5), image(4, module.emb_channels)

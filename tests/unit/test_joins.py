@@ -61,10 +61,11 @@ def test_channels_last_images_are_joined_in_wide_elements(dtype: torch.dtype, ba
         [_image(2, 8, 4, 4), _image(2, 8, 4, 4, dtype=torch.float32)],
         [_image(2, 9, 4, 4)[:, 1:], _image(2, 8, 4, 4)],
         [_image(2, 8, 1, 1), _image(2, 8, 1, 1)],
+        [torch.randn(160).half().as_strided((1, 8, 4, 4), (7, 1, 32, 8)), _image(1, 8, 4, 4)],
         [_image(2, 8, 4, 4)],
         [torch.nn.Parameter(_image(2, 8, 4, 4), False), _image(2, 8, 4, 4)],
     ],
-    ids=["odd", "contiguous", "mixed", "dtypes", "slice", "pixel", "one", "parameter"],
+    ids=["odd", "contiguous", "mixed", "dtypes", "slice", "pixel", "stride", "one", "parameter"],
 )
 def test_anything_else_is_torchs(tensors: list[torch.Tensor]) -> None:
     found, dtypes = _joined(tensors, 1)
