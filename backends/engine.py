@@ -456,7 +456,18 @@ class Engine:
             self._captured.drop_all()
 
     def look(self, session: Session, target: Target) -> None:
-        """Look again at what may have changed since the node ran."""
+        """Look again at what may have changed since the node ran.
+
+        Nothing that goes wrong here may fail a prompt that the host alone would finish.
+        """
+        session.problem = None
+        try:
+            self._look(session, target)
+        except Exception as error:
+            logger.exception("%s runs as without Warmgraph", session.name)
+            session.problem = f"looking at the model failed: {error}"
+
+    def _look(self, session: Session, target: Target) -> None:
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
         self._captured.sweep()

@@ -1,4 +1,4 @@
-"""Backend `inductor`: one any-shape graph per region by torch's own compiler.
+"""Backend `inductor`: a graph of a region by torch's own compiler, for any size or for one.
 
 https://docs.pytorch.org/docs/stable/torch.compiler.html
 """

@@ -41,6 +41,8 @@ class Session:
         self.scope = scope
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
+        #: Why the run that goes on is all the host's, if it is.
+        self.problem: str | None = None
         #: Keys of graphs that were looked for; where none are built, once is enough.
         self.asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
@@ -85,7 +87,7 @@ class Session:
             inner: another node's part within the call, if there is one.
         """
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        reason = foreign or self.scope.why_not(next(activations, None))
+        reason = foreign or self.problem or self.scope.why_not(next(activations, None))
         if reason is not None:
             self.steps[reason] += 1
             self._warn(reason)

@@ -385,6 +385,24 @@ def test_a_function_in_place_of_the_models_own_runs_eager_and_is_named(xl: Subje
     assert any("eager: another node puts its own function" in note for note in notes)
 
 
+def test_an_error_before_a_run_fails_no_prompt(
+    xl: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = xl.lab.compiled(xl.model)
+    scope = compiled.get_attachment("warmgraph").scope
+
+    def fails() -> None:
+        raise RuntimeError("on purpose")
+
+    eager = xl.sample(xl.model)
+    with monkeypatch.context() as broken:
+        broken.setattr(scope, "begin_run", fails)
+        assert torch.equal(xl.sample(compiled), eager)
+    notes = xl.report(compiled)["notes"]
+    assert any("looking at the model failed: on purpose" in note for note in notes)
+    assert not torch.equal(xl.sample(compiled), eager), "the next run is ours again"
+
+
 def test_training_runs_eager_and_is_named(xl: Subject) -> None:
     compiled = xl.lab.compiled(xl.model)
     gradients = []
