@@ -352,8 +352,6 @@ class Engine:
         return session
 
     def _make_session(self, attached: Attached, options: Options, choice: str) -> Session:
-        if (device := attached.target().device).index:  # kernels are loaded on the first one
-            raise RequirementError(f"models run compiled on the first GPU so far, not on {device}")
         replays = self._replays(attached)
         notes: Sequence[str] = ()
         make_plan = attached.plan
@@ -364,6 +362,11 @@ class Engine:
             plan = make_plan()
             if isinstance(plan, str):
                 raise RequirementError(plan)
+            device = attached.target().device
+            if device.index:  # kernels are loaded on the first one
+                raise RequirementError(
+                    f"models run compiled on the first GPU only, not on {device}"
+                )
             resolution = resolve_backend(choice, attached.target().device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
@@ -400,7 +403,8 @@ class Engine:
             return None
         if not self._settings.captured_vram_share:
             return None
-        if attached.target().device.type != "cuda" or torch.version.cuda is None:
+        device = attached.target().device
+        if device.type != "cuda" or device.index or torch.version.cuda is None:
             return None
         if not is_capturable(attached.root):
             return None
@@ -474,7 +478,10 @@ class Engine:
         session.scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:
-            wanted = [g for g in wanted if g.key not in session.asked]
+            # A file of the others may come, or be trusted, meanwhile.
+            wanted = [
+                g for g in wanted if not (g.description.is_special and g.key in session.asked)
+            ]
         if wanted:
             self._request(session, wanted)
 

@@ -70,6 +70,11 @@ class Graph:
         """Whether it is on its way."""
         return self.state in (State.LOADING, State.BUILDING)
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether it will surely be there: it is built, or will be if no file serves."""
+        return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)
+
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
@@ -219,7 +224,7 @@ class Graphs:
         error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else str(error)
-            logger.warning("%s was not built: %s", graph.description.label, reason)
+            logger.warning("%s: %s", _stays(graph), reason)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
             return
@@ -227,7 +232,7 @@ class Graphs:
         try:
             self._keep(graph, result)
         except WarmgraphError as failure:
-            logger.warning("%s was not built: %s", graph.description.label, failure)
+            logger.warning("%s: %s", _stays(graph), failure)
             graph.drop(failure.reason)
             self._set(graph, State.FAILED)
             return
@@ -309,6 +314,12 @@ def _refusal(error: GraphFileError) -> str:
     if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
         return error.of_folder
     return error.reason
+
+
+def _stays(graph: Graph) -> str:
+    """What happens without a graph, in words."""
+    label, special = graph.description.label, graph.description.is_special
+    return f"{label} stays with its graph for any size" if special else f"{label} runs eager"
 
 
 def _raw(payload: CompressedPayload) -> bytes:

@@ -318,7 +318,7 @@ class Scope:
                 if self.replays is not None:
                     self.replays.reasons[call] += 1
                 return self._run(partial(host, *args, **kwargs), self._installed)
-            complete = not any(graph.is_pending for graph in self.graphs)
+            complete = not any(graph.is_coming for graph in self.graphs)
             form = self._form_of(call.key, complete)
             if self.replays is None or self._anchors is None:
                 result = self._run(partial(host, *args, **kwargs), form.installed)

@@ -43,7 +43,7 @@ class Session:
         self.steps: Counter[str] = Counter()
         #: Why the run that goes on is all the host's, if it is.
         self.problem: str | None = None
-        #: Keys of graphs that were looked for; where none are built, once is enough.
+        #: Keys of graphs that were looked for.
         self.asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
         self.reused: set[str] = set()
