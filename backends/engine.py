@@ -475,7 +475,10 @@ class Engine:
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
         self._captured.sweep()
-        session.scope.begin_run()
+        for scope in session.scopes:
+            if scope is not session.scope and scope.is_stale(target):
+                scope.describe(target.device, target.dtype)
+            scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:
             # A file of the others may come, or be trusted, meanwhile.
@@ -496,7 +499,8 @@ class Engine:
 
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran."""
-        session.scope.end_run()
+        for scope in session.scopes:
+            scope.end_run()
         session.warn_once()
         session.workflow = self._hooks.current_workflow()
         session.filed = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from .builder import Builder
@@ -40,8 +41,11 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
-        "calls": {"compiled": scope.compiled_calls, "eager": sum(session.steps.values())},
-        "captured": _captured(scope.replays),
+        "calls": {
+            "compiled": sum(each.compiled_calls for each in session.scopes),
+            "eager": sum(session.steps.values()),
+        },
+        "captured": _captured([each.replays for each in session.scopes]),
         "misses": [
             {"kind": g.description.label, "reason": g.reason or g.state.value}
             for g in ours
@@ -111,15 +115,17 @@ def _captured_lines(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def _captured(replays: Replays | None) -> dict[str, Any]:
-    if replays is None:
+def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
+    """The captured calls of a root module and its variants, which share their memory."""
+    replays = [one for one in each if one is not None]
+    if not replays:
         return _NOTHING_CAPTURED
     return {
-        "signatures": replays.captured,
-        "captures": replays.captures,
-        "replayed": replays.replayed,
-        "vram_bytes": replays.vram_bytes,
-        "not_replayed": dict(replays.reasons),
+        "signatures": sum(one.captured for one in replays),
+        "captures": sum(one.captures for one in replays),
+        "replayed": sum(one.replayed for one in replays),
+        "vram_bytes": replays[0].vram_bytes,
+        "not_replayed": dict(sum((Counter(one.reasons) for one in replays), Counter())),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..deepcache.cache import DeepCache, Options
 from .base import KEY
+from .model import is_step
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 
@@ -29,7 +30,7 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
             "ComfyUI's own EasyCache is for such models."
         )
     clone = model.clone()
-    cache = DeepCache(unet, options)
+    cache = DeepCache(unet, options, is_step)
     for kind, wrapper in (
         (WrappersMP.SAMPLER_SAMPLE, cache.around_sampler),
         (WrappersMP.DIFFUSION_MODEL, cache.around_unet),

@@ -13,6 +13,7 @@ from ..regions.plan import Plan
 from ..regions.registry import plan_model
 from ..runtime.scope import Target
 from ..runtime.session import Session
+from ..runtime.variant import Variant
 from .base import KEY, Note, Runs
 
 
@@ -65,6 +66,11 @@ def _target(patcher: Any) -> Target:
     return Target(patcher.load_device, compute_dtype(patcher), patches)
 
 
+def is_step(wrapper: Any) -> bool:
+    """Tell whether a DIFFUSION_MODEL wrapper is Compile Model's."""
+    return getattr(wrapper, "func", None) is _step
+
+
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
     """The host's ON_PRE_RUN callback, called with the patcher that runs: a clone of ours, maybe."""
     return lambda patcher: runs.begin(session, _target(patcher))
@@ -78,18 +84,21 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
 def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
     """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
     if unpatch_all:
-        session.scope.drop_captured()
+        for scope in session.scopes:
+            scope.drop_captured()
 
 
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
-    root = session.scope.root
-    if executor.class_obj is not root:
+    root = executor.class_obj
+    scope = session.scope_of(root)
+    own = root.call if isinstance(root, Variant) else getattr(root, "_forward", None)
+    if scope is None:
         foreign = "another copy of the model runs (hooks or several GPUs)"
-    elif executor.original != getattr(root, "_forward", None):
+    elif executor.original != own:
         foreign = "another node puts its own function in place of the model's"
     inner = None
     if executor.idx + 1 < len(executor.wrappers):
         inner = "another node wraps the model's own call"
-    return session.step(executor, args, kwargs, foreign=foreign, inner=inner)
+    return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..regions.plan import shallow_copy
+from ..regions.plan import Passage, shallow_copy
+from ..runtime.variant import Variant
 
 _AFTER_MIDDLE = "middle_block_after_patch"
 
@@ -57,6 +58,9 @@ class Branch:
             *list(unet.output_blocks)[: self._skipped_outputs],
         ]
         self._skipped_transformers = sum(_transformers(block) for block in skipped)
+        #: The two halves as others that compile the UNet may know them.
+        self.whole = Variant(unet, self._full, self.full)
+        self.outer = Variant(unet, self._shallow, self.shallow)
 
     def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own.
@@ -73,13 +77,14 @@ class Branch:
 
     def shallow(
         self,
-        feature: torch.Tensor,
         x: torch.Tensor,
         timesteps: torch.Tensor | None = None,
         context: torch.Tensor | None = None,
         y: torch.Tensor | None = None,
         control: dict[str, list[Any]] | None = None,
         transformer_options: dict[str, Any] | None = None,
+        *,
+        feature: torch.Tensor,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run the outer blocks around a feature that `full` gave.
@@ -119,7 +124,7 @@ class Branch:
         return mine
 
 
-class _Tap(torch.nn.Module):
+class _Tap(Passage):
     """The last layer before the cut: passes on what comes, and keeps a copy of it."""
 
     feature: torch.Tensor | None = None
@@ -129,7 +134,7 @@ class _Tap(torch.nn.Module):
         return x
 
 
-class _Source(torch.nn.Module):
+class _Source(Passage):
     """Stands for all that is skipped: gives the feature, whatever comes."""
 
     feature: torch.Tensor | None = None

@@ -11,6 +11,7 @@ The feature of a call is reused by calls that are like it in everything that sha
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.variant import Variant
 from .branches import Branch, depth
 from .features import Features, Form, form_of, patches_of
 from .schedule import Schedule, custom, in_range, quadratic, uniform
@@ -82,9 +84,14 @@ class Run:
 class DeepCache:
     """Keeps deep features of one UNet within each sampler run."""
 
-    def __init__(self, unet: Any, options: Options) -> None:
-        """Args: the host's UNetModel, whose blocks are used and never changed."""
+    def __init__(
+        self, unet: Any, options: Options, is_known: Callable[[Any], bool] = lambda _: False
+    ) -> None:
+        """Args: the host's UNetModel, whose blocks are used and never changed; what the user chose;
+        and which wrappers of a UNet's call know its variants.
+        """
         self.options = options
+        self._is_known = is_known
         self.branch = Branch(unet, min(options.branch, depth(unet) - 1))
         #: Evaluations so far, by sort: "full", "shallow".
         self.evaluations: Counter[str] = Counter()
@@ -142,25 +149,42 @@ class DeepCache:
         self, executor: Any, run: Run, form: Form, patches: list[Any], call: dict[str, Any]
     ) -> torch.Tensor:
         again = _copied(call)
-        kept: list[torch.Tensor] = []
+        output, feature = self._whole(executor, call)
+        structure = (form.structure, [(kind, place, len(given)) for kind, place, given in patches])
+        if feature is not None and self._is_right(executor, output, feature, structure, again):
+            run.features.keep(form, patches, feature)
+        return output
+
+    def _whole(
+        self, executor: Any, call: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the whole UNet; the feature is None where another node did not run it after all."""
+        branch = self.branch
+        if self._is_ours(executor):
+            both: tuple[torch.Tensor, torch.Tensor] = _within(executor, branch.whole, call)
+            return both
+        kept: list[torch.Tensor] = []  # others within expect one tensor
 
         def whole(*args: Any, **kwargs: Any) -> torch.Tensor:
-            output, feature = self.branch.full(*args, **kwargs)
+            output, feature = branch.full(*args, **kwargs)
             kept.append(feature)
             return output
 
-        output: torch.Tensor = _within(executor, whole, call)
-        structure = (form.structure, [(kind, place, len(given)) for kind, place, given in patches])
-        if kept and self._is_right(executor, output, kept[0], structure, again):
-            run.features.keep(form, patches, kept[0])
-        return output
+        output: torch.Tensor = _within(executor, Variant(self._unet, self._unet, whole), call)
+        return output, kept[0] if kept else None
 
     def _shallow(self, executor: Any, feature: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
-        def outer(*args: Any, **kwargs: Any) -> torch.Tensor:
-            return self.branch.shallow(feature, *args, **kwargs)
-
-        result: torch.Tensor = _within(executor, outer, call)
+        outer = self.branch.outer
+        if self._is_ours(executor):
+            result: torch.Tensor = _within(executor, outer, {**call, "feature": feature})
+            return result
+        run = functools.partial(outer.call, feature=feature)
+        result = _within(executor, Variant(self._unet, self._unet, run), call)
         return result
+
+    def _is_ours(self, executor: Any) -> bool:
+        """Whether nothing of other nodes lies between here and the UNet."""
+        return all(map(self._is_known, executor.wrappers[executor.idx + 1 :]))
 
     def _is_right(
         self,
@@ -186,12 +210,13 @@ class DeepCache:
         return True
 
 
-def _within(executor: Any, run: Callable[..., Any], call: dict[str, Any]) -> Any:
-    """Run a function in place of the UNet's own forward, within the wrappers that are left."""
+def _within(executor: Any, variant: Variant, call: dict[str, Any]) -> Any:
+    """Call a variant in place of the UNet's own forward, within the wrappers that are left."""
     from comfy.patcher_extension import WrapperExecutor
 
+    stands_for = variant if variant.module is not executor.class_obj else executor.class_obj
     inner = WrapperExecutor.new_class_executor(
-        run, executor.class_obj, executor.wrappers, executor.idx + 1
+        variant.call, stands_for, executor.wrappers, executor.idx + 1
     )
     rest = {name: value for name, value in call.items() if name not in _NAMES}
     return inner.execute(*(call[name] for name in _NAMES), **rest)

@@ -263,6 +263,12 @@ def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     return result
 
 
+class Passage(torch.nn.Module):
+    """A layer of ours within a copy of a model's block: it computes nothing of the model, so plans
+    pass over it.
+    """
+
+
 def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:
     """Return a module of the same class over the same weights, with some direct children replaced.
 

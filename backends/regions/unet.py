@@ -18,6 +18,7 @@ from .plan import (
     Dispatch,
     Form,
     Forward,
+    Passage,
     Place,
     Plan,
     dispatch_one,
@@ -217,6 +218,8 @@ def plan_layer(plan: Plan, name: str, layer: Any) -> None:
     from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
 
     cls = type(layer)
+    if isinstance(layer, Passage):
+        return
     if cls is ResBlock and not layer.skip_t_emb:
         plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
     elif cls is Upsample and layer.dims == 2:

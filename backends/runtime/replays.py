@@ -75,6 +75,10 @@ class Replays:
         #: Calls that could not be captured or replayed, by reason.
         self.reasons: Counter[str] = Counter()
 
+    def fresh(self) -> Replays:
+        """Return one for another root module, over the same memory."""
+        return Replays(self._memory, self._verified)
+
     def call(
         self,
         host: Callable[..., Any],

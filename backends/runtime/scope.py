@@ -143,6 +143,25 @@ class Scope:
         special = sum(either.special.calls for either in list(self._special_regions.values()))
         return self._past_calls + special + sum(r.calls for r in list(self._regions.values()))
 
+    def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
+        """Return a scope over another root module made of the same blocks, with its own captured
+        calls; its regions are of the same kinds, so nothing is built for it.
+        """
+        assert self._weights is not None and self._dtype is not None
+        other = Scope(
+            root,
+            self._holder,
+            make_plan,
+            Plan(),
+            self._backend,
+            self._graphs,
+            self._verified,
+            None if self.replays is None else self.replays.fresh(),
+            None if self._specials is None else self._specials.fresh(),
+        )
+        other.describe(self._weights.device, self._dtype)
+        return other
+
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
         other = Scope(root, root, make_plan, Plan(), self._backend, self._graphs, self._verified)

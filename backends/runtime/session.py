@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..contract import Backend, CallForm, WhenMissing
+from ..regions.registry import plan_model
 from .graphs import Graph, State
 from .scope import Scope
+from .variant import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class Session:
         self.backend = backend
         self.options = options
         self.scope = scope
+        self._variants: weakref.WeakSet[Scope] = weakref.WeakSet()
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
         #: Why the run that goes on is all the host's, if it is.
@@ -62,7 +67,30 @@ class Session:
     @property
     def all_graphs(self) -> list[Graph]:
         """Those, and the rare ones that are built after them."""
-        return self.scope.graphs + self.scope.wide_graphs + self.scope.special_graphs
+        special = [graph for scope in self.scopes for graph in scope.special_graphs]
+        return self.scope.graphs + self.scope.wide_graphs + list(dict.fromkeys(special))
+
+    @property
+    def scopes(self) -> list[Scope]:
+        """The root module's scope, and those of its variants."""
+        return [self.scope, *self._variants]
+
+    def scope_of(self, root: Any) -> Scope | None:
+        """Return the scope of the root module or of a variant of it, None for any other module.
+
+        A variant keeps its scopes itself, so they go when it goes.
+        """
+        if root is self.scope.root:
+            return self.scope
+        if not isinstance(root, Variant) or root.of is not self.scope.root:
+            return None
+        scope = root.scopes.get(self.id)
+        if scope is None or scope.root is not root.module:
+            scope = root.scopes[self.id] = self.scope.variant(
+                root.module, partial(plan_model, root.module)
+            )
+            self._variants.add(scope)
+        return scope
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""
@@ -76,6 +104,7 @@ class Session:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
+        scope: Scope | None = None,
         foreign: str | None = None,
         inner: str | None = None,
     ) -> Any:
@@ -83,16 +112,18 @@ class Session:
 
         Args:
             host: the call as the host would make it, with these arguments.
+            scope: of the variant that is called; None is the root module itself.
             foreign: why this call is none of this session's, if so.
             inner: another node's part within the call, if there is one.
         """
+        scope = scope or self.scope
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        reason = foreign or self.problem or self.scope.why_not(next(activations, None))
+        reason = foreign or self.problem or scope.why_not(next(activations, None))
         if reason is not None:
             self.steps[reason] += 1
             self._warn(reason)
             return host(*args, **kwargs)
-        return self.scope.call(host, args, kwargs, foreign=inner)
+        return scope.call(host, args, kwargs, foreign=inner)
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""

@@ -45,6 +45,10 @@ class Specials:
         self._sizes: dict[Hashable, dict[str, tuple[Any, ...]]] = {}
         self._sets: dict[Hashable, dict[str, Graph]] = {}
 
+    def fresh(self) -> Specials:
+        """Return one for another root module, by the same rule."""
+        return Specials(self._runs_before)
+
     @property
     def graphs(self) -> list[Graph]:
         """The graphs of all sets, each once."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..regions.plan import Dispatch, Plan
+from ..regions.plan import Dispatch, Passage, Plan
 from ..sources import Watch, fingerprint
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
@@ -49,6 +49,8 @@ class Wiring:
     def foreign(self) -> str | None:
         """Say what another node's code does within the tree, None where it is all the host's."""
         for module in self._modules:
+            if isinstance(module, Passage):
+                continue
             if (problem := _foreign_part(module)) is not None:
                 return problem
             if not _has_known_code(type(module)):
@@ -103,7 +105,8 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
         watch: gets every name that was followed, to notice later changes.
     """
     forward = getattr(type(root), "_forward", type(root).forward)
-    found = fingerprint([forward], {type(m) for m in root.modules()}, watch)
+    classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
+    found = fingerprint([forward], classes, watch)
     for name in found:
         if name.partition(":")[0].partition(".")[0] not in _HOMES:
             return f"code of another package takes part ({name})"

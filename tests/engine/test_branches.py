@@ -5,6 +5,7 @@ same bits as the whole one.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,7 @@ def _agree(unet: Any, branch: Branch, call: Call) -> torch.Tensor:
         assert torch.equal(output, expected)
         before = feature.clone()
         for _ in range(2):
-            assert torch.equal(branch.shallow(feature, **_copied(call)), expected)
+            assert torch.equal(branch.shallow(**_copied(call), feature=feature), expected)
         assert torch.equal(feature, before), "the feature may be used again"
     return feature
 
@@ -170,7 +171,7 @@ def test_blocks_and_transformers_keep_their_numbers(unet: Any, branches: list[Br
     with torch.inference_mode():
         for branch in branches:
             _, feature = branch.full(**_copied(_call(unet, (8, 8))))
-            outer = seen(branch.shallow, feature)
+            outer = seen(functools.partial(branch.shallow, feature=feature))
             first, last = len(unet.input_blocks), len(unet.output_blocks)
             kept = branch.number + 1
             assert outer == [
@@ -199,7 +200,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind(unet: Any) -> None:
     bad = _call(unet, (8, 8), patches={"output_block_patch": [fails]})
     with torch.inference_mode():
         _, feature = branch.full(**_copied(good))
-        for run in (branch.full, lambda **call: branch.shallow(feature, **call)):
+        for run in (branch.full, lambda **call: branch.shallow(**call, feature=feature)):
             with pytest.raises(RuntimeError, match="on purpose"):
                 run(**_copied(bad))
     assert branch._tap.feature is None and branch._source.feature is None

@@ -1,0 +1,120 @@
+"""DeepCache together with Compile Model: both halves run compiled, in whichever order the nodes
+come, and nothing is built for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.attach.deepcache import apply, kept
+from warmgraph_backends.deepcache.cache import Options
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab, relative
+from .probed import Probed
+
+STEPS = 7
+#: Errors of single calls add up over a run.
+RUN_TOLERANCE = 2e-3
+
+
+def _cached(model: Any, **options: Any) -> Any:
+    clone, problem = apply(model, Options(**options))
+    assert problem is None
+    return clone
+
+
+def _evaluations(model: Any) -> dict[str, int]:
+    cache = kept(model)
+    assert cache is not None and cache.problem is None
+    return dict(cache.evaluations)
+
+
+@pytest.fixture
+def both(probed: Probed, lab: Lab) -> list[Any]:
+    """DeepCache on Compile Model, and Compile Model on DeepCache."""
+    plain = probed.plain
+    return [_cached(lab.compiled(plain)), lab.compiled(_cached(plain))]
+
+
+def test_both_orders_run_all_compiled_at_no_build(
+    probed: Probed, lab: Lab, both: list[Any]
+) -> None:
+    expected = probed.sample(_cached(probed.plain), size=(9, 15), steps=STEPS)
+    plain = probed.sample(probed.plain, size=(9, 15), steps=STEPS)
+    jobs = lab.jobs()
+    found = []
+    for model in both:
+        before = lab.engine.report(model)["calls"]["compiled"]
+        found.append(probed.sample(model, size=(9, 15), steps=STEPS))
+        assert _evaluations(model) == {"full": 3, "shallow": 4}
+        report = lab.engine.report(model)
+        session = model.get_attachment("warmgraph")
+        places = {scope.root: len(scope.plan.places) for scope in session.scopes}
+        branch = kept(model).branch  # type: ignore[union-attr]
+        whole, outer = places[branch.whole.module], places[branch.outer.module]
+        assert whole == report["regions"]["total"] > outer > 0
+        # Two of the three full ones keep a feature; one shallow call more is the check's.
+        assert report["calls"]["compiled"] - before == 3 * whole + 5 * outer
+        assert report["calls"]["eager"] == 0 and report["regions"]["eager"] == 0, report["notes"]
+        assert report["builds"] == 0
+    assert lab.jobs() == jobs
+    assert torch.equal(found[0], found[1])
+    assert relative(found[0], expected) <= RUN_TOLERANCE < relative(found[0], plain)
+
+
+def test_other_intervals_branches_sizes_and_batches_build_nothing(probed: Probed, lab: Lab) -> None:
+    jobs = lab.jobs()
+    compiled = lab.compiled(probed.plain)
+    for options, size, batch in (
+        ({"interval": 2}, (8, 8), 1),
+        ({"interval": 5, "branch": 1}, (13, 10), 2),
+        ({"interval": 3, "branch": 11}, (45, 30), 1),
+    ):
+        eager = probed.sample(_cached(probed.plain, **options), size=size, batch=batch, steps=4)
+        ours = _cached(compiled, **options)
+        found = probed.sample(ours, size=size, batch=batch, steps=4)
+        assert relative(found, eager) <= RUN_TOLERANCE
+        assert lab.engine.report(ours)["calls"]["eager"] == 0
+    assert lab.jobs() == jobs
+
+
+def test_interval_one_is_compile_model_alone(probed: Probed, lab: Lab) -> None:
+    compiled = lab.compiled(probed.plain)
+    alone = probed.sample(compiled, size=(8, 8), steps=3)
+    assert torch.equal(probed.sample(_cached(compiled, interval=1), size=(8, 8), steps=3), alone)
+
+
+def test_what_lies_between_the_two_leaves_the_image_right(probed: Probed, lab: Lab) -> None:
+    from comfy.patcher_extension import WrappersMP
+
+    def between(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output: torch.Tensor = executor(*args, **kwargs)
+        return output * 0.99
+
+    clone = probed.plain.clone()
+    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "another", between)
+    expected = probed.sample(_cached(clone), size=(8, 8), steps=STEPS)
+    found = probed.sample(_cached(lab.compiled(clone)), size=(8, 8), steps=STEPS)
+    assert relative(found, expected) <= RUN_TOLERANCE
+
+
+def test_a_cache_that_is_gone_takes_its_scopes_with_it(
+    probed: Probed, lab: Lab, host: Host
+) -> None:
+    compiled = lab.compiled(probed.plain)
+    session = compiled.get_attachment("warmgraph")
+    model = _cached(compiled)
+    probed.sample(model, size=(8, 8), steps=4)
+    assert len(session.scopes) == 3
+    cache = weakref.ref(kept(model))
+    del model
+    gc.collect()
+    assert cache() is None
+    gc.collect()
+    assert session.scopes == [session.scope]
