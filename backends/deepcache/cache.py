@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from ..runtime.variant import Variant
 from .branches import Branch, depth
 from .features import Features, Form, form_of, patches_of
 from .schedule import Schedule, custom, in_range, quadratic, uniform
@@ -161,7 +160,8 @@ class DeepCache:
         """Run the whole UNet; the feature is None where another node did not run it after all."""
         branch = self.branch
         if self._is_ours(executor):
-            both: tuple[torch.Tensor, torch.Tensor] = _within(executor, branch.whole, call)
+            both: tuple[torch.Tensor, torch.Tensor]
+            both = _within(executor, branch.whole, branch.whole.call, call)
             return both
         kept: list[torch.Tensor] = []  # others within expect one tensor
 
@@ -170,16 +170,16 @@ class DeepCache:
             kept.append(feature)
             return output
 
-        output: torch.Tensor = _within(executor, Variant(self._unet, self._unet, whole), call)
+        output: torch.Tensor = _within(executor, self._unet, whole, call)
         return output, kept[0] if kept else None
 
     def _shallow(self, executor: Any, feature: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
         outer = self.branch.outer
         if self._is_ours(executor):
-            result: torch.Tensor = _within(executor, outer, {**call, "feature": feature})
-            return result
-        run = functools.partial(outer.call, feature=feature)
-        result = _within(executor, Variant(self._unet, self._unet, run), call)
+            owner, run, given = outer, outer.call, {**call, "feature": feature}
+        else:
+            owner, run, given = self._unet, functools.partial(outer.call, feature=feature), call
+        result: torch.Tensor = _within(executor, owner, run, given)
         return result
 
     def _is_ours(self, executor: Any) -> bool:
@@ -210,14 +210,15 @@ class DeepCache:
         return True
 
 
-def _within(executor: Any, variant: Variant, call: dict[str, Any]) -> Any:
-    """Call a variant in place of the UNet's own forward, within the wrappers that are left."""
+def _within(executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, Any]) -> Any:
+    """Call a function in place of the UNet's own forward, within the wrappers that are left.
+
+    Args:
+        owner: whose function it is, as those wrappers are told: a variant, or the UNet.
+    """
     from comfy.patcher_extension import WrapperExecutor
 
-    stands_for = variant if variant.module is not executor.class_obj else executor.class_obj
-    inner = WrapperExecutor.new_class_executor(
-        variant.call, stands_for, executor.wrappers, executor.idx + 1
-    )
+    inner = WrapperExecutor.new_class_executor(run, owner, executor.wrappers, executor.idx + 1)
     rest = {name: value for name, value in call.items() if name not in _NAMES}
     return inner.execute(*(call[name] for name in _NAMES), **rest)
 

@@ -101,7 +101,6 @@ class Specials:
             while len(self._sizes) >= MAX_KNOWN:
                 self._forget(next(k for k in self._sizes if k not in self._sets))
             self._sizes[key] = sizes
-            self._runs[key] += 0
             self._last_seen[key] = self._run
 
         return lambda name, call: _Recorder(name, call, sizes), done
