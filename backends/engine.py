@@ -24,17 +24,20 @@ import torch
 
 from . import folders
 from .attach import controlnet as attach_controlnet
+from .attach import deepcache as attach_deepcache
 from .attach import model as attach_model
 from .attach import vae as attach_vae
 from .attach.base import Attached, Note
 from .builder import Builder
 from .contract import CallForm, WhenMissing
+from .deepcache.cache import DeepCache
+from .deepcache.cache import Options as CacheOptions
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
 from .regions.plan import Plan
 from .registry import resolve_backend
-from .report import model_report, strict_problem
+from .report import deepcache_report, model_report, strict_problem
 from .runtime.calls import is_capturable
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
@@ -106,6 +109,7 @@ class Engine:
         self._hooks = hooks
         self._numbers = itertools.count(1)
         self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        self._caches: weakref.WeakValueDictionary[str, DeepCache] = weakref.WeakValueDictionary()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Why objects of the host that carry nothing of ours run as before.
@@ -209,6 +213,21 @@ class Engine:
         attached = attach_controlnet.AttachedControlNet(control, self._refused)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
+    def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
+        """Return a clone of a ModelPatcher that runs under DeepCache, and the id of its report.
+
+        Raises:
+            RequirementError: the model has no UNet; the text says so for a user.
+        """
+        clone, problem = attach_deepcache.apply(model, options)
+        cache = attach_deepcache.kept(clone)
+        if problem is not None or cache is None:
+            raise RequirementError(problem or "DeepCache could not be put on the model")
+        cache.on_end = self._hooks.on_change
+        identifier = f"deepcache-{next(self._numbers)}"
+        self._caches[identifier] = cache
+        return clone, identifier
+
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
 
@@ -270,14 +289,21 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        kept = self._kept(model)
+        kept, cache = self._kept(model), attach_deepcache.kept(model)
         if isinstance(kept, Session):
-            return model_report(kept, self._builder, None)
-        text = kept.text if isinstance(kept, Note) else "this model did not come out of Warmgraph"
-        return model_report(None, self._builder, text)
+            report = model_report(kept, self._builder, None)
+        elif isinstance(kept, Note):
+            report = model_report(None, self._builder, kept.text)
+        else:
+            note = None if cache else "this model did not come out of Warmgraph"
+            report = model_report(None, self._builder, note)
+        return {**report, "deepcache": deepcache_report(cache) if cache else None}
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all reports, the builder's progress, the store's use and the settings."""
+        """Return all reports, the builder's progress, the store's use and the settings.
+
+        Reports of DeepCaches are apart: a model's here is that of its graphs alone.
+        """
         progress = self._builder.progress()
         usage = self._store.usage()
         return {
@@ -285,6 +311,9 @@ class Engine:
                 model_report(session, self._builder, None)
                 for session in list(self._sessions.values())
             ],
+            "deepcaches": {
+                name: deepcache_report(cache) for name, cache in list(self._caches.items())
+            },
             "builds": self._graphs.builds,
             "loads": self._graphs.loads,
             "building": progress._asdict(),

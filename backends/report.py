@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .builder import Builder
+from .deepcache.cache import DeepCache
 from .runtime.graphs import State
 from .runtime.replays import Replays
 from .runtime.session import Session
@@ -74,9 +75,11 @@ def strict_problem(report: dict[str, Any]) -> str | None:
 
 def render_text(report: dict[str, Any]) -> str:
     """Put a report into words, a line each."""
-    regions = report["regions"]
+    regions, cache = report["regions"], report.get("deepcache")
+    cached = [] if cache is None else [deepcache_text(cache)]
     if not regions["total"]:
-        return "\n".join([*_captured_lines(report), *report["notes"]]) or "nothing to report"
+        lines = [*_captured_lines(report), *report["notes"], *cached]
+        return "\n".join(lines) or "nothing to report"
     lines = [
         f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled "
         f"({report['backend']})"
@@ -100,8 +103,42 @@ def render_text(report: dict[str, Any]) -> str:
         f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM {report['vram_bytes'] / 2**20:.1f} MiB "
         f"(kernels; weights are the host's own), {report['seconds_saved']:.0f} s of compiling saved"
     )
-    lines += report["notes"]
+    lines += [*report["notes"], *cached]
     return "\n".join(lines)
+
+
+def deepcache_report(cache: DeepCache) -> dict[str, Any]:
+    """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
+    options, tally = cache.options, cache.tally
+    return {
+        "schedule": options.schedule.value,
+        "interval": options.interval,
+        "branch": cache.branch.number,
+        "wanted_branch": options.branch,
+        "costs": [round(cost, 4) for cost in cache.costs],
+        "side": cache.side,
+        "ran": tally is not None,
+        "chunks": [] if tally is None else tally.chunks,
+        "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
+        "vram_bytes": 0 if tally is None else tally.feature_bytes,
+        "problem": cache.problem,
+    }
+
+
+def deepcache_text(report: dict[str, Any]) -> str:
+    """Put what a DeepCache did in its last run into a line."""
+    if report["problem"] is not None:
+        return f"DeepCache: {report['problem']}"
+    if not report["ran"]:
+        return "DeepCache: nothing sampled yet"
+    counts = ", ".join(
+        f"{chunk['role']} {chunk['full']} full + {chunk['shallow']} shallow"
+        for chunk in report["chunks"]
+    )
+    return (
+        f"DeepCache, last run: {counts or 'no calls of the UNet'}; about "
+        f"{report['seconds_saved']:.2f} s saved, {report['vram_bytes'] / 2**20:.0f} MiB of features"
+    )
 
 
 def _captured_lines(report: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from . import server
 from .compile_controlnet import WarmgraphCompileControlNet
 from .compile_model import WarmgraphCompileModel, WarmgraphLoadCompiledGraph
 from .compile_vae import WarmgraphCompileVAE, WarmgraphLoadCompiledGraphVAE
+from .deepcache import WarmgraphDeepCache
 from .report import WarmgraphGraphReport, WarmgraphWarmUp
 
 
@@ -29,4 +30,5 @@ class WarmgraphExtension(ComfyExtension):
             WarmgraphCompileVAE,
             WarmgraphLoadCompiledGraphVAE,
             WarmgraphCompileControlNet,
+            WarmgraphDeepCache,
         ]

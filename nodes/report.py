@@ -188,7 +188,9 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
     """Return a report as text; one that cannot be made says so and does not fail the prompt."""
     try:
         report = make_report()
-        report_id, text = report["id"], render_text(report)
+        # A model's live text is that of its graphs alone.
+        report_id = "" if report.get("deepcache") else report["id"]
+        text = render_text(report)
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
         report_id, text = "", f"no report: {error}"

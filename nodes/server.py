@@ -22,7 +22,7 @@ from ..backends.engine import Engine, Hooks, Paths
 from ..backends.folders import list_folders
 from ..backends.report import render_text
 from ..backends.settings import Settings
-from .summary import summary_text
+from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 
 logger = logging.getLogger(__name__)
@@ -121,11 +121,15 @@ def graph_folders() -> list[str]:
 
 
 def report_payload() -> dict[str, Any]:
-    """Return the engine's snapshot, each model's report also in words."""
+    """Return the engine's snapshot, each model's and DeepCache's report also in words."""
     snapshot = get_engine().snapshot()
     models = [
         {**report, "summary": summary_text(report), "text": render_text(report)}
         for report in snapshot["models"]
+    ]
+    models += [
+        {"id": name, "summary": deepcache_summary(report), "text": deepcache_summary(report)}
+        for name, report in snapshot["deepcaches"].items()
     ]
     return {**snapshot, "models": models}
 

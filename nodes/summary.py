@@ -5,6 +5,8 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Any
 
+from ..backends.report import deepcache_text
+
 MAX_REASONS = 3
 MAX_REASON = 120
 
@@ -25,6 +27,23 @@ def summary_text(report: dict[str, Any]) -> str:
     if len(reasons) > MAX_REASONS:
         lines.append(f"{len(reasons) - MAX_REASONS} more reasons in Graph Report")
     return "\n".join([*lines, *report["notes"]])
+
+
+def deepcache_summary(report: dict[str, Any]) -> str:
+    """Return what a DeepCache node shows: what each branch costs, and what the last run did."""
+    costs, chosen = report["costs"], report["branch"]
+    first = f"branch {chosen} of 0 to {len(costs) - 1}"
+    if report["wanted_branch"] > chosen:
+        first += f" ({report['wanted_branch']} is beyond this model)"
+    listed = ", ".join(f"{number}: {cost:.0%}" for number, cost in enumerate(costs))
+    side = report["side"]
+    return "\n".join(
+        [
+            f"{first}; arithmetic of a shallow step at {side}x{side}:",
+            listed,
+            deepcache_text(report),
+        ]
+    )
 
 
 def building_text(building: dict[str, Any]) -> str:

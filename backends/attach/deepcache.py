@@ -43,7 +43,11 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
     return clone, None
 
 
-def kept(model: Any) -> DeepCache | None:
-    """Return the DeepCache that a ModelPatcher carries, or None."""
-    found: DeepCache | None = model.get_attachment(DEEPCACHE_KEY)
+def kept(thing: Any) -> DeepCache | None:
+    """Return the DeepCache that a ModelPatcher carries; None for anything else of the host's."""
+    from comfy.model_patcher import ModelPatcher
+
+    if not isinstance(thing, ModelPatcher):
+        return None
+    found: DeepCache | None = thing.get_attachment(DEEPCACHE_KEY)
     return found

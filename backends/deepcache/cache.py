@@ -6,7 +6,8 @@ reuse the feature of the last full one. A sampler that evaluates twice a step (H
 within the same numbers of full and shallow steps; nothing waits for the GPU to learn a sigma.
 
 The feature of a call is reused by calls that are like it in everything that shapes it
-(`features.Form`, patches); whatever is not, runs as a full one. Nothing outlives the run.
+(`features.Form`, patches); whatever is not, runs as a full one. Only counts outlive
+the run.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from typing import Any
 import torch
 
 from .branches import Branch, depth
-from .features import Features, Form, form_of, patches_of
-from .schedule import Schedule, custom, in_range, quadratic, uniform
+from .features import Features, form_of, patches_of
+from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
+from .shares import shares, usual_side
+from .tally import FULL, SHALLOW, Tally
 
 logger = logging.getLogger(__name__)
 
 _NAMES = ("x", "timesteps", "context", "y", "control", "transformer_options")
+#: What the host's EasyCache and LazyCache leave in a call.
+_ANOTHER_CACHE = "easycache"
+_STEPS_ASIDE = (
+    "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
+    "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
+)
+_UNLIKE = "steps aside: with these patches the outer blocks do not give what the whole model gives"
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Options:
         start_percent, end_percent: the part of the run in which steps are shallow, 0 to 1.
         center, power: of the quadratic schedule.
         full_steps: of the custom schedule.
+        threshold: of the adaptive schedule (`schedule.Drift`).
     """
 
     interval: int = 3
@@ -49,6 +60,7 @@ class Options:
     center: float = 0.3
     power: float = 1.4
     full_steps: tuple[int, ...] = ()
+    threshold: float = 0.15
 
     def full(self, steps: range) -> frozenset[int]:
         """Return which of these steps compute the whole UNet."""
@@ -62,22 +74,29 @@ class Options:
 class Run:
     """One sampler run."""
 
-    def __init__(self, steps: range, full: frozenset[int]) -> None:
-        """Args: the steps that may be shallow, and those among them that are full."""
+    def __init__(self, steps: range, full: frozenset[int], drift: Drift | None = None) -> None:
+        """Args: the steps that may be shallow; those among them that are full, or what tells."""
         self.features = Features()
+        self.tally = Tally()
         #: The step that is being made.
         self.step = 0
-        self._steps, self._full = steps, full
+        self._steps, self._full, self._drift = steps, full, drift
 
-    @property
-    def is_full(self) -> bool:
-        """Whether this step computes the whole UNet."""
-        return self.step not in self._steps or self.step in self._full
+    def is_full(self, x: torch.Tensor) -> bool:
+        """Whether this step computes the whole UNet.
+
+        Args:
+            x: input of the call that is to be made; the first of a step decides for all of it.
+        """
+        if self.step not in self._steps:
+            return True
+        return self.step in self._full if self._drift is None else self._drift.is_full(self.step, x)
 
     @property
     def keeps(self) -> bool:
-        """Whether a shallow step comes next, for which this one's feature is kept."""
-        return self.step + 1 in self._steps and self.step + 1 not in self._full
+        """Whether a shallow step may come next, for which this one's feature is kept."""
+        following = self.step + 1
+        return following in self._steps and (self._drift is not None or following not in self._full)
 
 
 class DeepCache:
@@ -92,10 +111,16 @@ class DeepCache:
         self.options = options
         self._is_known = is_known
         self.branch = Branch(unet, min(options.branch, depth(unet) - 1))
+        #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
+        self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".
         self.evaluations: Counter[str] = Counter()
-        #: Why it stepped aside, if it did.
+        #: What the last run did; None before the first.
+        self.tally: Tally | None = None
+        #: Why it stepped aside in the last run, if it did.
         self.problem: str | None = None
+        #: Called after each run.
+        self.on_end: Callable[[], None] = lambda: None
         self._unet = unet
         self._run: Run | None = None
         self._checked: set[Any] = set()
@@ -111,16 +136,19 @@ class DeepCache:
             run.step = number + 1
             return None if callback is None else callback(number, *given, **named)
 
-        self._run = run
+        self._run, self.problem = run, None
         try:
             return executor(guider, sigmas, extra, after_step, *others, **kwargs)
         finally:
-            self._run = before
+            self._run, self.tally = before, run.tally
+            self.on_end()
 
     def _begin(self, guider: Any, sigmas: torch.Tensor) -> Run:
         options, sampling = self.options, guider.inner_model.model_sampling
         ends = [sampling.percent_to_sigma(p) for p in (options.start_percent, options.end_percent)]
         steps = in_range(sigmas.tolist(), *map(float, ends))  # the run's one wait for the GPU
+        if options.schedule is Schedule.ADAPTIVE:
+            return Run(steps, frozenset(), Drift(options.threshold))
         return Run(steps, options.full(steps))
 
     # --- a call -----------------------------------------------------------------------------------
@@ -131,27 +159,31 @@ class DeepCache:
         if run is None or self.problem or executor.class_obj is not self._unet:
             return executor(*args, **kwargs)
         call = {**dict.fromkeys(_NAMES), **dict(zip(_NAMES, args, strict=False)), **kwargs}
-        options = call["transformer_options"]
-        form = form_of(call["x"], call["context"], call["y"], call["control"], options)
-        patches = patches_of(options)
-        feature = None if run.is_full else run.features.find(form, patches)
-        if feature is not None:
-            self.evaluations["shallow"] += 1
-            return self._shallow(executor, feature, call)
-        self.evaluations["full"] += 1
-        if not run.keeps and run.is_full:
-            run.features.drop(form, patches)
+        x, options = call["x"], call["transformer_options"]
+        if _ANOTHER_CACHE in options:
+            self._step_aside(_STEPS_ASIDE)
             return executor(*args, **kwargs)
-        return self._full(executor, run, form, patches, call)
-
-    def _full(
-        self, executor: Any, run: Run, form: Form, patches: list[Any], call: dict[str, Any]
-    ) -> torch.Tensor:
+        form = form_of(x, call["context"], call["y"], call["control"], options)
+        patches = patches_of(options)
+        is_full = run.is_full(x)
+        feature = None if is_full else run.features.find(form, patches)
+        sort = FULL if feature is None else SHALLOW
+        self.evaluations[sort] += 1
+        evaluation = run.tally.evaluation(sort, form.chunks, x.device)
+        if feature is not None:
+            with evaluation:
+                return self._shallow(executor, feature, call)
+        if is_full and not run.keeps:
+            run.features.drop(form, patches)
+            with evaluation:
+                return executor(*args, **kwargs)
         again = _copied(call)
-        output, feature = self._whole(executor, call)
+        with evaluation:
+            output, feature = self._whole(executor, call)
         structure = (form.structure, [(kind, place, len(given)) for kind, place, given in patches])
         if feature is not None and self._is_right(executor, output, feature, structure, again):
             run.features.keep(form, patches, feature)
+            run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
         return output
 
     def _whole(
@@ -200,14 +232,15 @@ class DeepCache:
         key = repr(structure)
         if key not in self._checked:
             if not torch.equal(self._shallow(executor, feature, call), output):
-                self.problem = (
-                    "steps aside: with these patches the outer blocks do not give what the whole "
-                    "model gives"
-                )
-                logger.warning("DeepCache %s", self.problem)
+                self._step_aside(_UNLIKE)
                 return False
             self._checked.add(key)
         return True
+
+    def _step_aside(self, why: str) -> None:
+        """Leave the rest of this run to the host."""
+        self.problem = why
+        logger.warning("DeepCache: %s", why)
 
 
 def _within(executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, Any]) -> Any:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
+import torch
+
 
 class Schedule(str, Enum):
     """How full steps are chosen."""
@@ -18,6 +20,41 @@ class Schedule(str, Enum):
     QUADRATIC = "quadratic"
     ADAPTIVE = "adaptive"
     CUSTOM = "custom"
+
+
+class Drift:
+    """The adaptive schedule: a step is full once its input is far from the last full one's.
+
+    How far is mean absolute difference over mean absolute value, a number that is read from the
+    GPU once per step.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        """Args: how far an input may drift, 0 to 1; at 0 every step is full."""
+        self._threshold = threshold
+        self._step: int | None = None
+        self._decided = True
+        self._last_full: torch.Tensor | None = None
+
+    def is_full(self, step: int, x: torch.Tensor) -> bool:
+        """Tell whether a step is full; its first call decides.
+
+        Args:
+            x: the UNet's input in this call.
+        """
+        if step == self._step:
+            return self._decided
+        self._step, self._decided = step, self._is_far(x)
+        if self._decided:
+            self._last_full = x.clone()  # the host may write into it
+        return self._decided
+
+    def _is_far(self, x: torch.Tensor) -> bool:
+        last = self._last_full
+        if last is None or last.shape != x.shape or last.device != x.device:
+            return True
+        drift = (x.float() - last).abs().mean() / last.float().abs().mean()
+        return not float(drift) < self._threshold
 
 
 def uniform(steps: range, interval: int) -> frozenset[int]:

@@ -19,6 +19,17 @@ WIDGETS = {  # saved workflows hold values by position: append, never insert, ne
     "WarmgraphCompileVAE": ["when_missing", "graphs", "backend", "parts"],
     "WarmgraphLoadCompiledGraphVAE": ["folder", "strict", "parts"],
     "WarmgraphCompileControlNet": ["when_missing", "graphs", "backend"],
+    "WarmgraphDeepCache": [
+        "interval",
+        "branch",
+        "schedule",
+        "start_percent",
+        "end_percent",
+        "center",
+        "power",
+        "full_steps",
+        "threshold",
+    ],
 }
 SOCKETS = {  # input sockets, outputs
     "WarmgraphCompileModel": (["model"], ["MODEL"]),
@@ -28,6 +39,7 @@ SOCKETS = {  # input sockets, outputs
     "WarmgraphCompileVAE": (["vae"], ["VAE"]),
     "WarmgraphLoadCompiledGraphVAE": (["vae"], ["VAE"]),
     "WarmgraphCompileControlNet": (["control_net"], ["CONTROL_NET"]),
+    "WarmgraphDeepCache": (["model"], ["MODEL"]),
 }
 
 

@@ -1,0 +1,89 @@
+"""What part of a UNet's arithmetic its outer blocks are, for each branch at which it may be cut.
+
+Counted from the modules: products of convolutions and linear layers, and of attention, at the size
+that a model of this sort is made for. Time on a GPU is not arithmetic: a report says what was
+saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+_PROMPT_TOKENS = 77
+
+
+def usual_side(unet: Any) -> int:
+    """Return the side in pixels of the images that a UNet is made for: SDXL's 1024, else 512."""
+    return 512 if unet.num_classes is None else 1024
+
+
+def shares(unet: Any) -> list[float]:
+    """Return what part of a whole step a shallow one computes, for each branch from the outermost.
+
+    Args:
+        unet: the host's UNetModel.
+    """
+    side = usual_side(unet) // 8
+    inputs = []
+    for block in unet.input_blocks:
+        cost, side = _cost(block, side)
+        inputs.append(cost)
+    middle, side = _cost(unet.middle_block or (), side)
+    outputs = []
+    for block in unet.output_blocks:
+        cost, side = _cost(block, side)
+        outputs.append(cost)
+    head, _ = _cost([unet.out], side)
+    total = sum(inputs) + middle + sum(outputs) + head
+    outer, found = head, []
+    for entry, leave in zip(inputs, reversed(outputs), strict=False):
+        outer += entry + leave
+        found.append(outer / total)
+    return found
+
+
+def _cost(layers: Iterable[Any], side: int) -> tuple[float, int]:
+    """Multiplications of one block at a side of its input in latent pixels, and its output's."""
+    from comfy.ldm.modules.attention import SpatialTransformer
+    from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
+
+    cost = 0.0
+    for layer in layers:
+        if isinstance(layer, Downsample):
+            side = -(-side // 2)
+        elif isinstance(layer, Upsample):
+            side *= 2
+        pixels = side * side
+        if isinstance(layer, SpatialTransformer):
+            cost += _transformer(layer, pixels)
+        elif isinstance(layer, ResBlock):
+            cost += _weights(layer, without=(layer.emb_layers,)) * pixels
+        else:
+            cost += _weights(layer) * pixels
+    return cost, side
+
+
+def _transformer(transformer: Any, pixels: int) -> float:
+    cost = 0.0
+    for block in transformer.transformer_blocks:
+        prompt = (block.attn2.to_k, block.attn2.to_v)
+        cost += _weights(block, without=prompt) * pixels
+        cost += sum(map(_weights, prompt)) * _PROMPT_TOKENS
+        width = block.attn1.to_q.weight.shape[0]
+        cost += 2 * width * pixels * (pixels + _PROMPT_TOKENS)
+    return cost + (_weights(transformer.proj_in) + _weights(transformer.proj_out)) * pixels
+
+
+def _weights(module: Any, without: Iterable[Any] = ()) -> float:
+    """Elements of all weights of two and more dimensions in a module."""
+    left_out = {id(p) for other in without for p in other.parameters()}
+    return float(
+        sum(
+            p.numel()
+            for p in module.parameters()
+            if isinstance(p, torch.Tensor) and p.dim() > 1 and id(p) not in left_out
+        )
+    )

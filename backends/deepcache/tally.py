@@ -1,0 +1,88 @@
+"""What a DeepCache did in its last run: evaluations by conditioning, and the time of each sort."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+FULL, SHALLOW = "full", "shallow"
+_ROLES = ("positive", "negative")
+
+
+class Tally:
+    """Counts the evaluations of one sampler run. Nothing waits for the GPU but a report."""
+
+    def __init__(self) -> None:
+        self._evaluations: Counter[tuple[Any, str]] = Counter()
+        self._seconds: dict[str, list[Callable[[], float | None]]] = {FULL: [], SHALLOW: []}
+        #: The most memory that features held.
+        self.feature_bytes = 0
+
+    @contextmanager
+    def evaluation(self, sort: str, chunks: Sequence[Any], device: torch.device) -> Iterator[None]:
+        """Count and time one call of the UNet.
+
+        Args:
+            chunks: the conditioning of each part of its batch, as of `features.Form`.
+        """
+        for chunk in chunks:
+            self._evaluations[chunk, sort] += 1
+        ended = _stopwatch(device)
+        yield
+        self._seconds[sort].append(ended())
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """For each conditioning its role and its evaluations by sort, in the order they came."""
+        known = dict.fromkeys(chunk for chunk, _ in self._evaluations)
+        return [
+            {
+                "role": _role(chunk),
+                **{sort: self._evaluations[chunk, sort] for sort in (FULL, SHALLOW)},
+            }
+            for chunk in known
+        ]
+
+    @property
+    def seconds_saved(self) -> float:
+        """What the shallow calls took less than as many full ones, by the medians of both."""
+        times = {
+            sort: [s for ended in found if (s := ended()) is not None]
+            for sort, found in self._seconds.items()
+        }
+        if not all(times.values()):
+            return 0.0
+        gain = statistics.median(times[FULL]) - statistics.median(times[SHALLOW])
+        return max(0.0, gain) * len(times[SHALLOW])
+
+
+def _role(chunk: Any) -> str:
+    _, side = chunk
+    return _ROLES[side] if side in range(len(_ROLES)) else f"conditioning {side}"
+
+
+def _stopwatch(device: torch.device) -> Callable[[], Callable[[], float | None]]:
+    """Begin to measure; what comes back ends it, and gives the way to ask for the seconds."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+
+        def end() -> Callable[[], float | None]:
+            seconds = time.perf_counter() - begin
+            return lambda: seconds
+
+        return end
+    event: Any = torch.cuda.Event
+    begun, done = event(enable_timing=True), event(enable_timing=True)
+    begun.record()
+
+    def record() -> Callable[[], float | None]:
+        done.record()
+        return lambda: begun.elapsed_time(done) / 1e3 if done.query() else None
+
+    return record
