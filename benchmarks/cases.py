@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .captured_cases import batches, exact, forms, soak
+from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
@@ -250,4 +251,8 @@ CASES: dict[str, Case] = {
     "rivals": Case(rivals, 480),
     "vram_six": Case(vram_six, 60),
     "small_cards": Case(small_cards, 150),
+    "deepcache_sdxl_default": Case(deepcache("sdxl", DEFAULT), 60),
+    "deepcache_sdxl_off": Case(deepcache("sdxl", OFF), 60),
+    "deepcache_sd15_default": Case(deepcache("sd15", DEFAULT), 80),
+    "deepcache_sd15_off": Case(deepcache("sd15", OFF), 60),
 }

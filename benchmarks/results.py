@@ -270,6 +270,24 @@ FIGURES: dict[str, Figure] = {
         "<= 0.3",
         any_of=True,
     ),
+    # Whole images of 20 steps, one full step in three.
+    **{
+        f"{name}_{size}_speedup": Figure(
+            "eager / ours", (case,), lambda case, made=made: case["speedups"][made], bar
+        )
+        for case, size, name, made, bar in (
+            ("deepcache_sdxl_default", "sdxl_1024", "deepcache", "deepcache", ">= 2.0"),
+            ("deepcache_sdxl_default", "sdxl_1024", "deepcache_compiled", "both", ">= 3.6"),
+            ("deepcache_sd15_default", "sd15_512", "deepcache", "deepcache", ">= 2.0"),
+            ("deepcache_sd15_default", "sd15_512", "deepcache_compiled", "both", ">= 6.0"),
+        )
+    },
+    "deepcache_max_abs_diff_interval1": Figure(
+        "difference",
+        ("deepcache_sdxl_default", "deepcache_sd15_default"),
+        lambda *cases: max(case["max_abs_diff_interval1"] for case in cases),
+        "== 0",
+    ),
     # Beyond the bars: the same under other conditions, for honest reading of those above.
     "first_image_warm_ratio": Figure(
         "ours / eager", ("first_image_warm",), lambda case: case["first_image_ratio"]
