@@ -127,11 +127,11 @@ def report_payload() -> dict[str, Any]:
         {**report, "summary": summary_text(report), "text": render_text(report)}
         for report in snapshot["models"]
     ]
-    models += [
-        {"id": name, "summary": deepcache_summary(report), "text": deepcache_summary(report)}
+    caches = [
+        {**report, "id": name, "summary": deepcache_summary(report)}
         for name, report in snapshot["deepcaches"].items()
     ]
-    return {**snapshot, "models": models}
+    return {**snapshot, "models": models, "deepcaches": caches}
 
 
 async def get_report(_request: web.Request) -> web.Response:

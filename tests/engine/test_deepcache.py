@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
-from warmgraph_backends.deepcache.branches import depth
+from warmgraph_backends.deepcache.branches import Branch, depth
 from warmgraph_backends.deepcache.cache import Options
-from warmgraph_backends.deepcache.schedule import Schedule
+from warmgraph_backends.deepcache.schedule import Drift, Schedule
+from warmgraph_backends.deepcache.shares import shares
+from warmgraph_backends.report import deepcache_report, deepcache_text
 from warmgraph_tools.inprocess import Host
 
 Patch = Callable[[Any], Any]
@@ -122,6 +124,28 @@ def test_schedules_equal_the_reference(xl: Pair, options: dict[str, Any], full: 
     assert torch.equal(found, xl.sample(_reference(xl.model, full, 0)))
 
 
+def test_adaptive_equals_the_reference_of_the_steps_that_it_chose(xl: Pair) -> None:
+    ours = _cached(xl.model, schedule=Schedule.ADAPTIVE, threshold=0.2)
+    found = xl.sample(ours, steps=10)
+    counts = dict(kept(ours).evaluations)  # type: ignore[union-attr]
+    assert counts["full"] > 1 and counts["shallow"] > 1
+    inputs: list[torch.Tensor] = []
+
+    def note(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        inputs.append(x.clone())
+        return executor(x, *args, **kwargs)
+
+    traced = ours.clone()
+    traced.add_wrapper_with_key("diffusion_model", "note", note)
+    xl.sample(traced, steps=10)
+    drift = Drift(0.2)
+    full = {step for step, x in enumerate(inputs) if drift.is_full(step, x)}
+    assert len(inputs) == 10 and len(full) == counts["full"]
+    assert torch.equal(found, xl.sample(_reference(xl.model, full, 0), steps=10))
+    never = _cached(xl.model, schedule=Schedule.ADAPTIVE, threshold=0.0)
+    assert torch.equal(xl.sample(never), xl.sample(xl.model))
+
+
 def test_only_the_chosen_part_of_a_run_is_shallow(xl: Pair) -> None:
     ours = _cached(xl.model, interval=3, start_percent=0.3, end_percent=0.8)
     xl.sample(ours, steps=10)
@@ -228,3 +252,71 @@ def test_the_node_below_is_replaced_and_the_model_is_left_alone(xl: Pair) -> Non
     assert torch.equal(xl.sample(twice), xl.sample(xl.model))
     assert kept(once).evaluations == {}  # type: ignore[union-attr]
     assert kept(xl.model) is None
+
+
+def test_shares_are_those_that_pytorch_counts(pair: Pair) -> None:
+    """At the size that is counted for; a shallow call's arithmetic as part of a whole one's."""
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    attention: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # not known to it
+
+    def attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))
+
+    unet = pair.model.model.diffusion_model
+    side = 64 if unet.num_classes is None else 128
+    x, context = torch.randn(1, 4, side, side), pair.positive[0][0]
+    y = None if unet.num_classes is None else torch.randn(1, 64 + 6 * 256)
+    options: dict[str, Any] = {"transformer_options": {}}
+
+    def count(call: Callable[..., Any], **given: Any) -> tuple[Any, int]:
+        counter = FlopCounterMode(display=False, custom_mapping={attention: attended})
+        with counter, torch.inference_mode():
+            result = call(x, torch.tensor([500.0]), context.float(), y, None, **options, **given)
+        return result, counter.get_total_flops()
+
+    costs = shares(unet)
+    assert len(costs) == depth(unet) and costs == sorted(costs) and costs[-1] < 1
+    for number in (0, 2, depth(unet) - 1):
+        branch = Branch(unet, number)
+        (_, feature), whole = count(branch.full)
+        _, outer = count(branch.shallow, feature=feature)
+        assert costs[number] == pytest.approx(outer / whole, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["EasyCacheNode", "LazyCacheNode"])
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_beside_the_hosts_own_step_cache_it_steps_aside_and_says_so(
+    xl: Pair, name: str, ours_first: bool
+) -> None:
+    from comfy_extras import nodes_easycache
+
+    def other(model: Any) -> Any:
+        node = getattr(nodes_easycache, name)
+        return node.execute(model, 0.3, 0.1, 0.95, False).args[0]
+
+    expected = xl.sample(other(xl.model), steps=10)
+    ours = other(_cached(xl.model)) if ours_first else _cached(other(xl.model))
+    assert torch.equal(xl.sample(ours, steps=10), expected)
+    cache = kept(ours)
+    assert cache is not None and cache.problem is not None and "EasyCache" in cache.problem
+    assert cache.evaluations["shallow"] == 0
+    assert "steps aside" in deepcache_text(deepcache_report(cache))
+
+
+def test_a_report_counts_each_conditioning_and_what_was_saved(xl: Pair) -> None:
+    ours = _cached(xl.model, interval=3)
+    cache = kept(ours)
+    assert cache is not None
+    assert "nothing sampled yet" in deepcache_text(deepcache_report(cache))
+    long = xl.host.encode(xl.clip, "a cat " * 200)
+    xl.sample(ours, positive=long, width=256, height=256)
+    report = deepcache_report(cache)
+    assert sorted(chunk["role"] for chunk in report["chunks"]) == ["negative", "positive"]
+    assert all((c["full"], c["shallow"]) == (3, 4) for c in report["chunks"])
+    # Features of both, kept at once: 64 channels at 32x32, 4 bytes each.
+    assert report["vram_bytes"] == 2 * 64 * 32 * 32 * 4
+    assert report["seconds_saved"] > 0
+    text = deepcache_text(report)
+    assert "positive 3 full + 4 shallow" in text and "s saved" in text
+    assert cache._run is None, "nothing but counts is kept"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from warmgraph_backends.deepcache.schedule import (
+    Drift,
     custom,
     in_range,
     parse_steps,
@@ -65,3 +67,29 @@ def test_a_part_of_a_run_is_known_by_its_sigmas() -> None:
     assert in_range(SIGMAS, 9.0, 0.5) == range(1, 7)
     assert in_range(SIGMAS, 0.1, 0.0) == range(0)
     assert in_range(SIGMAS[3:], float("inf"), 0.5) == range(0, 4), "image to image begins later"
+
+
+def _full(threshold: float, inputs: list[torch.Tensor]) -> list[bool]:
+    drift = Drift(threshold)
+    return [drift.is_full(step, x) for step, x in enumerate(inputs)]
+
+
+def test_adaptive_is_full_once_the_input_is_far_from_the_last_full_one() -> None:
+    inputs = [torch.full((2, 4, 8, 8), value) for value in (1.0, 1.05, 1.11, 1.15, 1.3, 1.3)]
+    assert _full(0.1, inputs) == [True, False, True, False, True, False]
+    assert _full(0.0, inputs) == [True] * 6, "at 0 every step is full"
+    assert _full(1.0, inputs) == [True] + [False] * 5
+
+
+def test_adaptive_decides_once_a_step_and_keeps_its_own_copy() -> None:
+    drift, x = Drift(0.1), torch.ones(1, 4, 8, 8)
+    assert drift.is_full(0, x)
+    assert drift.is_full(0, x * 2) and not drift.is_full(1, x), "another chunk of the same step"
+    assert not drift.is_full(1, x * 2)
+    x *= 2  # the host's own tensor
+    assert drift.is_full(2, x)
+
+
+def test_adaptive_is_full_when_the_input_is_of_another_size_or_no_number() -> None:
+    x = torch.ones(1, 4, 8, 8)
+    assert _full(0.5, [x, x, x[:, :, :4], x * float("nan"), x]) == [True, False, True, True, True]

@@ -6,9 +6,9 @@ import { api } from "../../../scripts/api.js";
 
 const EVENT = "warmgraph.report";
 
-/** @typedef {{id: string, summary: string, text: string}} ModelReport */
+/** @typedef {{id: string, summary: string, text?: string}} Report of a model, or of a DeepCache */
 
-/** @type {Map<string, ModelReport>} */
+/** @type {Map<string, Report>} */
 const reports = new Map();
 
 /** @typedef {{node: string, text: string}} Progress */
@@ -21,16 +21,16 @@ function tell(progress) {
   for (const watcher of watchers) watcher(progress);
 }
 
-/** @param {{models?: ModelReport[]}} snapshot */
-function keep(snapshot) {
+/** @param {{models?: Report[], deepcaches?: Report[]}} snapshot */
+function keep({ models = [], deepcaches = [] }) {
   reports.clear();
-  for (const report of snapshot.models ?? []) reports.set(report.id, report);
+  for (const report of [...models, ...deepcaches]) reports.set(report.id, report);
   tell();
 }
 
 /**
  * @param {string} id
- * @returns {ModelReport | undefined}
+ * @returns {Report | undefined}
  */
 export function reportOf(id) {
   return reports.get(id);
