@@ -33,9 +33,9 @@ def deepcache(
     when another clone of it had its turn, which no user's images pay.
 
     Returns:
-        {"ksampler_seconds": {name: median}, "speedups" over the host alone, "max_abs_diff_interval1",
-        "rel_l2_compiled" (final latents, both against DeepCache alone), "builds_by_deepcache",
-        "reports", "profile"}
+        {"ksampler_seconds": {name: median}, "speedups" over the host alone,
+        "max_abs_diff_interval1", "rel_l2_compiled" (final latents, both against DeepCache alone),
+        "builds_by_deepcache", "reports", "profile"}
     """
     store_path, target = Path(store), Size(*size)
     engine = open_engine(store_path, workers=workers)
@@ -84,7 +84,12 @@ def deepcache(
     return result
 
 
-def _times(models: dict[str, Any], image: Callable[[str, int], Any], images: int) -> dict[str, Any]:
+def _times(
+    models: dict[str, Any],
+    image: Callable[[str, int], Any],
+    settled: Callable[[str], Any],
+    images: int,
+) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(images):
         for name in models:
