@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache, Options
+from ..runtime.session import Session
 from .base import KEY
 from .model import is_step
+from .model import kept as kept_session
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 
@@ -30,7 +33,7 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
             "ComfyUI's own EasyCache is for such models."
         )
     clone = model.clone()
-    cache = DeepCache(unet, options, is_step)
+    cache = DeepCache(_branch(model, unet, options.branch), options, is_step)
     for kind, wrapper in (
         (WrappersMP.SAMPLER_SAMPLE, cache.around_sampler),
         (WrappersMP.DIFFUSION_MODEL, cache.around_unet),
@@ -41,6 +44,17 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
         clone.wrappers[kind] = {DEEPCACHE_KEY: others.pop(DEEPCACHE_KEY), **others}
     clone.set_attachments(DEEPCACHE_KEY, cache)
     return clone, None
+
+
+def _branch(model: Any, unet: Any, number: int) -> Branch:
+    """The UNet cut in two: where Compile Model is on the model, the cut that its session keeps, so
+    that what was captured for one DeepCache serves the next one, whatever its interval.
+    """
+    number = min(number, depth(unet) - 1)
+    session = kept_session(model)
+    if not isinstance(session, Session) or session.scope.root is not unet:
+        return Branch(unet, number)
+    return session.keep((DEEPCACHE_KEY, number), lambda: Branch(unet, number))
 
 
 def kept(thing: Any) -> DeepCache | None:

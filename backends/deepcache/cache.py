@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .branches import Branch, depth
+from .branches import Branch
 from .features import Features, form_of, patches_of
 from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
 from .shares import shares, usual_side
@@ -103,14 +103,15 @@ class DeepCache:
     """Keeps deep features of one UNet within each sampler run."""
 
     def __init__(
-        self, unet: Any, options: Options, is_known: Callable[[Any], bool] = lambda _: False
+        self, branch: Branch, options: Options, is_known: Callable[[Any], bool] = lambda _: False
     ) -> None:
-        """Args: the host's UNetModel, whose blocks are used and never changed; what the user chose;
-        and which wrappers of a UNet's call know its variants.
+        """Args: the host's UNetModel as cut in two, whose blocks are used and never changed; what
+        the user chose; and which wrappers of a UNet's call know its variants.
         """
+        unet: Any = branch.whole.of
         self.options = options
         self._is_known = is_known
-        self.branch = Branch(unet, min(options.branch, depth(unet) - 1))
+        self.branch = branch
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from .scope import Scope
 from .variant import Variant
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Session:
         self.options = options
         self.scope = scope
         self._variants: weakref.WeakSet[Scope] = weakref.WeakSet()
+        self._kept: dict[Hashable, Any] = {}
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
         #: Why the run that goes on is all the host's, if it is.
@@ -91,6 +94,17 @@ class Session:
             )
             self._variants.add(scope)
         return scope
+
+    def keep(self, name: Hashable, make: Callable[[], T]) -> T:
+        """Return what is kept under a name for as long as this session, made now if need be.
+
+        Another node's variants of the root module stay here with their scopes, so that what was
+        captured for them is there again when that node ran anew.
+        """
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: T = self._kept[name]
+        return kept
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""

@@ -35,7 +35,8 @@ def deepcache(
     Returns:
         {"ksampler_seconds": {name: median}, "speedups" over the host alone,
         "max_abs_diff_interval1", "rel_l2_compiled" (final latents, both against DeepCache alone),
-        "builds_by_deepcache", "reports", "profile"}
+        "builds_by_deepcache", "captures_by_interval" (what another interval made captured anew),
+        "reports", "profile"}
     """
     store_path, target = Path(store), Size(*size)
     engine = open_engine(store_path, workers=workers)
@@ -70,6 +71,9 @@ def deepcache(
     result |= _times(
         models, image, lambda name: sample(models[name], kind, target, steps=2 * INTERVAL), images
     )
+    captures = engine.report(compiled)["captured"]["captures"]
+    sample(_cached(engine, compiled, interval=5), kind, target, steps=steps)
+    result["captures_by_interval"] = engine.report(compiled)["captured"]["captures"] - captures
     result["builds_by_deepcache"] = len(set(graph_files(store_path)) - files)
     partial(result)
     result["profile"] = {

@@ -13,8 +13,6 @@ import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.cache import Options
-from warmgraph_tools.inprocess import Host
-
 from .lab import Lab, relative
 from .probed import Probed
 
@@ -104,17 +102,35 @@ def test_what_lies_between_the_two_leaves_the_image_right(probed: Probed, lab: L
     assert relative(found, expected) <= RUN_TOLERANCE
 
 
-def test_a_cache_that_is_gone_takes_its_scopes_with_it(
-    probed: Probed, lab: Lab, host: Host
+def test_another_deepcache_on_the_same_model_runs_through_the_same_scopes(
+    probed: Probed, lab: Lab
 ) -> None:
+    """So that changing the interval builds and captures nothing."""
     compiled = lab.compiled(probed.plain)
     session = compiled.get_attachment("warmgraph")
-    model = _cached(compiled)
-    probed.sample(model, size=(8, 8), steps=4)
-    assert len(session.scopes) == 3
-    cache = weakref.ref(kept(model))
+    model = _cached(compiled, interval=3)
+    expected = probed.sample(model, size=(8, 8), steps=4)
+    scopes = session.scopes
+    assert len(scopes) == 3
     del model
     gc.collect()
-    assert cache() is None
+    for interval in (2, 3, 5):
+        found = probed.sample(_cached(compiled, interval=interval), size=(8, 8), steps=4)
+        assert torch.equal(found, expected) is (interval == 3)
+        assert set(session.scopes) == set(scopes)
+    probed.sample(_cached(compiled, branch=1), size=(8, 8), steps=4)
+    assert len(session.scopes) == 5
+
+
+def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> None:
+    cache = _cached(probed.plain)
+    model = lab.compiled(cache)
+    session = model.get_attachment("warmgraph")
+    probed.sample(model, size=(8, 8), steps=4)
+    assert len(session.scopes) == 3
+    gone = weakref.ref(kept(model))
+    del model, cache
+    gc.collect()
+    assert gone() is None
     gc.collect()
     assert session.scopes == [session.scope]
