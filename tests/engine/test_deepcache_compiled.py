@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.cache import Options
+
 from .lab import Lab, relative
 from .probed import Probed
 
