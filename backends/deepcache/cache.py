@@ -1,9 +1,9 @@
 """DeepCache on one MODEL: what happens around a sampler run and around each call of the UNet.
 
-A run's steps are told by its sampler: after each step the sampler calls back. Every evaluation
-until then belongs to the step: in a full step all of them compute the whole UNet, in the others all
-reuse the feature of the last full one. A sampler that evaluates twice a step (Heun, DPM2) does so
-within the same numbers of full and shallow steps; nothing waits for the GPU to learn a sigma.
+A run's steps are told by its sampler, which calls back in each: what is evaluated between two
+callbacks is of one sort, full or shallow. A sampler that evaluates twice a step (Heun, DPM2) calls
+back after the first, so the second goes with the first of the next step, which is at the same or a
+lower sigma; nothing waits for the GPU to learn a sigma.
 
 The feature of a call is reused by calls that are like it in everything that shapes it
 (`features.Form`, patches); whatever is not, runs as a full one. Only counts outlive
@@ -60,7 +60,7 @@ class Options:
     center: float = 0.3
     power: float = 1.4
     full_steps: tuple[int, ...] = ()
-    threshold: float = 0.15
+    threshold: float = 0.4
 
     def full(self, steps: range) -> frozenset[int]:
         """Return which of these steps compute the whole UNet."""
@@ -82,15 +82,17 @@ class Run:
         self.step = 0
         self._steps, self._full, self._drift = steps, full, drift
 
-    def is_full(self, x: torch.Tensor) -> bool:
+    def is_full(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
         """Whether this step computes the whole UNet.
 
         Args:
-            x: input of the call that is to be made; the first of a step decides for all of it.
+            x, sigmas: of the call that is to be made; the first of a step decides for all of it.
         """
         if self.step not in self._steps:
             return True
-        return self.step in self._full if self._drift is None else self._drift.is_full(self.step, x)
+        if self._drift is None:
+            return self.step in self._full
+        return self._drift.is_full(self.step, x, sigmas)
 
     @property
     def keeps(self) -> bool:
@@ -166,7 +168,7 @@ class DeepCache:
             return executor(*args, **kwargs)
         form = form_of(x, call["context"], call["y"], call["control"], options)
         patches = patches_of(options)
-        is_full = run.is_full(x)
+        is_full = run.is_full(x, options.get("sigmas"))
         feature = None if is_full else run.features.find(form, patches)
         sort = FULL if feature is None else SHALLOW
         self.evaluations[sort] += 1

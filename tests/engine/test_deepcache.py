@@ -125,22 +125,22 @@ def test_schedules_equal_the_reference(xl: Pair, options: dict[str, Any], full: 
 
 
 def test_adaptive_equals_the_reference_of_the_steps_that_it_chose(xl: Pair) -> None:
-    ours = _cached(xl.model, schedule=Schedule.ADAPTIVE, threshold=0.2)
-    found = xl.sample(ours, steps=10)
-    counts = dict(kept(ours).evaluations)  # type: ignore[union-attr]
-    assert counts["full"] > 1 and counts["shallow"] > 1
-    inputs: list[torch.Tensor] = []
+    ours = _cached(xl.model, schedule=Schedule.ADAPTIVE, threshold=0.5)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def note(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        inputs.append(x.clone())
+        seen.append((x.clone(), args[-1]["sigmas"]))
         return executor(x, *args, **kwargs)
 
-    traced = ours.clone()
-    traced.add_wrapper_with_key("diffusion_model", "note", note)
-    xl.sample(traced, steps=10)
-    drift = Drift(0.2)
-    full = {step for step, x in enumerate(inputs) if drift.is_full(step, x)}
-    assert len(inputs) == 10 and len(full) == counts["full"]
+    plain = xl.model.clone()
+    plain.add_wrapper_with_key("diffusion_model", "note", note)
+    xl.sample(plain, steps=10)
+    found = xl.sample(ours, steps=10)
+    counts = dict(kept(ours).evaluations)  # type: ignore[union-attr]
+    assert counts["full"] > 2 and counts["shallow"] > 2 and sum(counts.values()) == len(seen) == 10
+    # With random weights the latent of the plain run drifts as that of ours, but for rounding.
+    drift = Drift(0.5)
+    full = {step for step, call in enumerate(seen) if drift.is_full(step, *call)}
     assert torch.equal(found, xl.sample(_reference(xl.model, full, 0), steps=10))
     never = _cached(xl.model, schedule=Schedule.ADAPTIVE, threshold=0.0)
     assert torch.equal(xl.sample(never), xl.sample(xl.model))

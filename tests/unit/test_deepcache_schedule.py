@@ -71,7 +71,7 @@ def test_a_part_of_a_run_is_known_by_its_sigmas() -> None:
 
 def _full(threshold: float, inputs: list[torch.Tensor]) -> list[bool]:
     drift = Drift(threshold)
-    return [drift.is_full(step, x) for step, x in enumerate(inputs)]
+    return [drift.is_full(step, x, None) for step, x in enumerate(inputs)]
 
 
 def test_adaptive_is_full_once_the_input_is_far_from_the_last_full_one() -> None:
@@ -83,11 +83,19 @@ def test_adaptive_is_full_once_the_input_is_far_from_the_last_full_one() -> None
 
 def test_adaptive_decides_once_a_step_and_keeps_its_own_copy() -> None:
     drift, x = Drift(0.1), torch.ones(1, 4, 8, 8)
-    assert drift.is_full(0, x)
-    assert drift.is_full(0, x * 2) and not drift.is_full(1, x), "another chunk of the same step"
-    assert not drift.is_full(1, x * 2)
+    assert drift.is_full(0, x, None)
+    assert drift.is_full(0, x * 2, None) and not drift.is_full(1, x, None), "another chunk of it"
+    assert not drift.is_full(1, x * 2, None)
     x *= 2  # the host's own tensor
-    assert drift.is_full(2, x)
+    assert drift.is_full(2, x, None)
+
+
+def test_adaptive_sees_the_latent_of_the_sampler() -> None:
+    """The host scales a latent of size 1 and noise of sigma to size 1 for the UNet."""
+    drift, x = Drift(0.4), torch.ones(2, 4, 8, 8)
+    sigmas = (14.6, 11.0, 8.3, 6.5)  # of one size to the UNet, at every step
+    found = [drift.is_full(n, x, torch.full((1,), sigma)) for n, sigma in enumerate(sigmas)]
+    assert found == [True, False, True, False]
 
 
 def test_adaptive_is_full_when_the_input_is_of_another_size_or_no_number() -> None:
