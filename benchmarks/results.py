@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,11 @@ def _images(form: str) -> Callable[..., Any]:
 
 def _first_more(seconds: dict[str, float]) -> float:
     return round(seconds["any_shape_first"] - seconds["any_shape_later"], 3)
+
+
+def _psnr(case: dict[str, Any], way: str) -> float:
+    rows = [row for row in case["rows"] if (row["way"], row["interval"]) == (way, 3)]
+    return round(statistics.mean(row["psnr"] for row in rows), 2)
 
 
 def _rival(case: dict[str, Any]) -> Any:
@@ -288,6 +294,13 @@ FIGURES: dict[str, Figure] = {
         lambda *cases: max(case["max_abs_diff_interval1"] for case in cases),
         "== 0",
     ),
+    # The small trained model, mean over the samplers; EasyCache at the same share of work.
+    **{
+        f"deepcache_{name}interval3_psnr_db": Figure(
+            "dB", ("deepcache_quality",), lambda case, way=way: _psnr(case, way)
+        )
+        for name, way in (("", "uniform"), ("easycache_at_", "EasyCache"))
+    },
     # Beyond the bars: the same under other conditions, for honest reading of those above.
     "first_image_warm_ratio": Figure(
         "ours / eager", ("first_image_warm",), lambda case: case["first_image_ratio"]

@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,14 @@ SAMPLERS = {
 INTERVALS = (2, 3, 5)
 _THRESHOLDS = 0.005, 3.0  # the most is what the host's nodes take
 _HALVINGS = 8
-_SHEET = (("uniform", 3), ("uniform", 5), ("adaptive", 3), ("EasyCache", 3), ("LazyCache", 3))
+_SHEET = (
+    ("uniform", 3),
+    ("quadratic early", 3),
+    ("adaptive", 3),
+    ("EasyCache", 3),
+    ("LazyCache", 3),
+    ("uniform", 5),
+)
 
 
 class Task(NamedTuple):
@@ -202,8 +210,13 @@ def lazycache(model: Any, threshold: float, _branch: int) -> Any:
     return LazyCacheNode.execute(model, threshold, 0.15, 0.95, False).args[0]
 
 
-BY_INTERVAL = ("uniform", "quadratic")
-"""DeepCache's schedules with an interval."""
+BY_INTERVAL: dict[str, dict[str, Any]] = {
+    "uniform": {"schedule": "uniform"},
+    "quadratic": {"schedule": "quadratic"},
+    "quadratic early": {"schedule": "quadratic", "center": 0.0, "power": 1.2},
+    "quadratic mild": {"schedule": "quadratic", "center": 0.15, "power": 1.2},
+}
+"""DeepCache's schedules with an interval, and options other than the node's."""
 BY_THRESHOLD: dict[str, Callable[[Any, float, int], Any]] = {
     "adaptive": adaptive,
     "EasyCache": easycache,
@@ -254,10 +267,10 @@ class Bench:
         self.plain = draw(model, task)
         self._model, self._task = model, task
 
-    def by_interval(self, schedule: str, interval: int, branch: int) -> Measured:
-        """Measure DeepCache with a schedule that has an interval."""
-        drawn = draw(deepcache(self._model, schedule, interval=interval, branch=branch), self._task)
-        return self._measured(drawn, schedule, interval, branch, None)
+    def by_interval(self, way: str, interval: int, branch: int) -> Measured:
+        """Measure a way of `BY_INTERVAL`."""
+        made = deepcache(self._model, **BY_INTERVAL[way], interval=interval, branch=branch)
+        return self._measured(draw(made, self._task), way, interval, branch, None)
 
     def at_work(self, way: str, uniform: Row) -> Measured:
         """Measure a way of `BY_THRESHOLD` at the work of another row, or as near as it comes.
@@ -309,7 +322,7 @@ def measure(
     """Measure every way of one task, one after the other."""
     for branch in branches:
         for interval in intervals:
-            found = [bench.by_interval(schedule, interval, branch) for schedule in BY_INTERVAL]
+            found = [bench.by_interval(way, interval, branch) for way in BY_INTERVAL]
             yield from found
             for way in BY_THRESHOLD:
                 if branch == branches[0] or way == "adaptive":  # the host's know no branches
@@ -319,7 +332,7 @@ def measure(
 def _line(row: Row) -> str:
     threshold = "" if row.threshold is None else f"  threshold {row.threshold:.3f}"
     return (
-        f"{row.sampler:16}{row.way:11}{row.interval:2}{row.branch:3}  work {row.work:.2f}  "
+        f"{row.sampler:16}{row.way:16}{row.interval:2}{row.branch:3}  work {row.work:.2f}  "
         f"PSNR {row.psnr:5.2f} ({row.lowest_psnr:5.2f})  SSIM {row.ssim:.4f}  "
         f"{row.full:3} + {row.shallow:3} of {row.plain:3}  "
         f"{row.seconds:.2f} of {row.plain_seconds:.2f} s{threshold}"
@@ -363,15 +376,21 @@ def main() -> None:
                 columns[label] = pictures[: len(classes)]
         if sampler == options.samplers[0]:
             contact_sheet(columns, [CLASSES[kind] for kind in classes], options.sheet)
+    import comfyui_version
+
     facts = {
-        "torch": torch.__version__,
+        "name": "deepcache_quality",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+        "host": f"ComfyUI {comfyui_version.__version__}",
+        "ok": True,
         "dtype": str(model.model.get_dtype_inference()),
         "task": task._replace(sampler="all")._asdict(),
         "outer_share": {branch: outer_share(branch) for branch in options.branches},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {"facts": facts, "rows": [row._asdict() for row in rows]}
+    document = {**facts, "rows": [row._asdict() for row in rows]}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
