@@ -30,20 +30,16 @@ def summary_text(report: dict[str, Any]) -> str:
 
 
 def deepcache_summary(report: dict[str, Any]) -> str:
-    """Return what a DeepCache node shows: what each branch costs, and what the last run did."""
+    """Return what a DeepCache node shows: what the last run did, and what each branch costs."""
     costs, chosen = report["costs"], report["branch"]
     first = f"branch {chosen} of 0 to {len(costs) - 1}"
     if report["wanted_branch"] > chosen:
         first += f" ({report['wanted_branch']} is beyond this model)"
     listed = ", ".join(f"{number}: {cost:.0%}" for number, cost in enumerate(costs))
-    side = report["side"]
-    return "\n".join(
-        [
-            f"{first}; arithmetic of a shallow step at {side}x{side}:",
-            listed,
-            deepcache_text(report),
-        ]
+    costs_line = (
+        f"a shallow step's arithmetic at {report['side']}x{report['side']}, by branch: {listed}"
     )
+    return "\n".join([deepcache_text(report), first, costs_line])
 
 
 def building_text(building: dict[str, Any]) -> str:

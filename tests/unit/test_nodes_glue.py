@@ -189,3 +189,21 @@ def test_the_page_offers_the_settings_that_the_server_has() -> None:
         name: tuple(map(float, numbers)) for name, *numbers in re.findall(pattern, script, re.S)
     }
     assert offered == {s.name: (s.default, s.minimum, s.maximum) for s in SETTINGS.values()}
+
+
+def test_a_deepcache_says_what_it_did_and_what_its_branches_cost(pack: ModuleType) -> None:
+    report = {
+        "branch": 2,
+        "wanted_branch": 11,
+        "costs": [0.12, 0.31, 0.5],
+        "side": 1024,
+        "ran": True,
+        "problem": None,
+        "chunks": [{"role": "positive", "full": 7, "shallow": 13}],
+        "seconds_saved": 0.61,
+        "vram_bytes": 20 * 2**20,
+    }
+    text = _module(pack, "summary").deepcache_summary(report)
+    assert "positive 7 full + 13 shallow; about 0.61 s saved, 20 MiB of features" in text
+    assert "branch 2 of 0 to 2 (11 is beyond this model)" in text
+    assert "at 1024x1024, by branch: 0: 12%, 1: 31%, 2: 50%" in text

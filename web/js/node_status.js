@@ -12,7 +12,7 @@ const NODES = {
   WarmgraphLoadCompiledGraphVAE: { width: 300, height: 80, part: "summary" },
   WarmgraphLoadCompiledGraph: { width: 300, height: 80, part: "summary" },
   WarmgraphCompileControlNet: { width: 300, height: 80, part: "summary" },
-  WarmgraphDeepCache: { width: 300, height: 100, part: "summary" },
+  WarmgraphDeepCache: { width: 300, height: 130, part: "summary" },
   WarmgraphGraphReport: { width: 400, height: 260, part: "text" },
   WarmgraphWarmUp: { width: 400, height: 140, part: "text" },
 };
