@@ -102,6 +102,28 @@ def test_bad_sizes_are_refused_when_queued(server: Server, checkpoint: str) -> N
         server.run(graph)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schedule": "custom", "full_steps": "0, x"}, "full steps must be numbers from 0 on"),
+        ({"start_percent": 0.8, "end_percent": 0.2}, "must not be larger than end_percent"),
+        ({"interval": 0}, "interval"),
+    ],
+)
+def test_bad_values_of_deepcache_are_refused_when_queued(
+    server: Server, checkpoint: str, changes: dict[str, Any], words: str
+) -> None:
+    graph = _graph(checkpoint)
+    inputs = {"interval": 3, "branch": 0, "schedule": "uniform", "start_percent": 0.0}
+    inputs |= {"end_percent": 1.0, "center": 0.3, "power": 1.4, "full_steps": "", "threshold": 0.4}
+    inputs |= {"model": ["2", 0], **changes}
+    graph["7"] = {"class_type": "WarmgraphDeepCache", "inputs": inputs}
+    graph["5"]["inputs"]["model"] = ["7", 0]
+    with pytest.raises(HostError, match="refused") as caught:
+        server.run(graph)
+    assert words in str(caught.value)
+
+
 def test_a_folder_that_is_not_there_costs_only_speed(server: Server, checkpoint: str) -> None:
     run = server.run(_loading(checkpoint))
     assert "not here" in run.outputs["6"]["text"][0]
