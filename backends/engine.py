@@ -31,7 +31,7 @@ from .attach.base import Attached, Note
 from .builder import Builder
 from .contract import CallForm, WhenMissing
 from .deepcache.cache import DeepCache
-from .deepcache.cache import Options as CacheOptions
+from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.deepcache.cache import Options
+from ..backends.deepcache.run import Options
 from ..backends.deepcache.schedule import Schedule, parse_steps
 from . import server
 from .summary import deepcache_summary

@@ -1,5 +1,5 @@
-"""DeepCache on a MODEL: a clone of the host's ModelPatcher with two wrappers under a key of its
-own.
+"""DeepCache on a MODEL: a clone of the host's ModelPatcher with three wrappers under a key of
+its own.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..deepcache.branches import Branch, depth
-from ..deepcache.cache import DeepCache, Options
+from ..deepcache.cache import DeepCache
+from ..deepcache.run import Options
 from ..runtime.session import Session
 from .base import KEY
 from .model import is_step
@@ -36,6 +37,7 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
     cache = DeepCache(_branch(model, unet, options.branch), options, is_step)
     for kind, wrapper in (
         (WrappersMP.SAMPLER_SAMPLE, cache.around_sampler),
+        (WrappersMP.PREDICT_NOISE, cache.around_evaluation),
         (WrappersMP.DIFFUSION_MODEL, cache.around_unet),
     ):
         clone.remove_wrappers_with_key(kind, DEEPCACHE_KEY)

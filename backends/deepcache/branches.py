@@ -41,6 +41,7 @@ class Branch:
         if not 0 <= number < depth(unet):
             raise ValueError(f"branch must be 0 to {depth(unet) - 1} for this UNet, got {number}")
         self.number = number
+        self._layers = _layers(unet)
         self._kept = number + 1
         self._skipped_outputs = len(unet.output_blocks) - self._kept
         self._tap, self._source = _Tap(), _Source()
@@ -61,6 +62,14 @@ class Branch:
         #: The two halves as others that compile the UNet may know them.
         self.whole = Variant(unet, self._full, self.full)
         self.outer = Variant(unet, self._shallow, self.shallow)
+
+    def is_current(self) -> bool:
+        """Whether the UNet still has the layers that it was cut with: others may patch or inject
+        some for a run.
+        """
+        now = _layers(self.whole.of)
+        pairs = zip(now, self._layers, strict=False)
+        return len(now) == len(self._layers) and all(one is other for one, other in pairs)
 
     def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own.
@@ -168,6 +177,14 @@ def _with_tap(unet: Any, tap: torch.nn.Module, cut: int) -> Any:
     outputs = list(unet.output_blocks)
     outputs[cut - 1] = _sequence(unet, *outputs[cut - 1], tap)
     return shallow_copy(unet, output_blocks=torch.nn.ModuleList(outputs))
+
+
+def _layers(unet: Any) -> list[Any]:
+    """All that the two halves are made of."""
+    layers = list(unet.children())
+    for block in (*unet.input_blocks, unet.middle_block or (), *unet.output_blocks):
+        layers += [block, *block]
+    return layers
 
 
 def _sequence(unet: Any, *layers: torch.nn.Module) -> torch.nn.Module:

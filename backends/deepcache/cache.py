@@ -1,13 +1,7 @@
 """DeepCache on one MODEL: what happens around a sampler run and around each call of the UNet.
 
-A run's steps are told by its sampler, which calls back in each: what is evaluated between two
-callbacks is of one sort, full or shallow. A sampler that evaluates twice a step (Heun, DPM2) calls
-back after the first, so the second goes with the first of the next step, which is at the same or a
-lower sigma; nothing waits for the GPU to learn a sigma.
-
 The feature of a call is reused by calls that are like it in everything that shapes it
-(`features.Form`, patches); whatever is not, runs as a full one. Only counts outlive
-the run.
+(`features.Place`); whatever is not, runs as a full one. Only counts outlive the run.
 """
 
 from __future__ import annotations
@@ -16,89 +10,30 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .branches import Branch
-from .features import Features, form_of, patches_of
-from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
+from .features import form_of
+from .patches import patches_of
+from .run import Options, Run
 from .shares import shares, usual_side
 from .tally import FULL, SHALLOW, Tally
 
 logger = logging.getLogger(__name__)
 
 _NAMES = ("x", "timesteps", "context", "y", "control", "transformer_options")
+#: How far two ways through compiled graphs may lie apart, in half precision.
+_COMPILED_REL_L2 = 1e-2
 #: What the host's EasyCache and LazyCache leave in a call.
 _ANOTHER_CACHE = "easycache"
 _STEPS_ASIDE = (
     "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
 )
+_REPLACED = "steps aside: another node replaces the UNet's own forward, which it would cut in two"
 _UNLIKE = "steps aside: with these patches the outer blocks do not give what the whole model gives"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user chose on the node.
-
-    Attributes:
-        interval: steps from one full step to the next.
-        branch: where the UNet is cut, 0 being the outermost; beyond its depth, the deepest.
-        start_percent, end_percent: the part of the run in which steps are shallow, 0 to 1.
-        center, power: of the quadratic schedule.
-        full_steps: of the custom schedule.
-        threshold: of the adaptive schedule (`schedule.Drift`).
-    """
-
-    interval: int = 3
-    branch: int = 0
-    schedule: Schedule = Schedule.UNIFORM
-    start_percent: float = 0.0
-    end_percent: float = 1.0
-    center: float = 0.3
-    power: float = 1.4
-    full_steps: tuple[int, ...] = ()
-    threshold: float = 0.4
-
-    def full(self, steps: range) -> frozenset[int]:
-        """Return which of these steps compute the whole UNet."""
-        if self.schedule is Schedule.CUSTOM:
-            return custom(steps, self.full_steps)
-        if self.schedule is Schedule.QUADRATIC:
-            return quadratic(steps, self.interval, center=self.center, power=self.power)
-        return uniform(steps, self.interval)
-
-
-class Run:
-    """One sampler run."""
-
-    def __init__(self, steps: range, full: frozenset[int], drift: Drift | None = None) -> None:
-        """Args: the steps that may be shallow; those among them that are full, or what tells."""
-        self.features = Features()
-        self.tally = Tally()
-        #: The step that is being made.
-        self.step = 0
-        self._steps, self._full, self._drift = steps, full, drift
-
-    def is_full(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
-        """Whether this step computes the whole UNet.
-
-        Args:
-            x, sigmas: of the call that is to be made; the first of a step decides for all of it.
-        """
-        if self.step not in self._steps:
-            return True
-        if self._drift is None:
-            return self.step in self._full
-        return self._drift.is_full(self.step, x, sigmas)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether a shallow step may come next, for which this one's feature is kept."""
-        following = self.step + 1
-        return following in self._steps and (self._drift is not None or following not in self._full)
 
 
 class DeepCache:
@@ -126,17 +61,19 @@ class DeepCache:
         self.on_end: Callable[[], None] = lambda: None
         self._unet = unet
         self._run: Run | None = None
-        self._checked: set[Any] = set()
+        self._checked: set[str] = set()
 
     # --- a run ------------------------------------------------------------------------------------
 
     def around_sampler(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's SAMPLER_SAMPLE wrapper: state begins and ends with one run."""
         guider, sigmas, extra, callback, *others = args
-        run, before = self._begin(guider, sigmas), self._run
+        if not self.branch.is_current():
+            self.branch = Branch(self._unet, self.branch.number)
+        run, before = Run.begin(self.options, guider, sigmas), self._run
 
         def after_step(number: int, *given: Any, **named: Any) -> Any:
-            run.step = number + 1
+            run.called_back(number)
             return None if callback is None else callback(number, *given, **named)
 
         self._run, self.problem = run, None
@@ -146,13 +83,11 @@ class DeepCache:
             self._run, self.tally = before, run.tally
             self.on_end()
 
-    def _begin(self, guider: Any, sigmas: torch.Tensor) -> Run:
-        options, sampling = self.options, guider.inner_model.model_sampling
-        ends = [sampling.percent_to_sigma(p) for p in (options.start_percent, options.end_percent)]
-        steps = in_range(sigmas.tolist(), *map(float, ends))  # the run's one wait for the GPU
-        if options.schedule is Schedule.ADAPTIVE:
-            return Run(steps, frozenset(), Drift(options.threshold))
-        return Run(steps, options.full(steps))
+    def around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        """The host's PREDICT_NOISE wrapper: one evaluation of all conditionings."""
+        if self._run is not None:
+            self._run.features.begin_evaluation()
+        return executor(*args, **kwargs)
 
     # --- a call -----------------------------------------------------------------------------------
 
@@ -163,13 +98,13 @@ class DeepCache:
             return executor(*args, **kwargs)
         call = {**dict.fromkeys(_NAMES), **dict(zip(_NAMES, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
-        if _ANOTHER_CACHE in options:
-            self._step_aside(_STEPS_ASIDE)
+        if (why := self._why_not(executor, options)) is not None:
+            self._step_aside(why)
             return executor(*args, **kwargs)
         form = form_of(x, call["context"], call["y"], call["control"], options)
-        patches = patches_of(options)
+        place = run.features.place(form, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
-        feature = None if is_full else run.features.find(form, patches)
+        feature = None if is_full else run.features.find(place)
         sort = FULL if feature is None else SHALLOW
         self.evaluations[sort] += 1
         evaluation = run.tally.evaluation(sort, form.chunks, x.device)
@@ -177,17 +112,28 @@ class DeepCache:
             with evaluation:
                 return self._shallow(executor, feature, call)
         if is_full and not run.keeps:
-            run.features.drop(form, patches)
             with evaluation:
                 return executor(*args, **kwargs)
-        again = _copied(call)
+        structure = repr((form.structure, [patch.name for patch in place.patches]))
+        before = None if structure in self._checked else _Before.of(call)
         with evaluation:
             output, feature = self._whole(executor, call)
-        structure = (form.structure, [(kind, place, len(given)) for kind, place, given in patches])
-        if feature is not None and self._is_right(executor, output, feature, structure, again):
-            run.features.keep(form, patches, feature)
-            run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
+        if feature is None:
+            return output
+        if before is not None and not self._is_right(executor, output, feature, before):
+            self._step_aside(_UNLIKE)
+            return output
+        self._checked.add(structure)
+        run.features.keep(place, feature)
+        run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
         return output
+
+    def _why_not(self, executor: Any, options: dict[str, Any]) -> str | None:
+        """Why the rest of this run is the host's, if it is."""
+        if _ANOTHER_CACHE in options:
+            return _STEPS_ASIDE
+        own = getattr(executor.original, "__func__", None) is type(self._unet)._forward
+        return None if own else _REPLACED
 
     def _whole(
         self, executor: Any, call: dict[str, Any]
@@ -222,23 +168,18 @@ class DeepCache:
         return all(map(self._is_known, executor.wrappers[executor.idx + 1 :]))
 
     def _is_right(
-        self,
-        executor: Any,
-        output: torch.Tensor,
-        feature: torch.Tensor,
-        structure: Any,
-        call: dict[str, Any],
+        self, executor: Any, output: torch.Tensor, feature: torch.Tensor, before: _Before
     ) -> bool:
         """At the first full call of a structure: with the feature just kept, the shallow path must
-        give the full output, bit for bit.
+        give the full output, bit for bit. Compiled, both may run through other kernels.
         """
-        key = repr(structure)
-        if key not in self._checked:
-            if not torch.equal(self._shallow(executor, feature, call), output):
-                self._step_aside(_UNLIKE)
-                return False
-            self._checked.add(key)
-        return True
+        if before.random != _random_state(output.device):  # the outer blocks would draw others
+            return True
+        found = self._shallow(executor, feature, before.call)
+        if torch.equal(found, output):
+            return True
+        is_compiled = any(map(self._is_known, executor.wrappers))
+        return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
 
     def _step_aside(self, why: str) -> None:
         """Leave the rest of this run to the host."""
@@ -259,11 +200,28 @@ def _within(executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, 
     return inner.execute(*(call[name] for name in _NAMES), **rest)
 
 
-def _copied(call: dict[str, Any]) -> dict[str, Any]:
-    """The same call; the host uses its containers up."""
-    control = call["control"]
-    return {
-        **call,
-        "transformer_options": dict(call["transformer_options"]),
-        "control": control if control is None else {s: list(r) for s, r in control.items()},
-    }
+class _Before(NamedTuple):
+    """How things are before a full call: its arguments, whose containers the host uses up, and
+    where the random numbers are.
+    """
+
+    call: dict[str, Any]
+    random: bytes
+
+    @classmethod
+    def of(cls, call: dict[str, Any]) -> _Before:
+        control = call["control"]
+        copied = {
+            **call,
+            "transformer_options": dict(call["transformer_options"]),
+            "control": control and {side: list(given) for side, given in control.items()},
+        }
+        return cls(copied, _random_state(call["x"].device))
+
+
+def _random_state(device: torch.device) -> bytes:
+    """Where PyTorch's random numbers are, without waiting for the GPU."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return b"".join(state.numpy().tobytes() for state in states)

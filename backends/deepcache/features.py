@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_PATCHES = ("patches", "patches_replace")
-_CALLABLES = ("optimized_attention_override",)
+from .patches import Patch
 
 
 class Form(NamedTuple):
@@ -16,23 +15,37 @@ class Form(NamedTuple):
 
     Attributes:
         chunks: the conditioning of each part of the batch, by the host's ids and in its order.
+        frames: those of the context window that is computed, if one is.
         tensors: shape, dtype and device of the inputs.
         residuals: how many residuals each side of the UNet gets.
     """
 
     chunks: tuple[Any, ...]
+    frames: tuple[int, ...]
     tensors: tuple[Any, ...]
     residuals: tuple[Any, ...]
 
     @property
     def structure(self) -> tuple[Any, ...]:
         """The same without whose conditioning it is."""
-        return len(self.chunks), self.tensors, self.residuals
+        return len(self.chunks), len(self.frames), self.tensors, self.residuals
+
+
+class Place(NamedTuple):
+    """One call among those that a sampler's evaluation makes.
+
+    Attributes:
+        patches: what other nodes put into it (`patches.patches_of`).
+        number: how many like it came before in the same evaluation: tiles, windows, rows by rows.
+    """
+
+    form: Form
+    patches: list[Patch]
+    number: int
 
 
 class _Kept(NamedTuple):
-    form: Form
-    patches: list[Any]
+    place: Place
     feature: torch.Tensor
 
 
@@ -41,22 +54,31 @@ class Features:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
+        self._calls: list[Place] = []
 
-    def find(self, form: Form, patches: list[Any]) -> torch.Tensor | None:
-        """Return the feature of the last full call of this form under these patches, or None."""
-        for kept in self._kept:
-            if kept.form == form and kept.patches == patches:
-                return kept.feature
-        return None
+    def begin_evaluation(self) -> None:
+        """The next call is the first of an evaluation."""
+        self._calls.clear()
 
-    def keep(self, form: Form, patches: list[Any], feature: torch.Tensor) -> None:
+    def place(self, form: Form, patches: list[Patch]) -> Place:
+        """Tell a call from those like it in the same evaluation."""
+        number = sum(known.form == form and known.patches == patches for known in self._calls)
+        place = Place(form, patches, number)
+        self._calls.append(place)
+        return place
+
+    def find(self, place: Place) -> torch.Tensor | None:
+        """Return the feature of the last full call in this place, or None."""
+        return next((kept.feature for kept in self._kept if kept.place == place), None)
+
+    def keep(self, place: Place, feature: torch.Tensor) -> None:
         """Keep a feature in place of an older one."""
-        self.drop(form, patches)
-        self._kept.append(_Kept(form, patches, feature))
+        self._kept = [kept for kept in self._kept if kept.place != place]
+        self._kept.append(_Kept(place, feature))
 
-    def drop(self, form: Form, patches: list[Any]) -> None:
-        """Forget what is kept for calls of this form."""
-        self._kept = [k for k in self._kept if k.form != form or k.patches != patches]
+    def clear(self) -> None:
+        """Forget all, as a full step begins: what is absent in it has no feature after it."""
+        self._kept.clear()
 
     @property
     def bytes(self) -> int:
@@ -82,17 +104,5 @@ def form_of(
         for side, given in sorted((control or {}).items())
         if isinstance(given, (list, tuple))
     )
-    return Form(chunks, tensors, residuals)
-
-
-def patches_of(options: Mapping[str, Any]) -> list[tuple[str, Any, list[Any]]]:
-    """List all that other nodes put into a call, by kind and place, to be compared by `==`:
-    functions and objects are equal to themselves, and a method is to another binding of it.
-    """
-    found: list[tuple[str, Any, list[Any]]] = []
-    for name in _PATCHES:
-        for place, given in (options.get(name) or {}).items():
-            items = list(given.items()) if isinstance(given, Mapping) else list(given)
-            found.append((name, place, items))
-    found += [(name, None, [options[name]]) for name in _CALLABLES if name in options]
-    return found
+    frames = tuple(getattr(options.get("context_window"), "index_list", ()))
+    return Form(chunks, frames, tensors, residuals)

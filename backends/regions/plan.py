@@ -275,6 +275,7 @@ def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.
     The original is not touched; an instance's own `forward` (a dispatcher, a patch) is left out.
     """
     twin = copy.copy(module)
-    twin.__dict__.pop("forward", None)
+    for name in ("forward", "_forward"):  # another node's, which would run the original
+        twin.__dict__.pop(name, None)
     twin._modules = {**module._modules, **children}
     return twin

@@ -111,7 +111,7 @@ def _times(
 
 def _cached(engine: Any, model: Any, *, interval: int = INTERVAL) -> Any:
     import_engine()
-    from warmgraph_backends.deepcache.cache import Options
+    from warmgraph_backends.deepcache.run import Options
 
     cached, _ = engine.apply_deepcache(model, Options(interval=interval))
     return cached

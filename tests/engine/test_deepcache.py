@@ -12,7 +12,7 @@ import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.branches import Branch, depth
-from warmgraph_backends.deepcache.cache import Options
+from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.report import deepcache_report, deepcache_text

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
-from warmgraph_backends.deepcache.cache import Options
+from warmgraph_backends.deepcache.run import Options
 
 from .lab import Lab, relative
 from .probed import Probed

@@ -185,7 +185,7 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
 def deepcache(model: Any, schedule: str, **options: Any) -> Any:
     """Return a clone under DeepCache; options as of its `Options`, the schedule by its name."""
     from warmgraph_backends.attach.deepcache import apply
-    from warmgraph_backends.deepcache.cache import Options
+    from warmgraph_backends.deepcache.run import Options
     from warmgraph_backends.deepcache.schedule import Schedule
 
     return apply(model, Options(schedule=Schedule(schedule), **options))[0]

@@ -1,0 +1,115 @@
+"""One sampler run: what the user chose for it, and which step is being made.
+
+A sampler tells its steps by calling back in each: what it evaluates between two callbacks is of one
+sort, full or shallow. One that evaluates twice a step (Heun, DPM2) calls back after the first, so
+the second goes with the first of the next step, which is at the same or a lower sigma. Nothing
+waits for the GPU to learn a sigma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .features import Features
+from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
+from .tally import Tally
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose on the node.
+
+    Attributes:
+        interval: steps from one full step to the next.
+        branch: where the UNet is cut, 0 being the outermost; beyond its depth, the deepest.
+        start_percent, end_percent: the part of the run in which steps are shallow, 0 to 1.
+        center, power: of the quadratic schedule.
+        full_steps: of the custom schedule.
+        threshold: of the adaptive schedule (`schedule.Drift`).
+    """
+
+    interval: int = 3
+    branch: int = 0
+    schedule: Schedule = Schedule.UNIFORM
+    start_percent: float = 0.0
+    end_percent: float = 1.0
+    center: float = 0.3
+    power: float = 1.4
+    full_steps: tuple[int, ...] = ()
+    threshold: float = 0.4
+
+    def full(self, steps: range) -> frozenset[int]:
+        """Return which of these steps compute the whole UNet."""
+        if self.schedule is Schedule.CUSTOM:
+            return custom(steps, self.full_steps)
+        if self.schedule is Schedule.QUADRATIC:
+            return quadratic(steps, self.interval, center=self.center, power=self.power)
+        return uniform(steps, self.interval)
+
+
+class Run:
+    """One sampler run: its steps, the features of its calls, and counts of them."""
+
+    def __init__(
+        self, steps: range, full: frozenset[int], drift: Drift | None, patcher: Any
+    ) -> None:
+        """Args: the steps that may be shallow; those among them that are full, or what tells; and
+        the host's ModelPatcher that runs.
+        """
+        self._patcher = patcher
+        self.features = Features()
+        self.tally = Tally()
+        #: The step that is being made.
+        self.step = 0
+        self._last_full: int | None = None
+        self._steps, self._full, self._drift = steps, full, drift
+
+    @classmethod
+    def begin(cls, options: Options, guider: Any, sigmas: torch.Tensor) -> Run:
+        """Return the run that a guider of the host's begins over these sigmas."""
+        sampling = guider.inner_model.model_sampling
+        ends = [sampling.percent_to_sigma(p) for p in (options.start_percent, options.end_percent)]
+        steps = in_range(sigmas.tolist(), *map(float, ends))  # the run's one wait for the GPU
+        adaptive = options.schedule is Schedule.ADAPTIVE
+        full = frozenset[int]() if adaptive else options.full(steps)
+        drift = Drift(options.threshold) if adaptive else None
+        return cls(steps, full, drift, getattr(guider.inner_model, "current_patcher", None))
+
+    @property
+    def hooks(self) -> Any:
+        """The hooks that act on the model's weights now, or None."""
+        return getattr(self._patcher, "current_hooks", None)
+
+    def called_back(self, number: int) -> None:
+        """The sampler has made a step's evaluation, and goes on to what is the next one here."""
+        if number < self.step - 1:  # it went back
+            self.features.clear()
+        self.step = number + 1
+
+    def is_full(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
+        """Whether this step computes the whole UNet; where it does, what was kept is let go.
+
+        Args:
+            x, sigmas: of the call that is to be made; the first of a step decides for all of it.
+        """
+        full = self._chosen(x, sigmas)
+        if full and self._last_full != self.step:
+            self._last_full = self.step
+            self.features.clear()
+        return full
+
+    def _chosen(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
+        if self.step not in self._steps:
+            return True
+        if self._drift is None:
+            return self.step in self._full
+        return self._drift.is_full(self.step, x, sigmas)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a shallow step may come next, for which this one's feature is kept."""
+        following = self.step + 1
+        return following in self._steps and (self._drift is not None or following not in self._full)
