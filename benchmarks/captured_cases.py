@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .lab import BUILD_WORKERS, DEFAULT, Lab
+from .lab import BUILD_WORKERS, DEFAULT, ChildError, Lab
 
 Result = dict[str, Any]
 FORMS = ("eager", "exact", "any_shape", "specialised")
@@ -119,30 +119,39 @@ def batches(lab: Lab) -> Result:
 
 
 def soak(seed: int, prompts: int) -> Callable[[Lab], Result]:
-    """A case that changes everything at random; every slice has a seed of its own."""
+    """A case that changes everything at random; every slice has a seed of its own.
+
+    The prompts that were made by the time a slice was stopped are a result.
+    """
 
     def run(lab: Lab) -> Result:
-        result = lab.run(
-            "soak",
-            limit_s=3600 if lab.smoke else 560,
-            model=lab.model("sdxl"),
-            second_model=lab.model("sdxl", seed=1),
-            loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
-            control=lab.controlnet("sdxl"),
-            kind=lab.kind("sdxl"),
-            store=lab.store("sdxl"),
-            seed=seed,
-            prompts=3 if lab.smoke else prompts,
-            scale=8 if lab.smoke else 1,
-            workers=lab.workers(BUILD_WORKERS),
-        )
+        stopped = ""
+        try:
+            result = lab.run(
+                "soak",
+                limit_s=3600 if lab.smoke else 560,
+                model=lab.model("sdxl"),
+                second_model=lab.model("sdxl", seed=1),
+                loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+                control=lab.controlnet("sdxl"),
+                kind=lab.kind("sdxl"),
+                store=lab.store("sdxl"),
+                seed=seed,
+                prompts=3 if lab.smoke else prompts,
+                scale=8 if lab.smoke else 1,
+                workers=lab.workers(BUILD_WORKERS),
+            )
+        except ChildError as failure:
+            if not failure.stopped or "prompts" not in failure.partial:
+                raise
+            result, stopped = failure.partial, str(failure)
         lines = [
             f"{result['prompts']} prompts of seed {seed}: rel L2 up to {result['max_rel_l2']:.1e}, "
             f"{result['builds']} builds, {result['vram_mib_per_100_prompts']} MiB per 100 prompts, "
             f"{result['captures']} captures, {result['replayed']} steps replayed",
             *(f"WRONG: {row}" for row in result["failing"]),
         ]
-        return {**result, "lines": lines}
+        return {**result, "partial": stopped or None, "lines": lines}
 
     return run
 

@@ -74,6 +74,7 @@ def soak(
     draw = random.Random(seed)
     rows: list[dict[str, Any]] = []
     failing: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
     for number in range(prompts):
         prompt = _draw(draw, scale)
         pair = pairs[prompt.second_file]
@@ -90,22 +91,11 @@ def soak(
         rows.append(row)
         if not row["rel_l2"] <= REL_L2:
             failing.append({**row, "calls": found, "report": _state(pair)})
-        partial({"seed": seed, "rows": rows[-20:], "failing": failing, "prompts": number + 1})
-    reports = [engine.report(pair.ours)["captured"] for pair in pairs]
-    result = {
-        "seed": seed,
-        "prompts": len(rows),
-        "max_rel_l2": max(row["rel_l2"] for row in rows),
-        "failing": failing,
-        "builds": len(set(graph_files(folder)) - files),
-        "vram_mib_per_100_prompts": _slope([row["vram_mib"] for row in rows[_WARM_PROMPTS:]]),
-        "captures": sum(report["captures"] for report in reports),
-        "replayed": sum(report["replayed"] for report in reports),
-        "not_replayed": [report["not_replayed"] for report in reports],
-        "rows": rows,
-    }
+        result = {"seed": seed, **_summary(rows, failing), **_counts(engine, pairs)}
+        result["builds"] = len(set(graph_files(folder)) - files)
+        partial({**result, "rows": rows[-20:]})
     engine.close()
-    return result
+    return {**result, "rows": rows}
 
 
 def _draw(draw: random.Random, scale: int) -> Prompt:
@@ -157,6 +147,24 @@ def _state(pair: Pair) -> dict[str, Any]:
     """What a report says of how the pair's ours runs now."""
     report = pair.engine.report(pair.ours)
     return {key: report[key] for key in ("regions", "eager", "captured")}
+
+
+def _summary(rows: list[dict[str, Any]], failing: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "prompts": len(rows),
+        "max_rel_l2": max(row["rel_l2"] for row in rows),
+        "failing": failing,
+        "vram_mib_per_100_prompts": _slope([row["vram_mib"] for row in rows[_WARM_PROMPTS:]]),
+    }
+
+
+def _counts(engine: Any, pairs: list[Pair]) -> dict[str, Any]:
+    reports = [engine.report(pair.ours)["captured"] for pair in pairs]
+    return {
+        "captures": sum(report["captures"] for report in reports),
+        "replayed": sum(report["replayed"] for report in reports),
+        "not_replayed": [report["not_replayed"] for report in reports],
+    }
 
 
 def _slope(values: list[float]) -> float | None:
