@@ -294,12 +294,17 @@ FIGURES: dict[str, Figure] = {
         lambda *cases: max(case["max_abs_diff_interval1"] for case in cases),
         "== 0",
     ),
-    # The small trained model, mean over the samplers; EasyCache at the same share of work.
+    # The small trained model, the node's schedule, mean over the samplers; the host's own at the
+    # same share of work.
     **{
         f"deepcache_{name}interval3_psnr_db": Figure(
             "dB", ("deepcache_quality",), lambda case, way=way: _psnr(case, way)
         )
-        for name, way in (("", "uniform"), ("easycache_at_", "EasyCache"))
+        for name, way in (
+            ("", "quadratic early"),
+            ("easycache_at_", "EasyCache"),
+            ("lazycache_at_", "LazyCache"),
+        )
     },
     # Beyond the bars: the same under other conditions, for honest reading of those above.
     "first_image_warm_ratio": Figure(

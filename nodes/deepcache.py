@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULTS = Options()
+_DEFAULTS = Options(schedule=Schedule.QUADRATIC)  # the best of those measured: docs/deepcache.md
 
 
 class WarmgraphDeepCache(io.ComfyNode):
@@ -68,7 +68,7 @@ class WarmgraphDeepCache(io.ComfyNode):
                     default=_DEFAULTS.schedule.value,
                     tooltip=(
                         "Which steps are full. uniform: every interval-th. quadratic: as many, "
-                        "closer together around a moment of the run (center, power). adaptive: "
+                        "closer together around center, at first the run's beginning. adaptive: "
                         "when the latent has drifted by more than threshold since the last full "
                         "step. custom: those in full_steps."
                     ),

@@ -36,8 +36,8 @@ class Options:
     schedule: Schedule = Schedule.UNIFORM
     start_percent: float = 0.0
     end_percent: float = 1.0
-    center: float = 0.3
-    power: float = 1.4
+    center: float = 0.0
+    power: float = 1.2
     full_steps: tuple[int, ...] = ()
     threshold: float = 0.4
 

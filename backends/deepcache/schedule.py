@@ -67,9 +67,7 @@ def uniform(steps: range, interval: int) -> frozenset[int]:
     return frozenset(steps[::interval])
 
 
-def quadratic(
-    steps: range, interval: int, *, center: float = 0.3, power: float = 1.4
-) -> frozenset[int]:
+def quadratic(steps: range, interval: int, *, center: float, power: float) -> frozenset[int]:
     """As many full steps as `uniform` has, close together around one moment of the run.
 
     The non-uniform schedule of the DeepCache paper (section 3.3): evenly spaced numbers, raised to

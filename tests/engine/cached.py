@@ -4,11 +4,9 @@ place of the deep one.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,21 +24,6 @@ STEPS = 7
 THIRDS = frozenset({0, 3, 6})
 #: Under the host's key for wrappers.
 _KEY = "tests.reference"
-
-
-@contextmanager
-def quick() -> Iterator[None]:
-    """Keep the host's full garbage collections short. It makes one before a run whenever the last
-    clone that it sampled is gone.
-    """
-    gc.collect()
-    is_outermost = not gc.get_freeze_count()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if is_outermost:
-            gc.unfreeze()
 
 
 def unpatched(model: Any) -> Any:

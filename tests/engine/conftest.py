@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,17 @@ from .lab import TOLERANCE, Lab, relative
 from .probed import Probed
 
 __all__ = ["Lab", "relative"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections() -> Iterator[None]:
+    """Leave what is there already out of garbage collections: the host makes a full one before a
+    run whenever the last clone that it sampled is gone.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

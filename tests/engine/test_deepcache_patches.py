@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from warmgraph_tools import checkpoints
 from warmgraph_tools.inprocess import Host
 
-from .cached import STEPS, Pair, Patch, Reference, cache_of, cached, evaluations, quick
+from .cached import STEPS, Pair, Patch, Reference, cache_of, cached, evaluations
 
 #: The models, and where their UNets are cut: outer blocks with attention at both ends of one.
 CUTS = [("narrow15", 0), ("narrowxl", 3)]
@@ -29,9 +29,8 @@ CALLS = {"full": 3, "shallow": 4}
 
 
 @pytest.fixture(scope="module")
-def pairs(host: Host) -> Iterator[dict[str, Pair]]:
-    with quick():
-        yield {kind: Pair(host, kind) for kind in (*dict(CUTS), *ADAPTERS)}
+def pairs(host: Host) -> dict[str, Pair]:
+    return {kind: Pair(host, kind) for kind in (*dict(CUTS), *ADAPTERS)}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from warmgraph_backends.deepcache.features import form_of
 from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_tools.inprocess import Host
 
-from .cached import STEPS, THIRDS, Pair, Reference, cache_of, cached, evaluations, quick
+from .cached import STEPS, THIRDS, Pair, Reference, cache_of, cached, evaluations
 
 #: Samplers that evaluate more than once a step, with how often in a step but the last.
 #: All call back right after the first evaluation of a step.
@@ -41,9 +41,8 @@ SOLVERS = ("dpm_fast", "dpm_adaptive")
 
 
 @pytest.fixture(scope="module")
-def xl(host: Host) -> Iterator[Pair]:
-    with quick():
-        yield Pair(host, "narrowxl")
+def xl(host: Host) -> Pair:
+    return Pair(host, "narrowxl")
 
 
 class Trace:

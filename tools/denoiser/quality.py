@@ -212,11 +212,11 @@ def lazycache(model: Any, threshold: float, _branch: int) -> Any:
 
 BY_INTERVAL: dict[str, dict[str, Any]] = {
     "uniform": {"schedule": "uniform"},
-    "quadratic": {"schedule": "quadratic"},
+    "quadratic": {"schedule": "quadratic", "center": 0.3, "power": 1.4},
     "quadratic early": {"schedule": "quadratic", "center": 0.0, "power": 1.2},
     "quadratic mild": {"schedule": "quadratic", "center": 0.15, "power": 1.2},
 }
-"""DeepCache's schedules with an interval, and options other than the node's."""
+"""DeepCache's schedules with an interval, and their options; "quadratic early" is the node's."""
 BY_THRESHOLD: dict[str, Callable[[Any, float, int], Any]] = {
     "adaptive": adaptive,
     "EasyCache": easycache,
