@@ -13,6 +13,8 @@ import torch
 
 from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.errors import RequirementError
+from warmgraph_backends.report import render_text
 
 from .lab import Lab, relative
 from .probed import Probed
@@ -135,3 +137,28 @@ def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> N
     assert gone() is None
     gc.collect()
     assert session.scopes == [session.scope]
+
+
+def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
+    engine = lab.engine
+    alone, identifier = engine.apply_deepcache(probed.plain, Options(interval=2))
+    both, _ = engine.apply_deepcache(lab.compiled(probed.plain), Options(interval=2))
+    for model in (alone, both):
+        probed.sample(model, size=(8, 8), steps=4)
+        text = render_text(engine.report(model))
+        assert "DeepCache, last run: " in text and "2 full + 2 shallow" in text
+        assert ("regions compiled" in text) is (model is both)
+    assert engine.snapshot()["deepcaches"][identifier]["ran"]
+    del alone, model
+    gc.collect()
+    assert identifier not in engine.snapshot()["deepcaches"]
+
+
+def test_a_model_without_a_unet_is_refused_in_words(probed: Probed, lab: Lab) -> None:
+    holder = probed.plain.model
+    before, holder.diffusion_model = holder.diffusion_model, torch.nn.Identity()
+    try:
+        with pytest.raises(RequirementError, match="needs a UNet, and this model is a Identity"):
+            lab.engine.apply_deepcache(probed.plain, Options())
+    finally:
+        holder.diffusion_model = before
