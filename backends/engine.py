@@ -12,7 +12,6 @@ import logging
 import math
 import platform
 import sys
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
+from .prompts import Progress, Prompts
 from .regions.plan import Plan
 from .registry import resolve_backend
 from .report import deepcache_report, model_report, strict_problem
@@ -52,11 +52,7 @@ from .store import Store
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Engine", "Hooks", "Paths", "WorkflowRef"]
-
-_POLL_S = 0.1
-#: How long after Compile Model a prompt counts as running although it does not sample yet.
-_PROMPT_S = 15.0
+__all__ = ["Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
 
 #: Calls of one size until it is surely captured: weights come, graphs are compared, twice clean.
 _WARM_CALLS = CLEAN_CALLS + 3
@@ -65,8 +61,6 @@ _EXACT_NEEDS = (
     "runs as without this node"
 )
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -114,9 +108,7 @@ class Engine:
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Why objects of the host that carry nothing of ours run as before.
         self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
-        self._sampling = 0
-        self._waiting = False
-        self._prompt_until = 0.0
+        self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
         self._store = Store(
@@ -131,7 +123,7 @@ class Engine:
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
-            is_busy=self._is_busy,
+            is_busy=self._prompts.is_busy,
             on_change=hooks.on_change,
         )
         self._graphs = Graphs(self._store, self._builder, self._changed)
@@ -267,7 +259,7 @@ class Engine:
         if isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
-            self._wait(wanted, on_progress)
+            self._prompts.wait(wanted, self._builder, on_progress)
             # Largest first: what it needs serves the others, too.
             shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
             shapes.sort(key=math.prod, reverse=True)
@@ -350,7 +342,7 @@ class Engine:
         wanted = self._describe(session, attached)
         self._request(session, session.all_graphs)
         if options.when_missing is WhenMissing.WAIT:
-            self._wait(wanted, on_progress)
+            self._prompts.wait(wanted, self._builder, on_progress)
         else:
             self.stay_busy()
         return attached.value
@@ -476,14 +468,12 @@ class Engine:
 
     def begin(self, session: Session, target: Target) -> None:
         """A run starts: look again at what may have changed since the node ran."""
-        self._sampling += 1
+        self._prompts.begin()
         self.look(session, target)
 
     def end(self, session: Session, *, sampled: bool) -> None:
         """A run ended: file its graphs with the workflow and tell what ran."""
-        self._sampling = max(0, self._sampling - 1)
-        if sampled:
-            self._prompt_until = 0.0
+        self._prompts.end(sampled=sampled)
         self.tell(session)
         if not self._settings.keeps_captured:
             self._captured.drop_all()
@@ -519,12 +509,12 @@ class Engine:
 
     def stay_busy(self) -> None:
         """A prompt runs, and nothing will say that it ended."""
-        self._prompt_until = time.monotonic() + _PROMPT_S
+        self._prompts.stay_busy()
 
     def await_graphs(self, session: Session) -> None:
         """Wait within a run for what is on its way, if that is what the user chose."""
         if session.options.when_missing is WhenMissing.WAIT:
-            self._wait(session.graphs, None)
+            self._prompts.wait(session.graphs, self._builder, None)
 
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran."""
@@ -559,38 +549,6 @@ class Engine:
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
         self._hooks.on_change()
-
-    # --- waiting, counting ------------------------------------------------------------------------
-
-    def _wait(self, graphs: Sequence[Graph], on_progress: Progress | None) -> None:
-        self._waiting = True
-        try:
-            self._wait_for(graphs, on_progress)
-        finally:
-            self._waiting = False
-
-    def _wait_for(self, graphs: Sequence[Graph], on_progress: Progress | None) -> None:
-        total = len(graphs)
-        told: tuple[int, str] | None = None
-        while True:
-            self._hooks.check_cancelled()
-            pending = [g for g in graphs if g.is_pending]
-            progress = self._builder.progress()
-            left = progress.seconds_left
-            text = f"building {progress.done}/{progress.total}" if progress.total else "loading"
-            if left is not None and pending:
-                text += f", about {left:.0f} s left"
-            if on_progress is not None and told != (total - len(pending), text):
-                told = (total - len(pending), text)
-                on_progress(total - len(pending), total, text)
-            if not pending:
-                return
-            time.sleep(_POLL_S)
-
-    def _is_busy(self) -> bool:
-        """Whether a prompt runs that builds must leave room for: not one that waits for them."""
-        running = self._sampling > 0 or time.monotonic() < self._prompt_until
-        return running and not self._waiting
 
 
 def _special_pays(attached: Attached) -> bool:

@@ -426,7 +426,7 @@ def test_an_exception_in_the_network_leaves_nothing_and_the_next_run_is_right(
         handle.remove()
         assert left_behind(xl.network) == []
         assert applied[0][0][1]["control"].control_model is xl.network
-        assert xl.lab.engine._sampling == 0
+        assert xl.lab.engine._prompts.sampling == 0
         assert torch.equal(xl.sample(applied), image)
     assert torch.equal(xl.check(), image)
 
@@ -449,9 +449,9 @@ def test_after_cancel_workers_are_not_held_back_for_long(
         handle.remove()
         management.interrupt_current_processing(False)
     engine = xl.lab.engine
-    assert engine._sampling == 0 and left_behind(xl.network) == []
-    monkeypatch.setattr(engine, "_prompt_until", 0.0)  # as a quarter of a minute later
-    assert not engine._is_busy()
+    assert engine._prompts.sampling == 0 and left_behind(xl.network) == []
+    monkeypatch.setattr(engine._prompts, "until", 0.0)  # as a quarter of a minute later
+    assert not engine._prompts.is_busy()
     xl.check()
 
 

@@ -128,7 +128,7 @@ def test_an_exception_in_the_middle_of_a_step_leaves_nothing_behind(probed: Prob
         probed.sample(_raising(bare, stop))
     assert len(seen) == 2 and seen[1] > 10  # our forwards were in place when it was raised
     assert left_behind(probed.unet) == []
-    assert probed.lab.engine._sampling == 0
+    assert probed.lab.engine._prompts.sampling == 0
     assert torch.equal(probed.check(steps=2), image)
 
 
@@ -150,7 +150,7 @@ def test_cancel_in_the_middle_of_a_step_leaves_nothing_behind(probed: Probed) ->
         management.interrupt_current_processing(False)
     assert len(steps) == 1, "the next step must not be computed"
     assert left_behind(probed.unet) == []
-    assert probed.lab.engine._sampling == 0
+    assert probed.lab.engine._prompts.sampling == 0
     assert torch.equal(probed.check(steps=2), image)
 
 

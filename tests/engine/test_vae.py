@@ -320,7 +320,7 @@ def test_a_run_that_cannot_begin_is_the_hosts(
     assert "no plan today" in vae_lab.engine.report(vae)["notes"][0]
     before = scope.compiled_calls
     assert relative(vae.decode(samples), plain.decode(samples)) < DECODED
-    assert scope.compiled_calls > before and vae_lab.engine._sampling == 0
+    assert scope.compiled_calls > before and vae_lab.engine._prompts.sampling == 0
 
 
 def left_behind(root: torch.nn.Module, but: torch.nn.Module | None = None) -> list[str]:

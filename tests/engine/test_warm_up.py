@@ -41,7 +41,7 @@ def test_warm_up_loads_all_graphs_and_runs_each_size_and_batch(
     assert report["calls"] == {"compiled": 4 * report["regions"]["total"], "eager": 0}
     assert told[-4][:2] == (0, 4) and "200x264, batch 3" in told[-4][2]
     assert told[-1][:2] == (3, 4) and "64x96, batch 1" in told[-1][2]
-    assert left_behind(model.unet) == [] and lab.engine._sampling == 0
+    assert left_behind(model.unet) == [] and lab.engine._prompts.sampling == 0
     model.check(size=(45, 60))
 
 
@@ -58,7 +58,7 @@ def test_warm_up_stops_when_the_user_cancels(host: Host, make_lab: Callable[...,
     lab.cancelled = cancelled
     with pytest.raises(InterruptProcessingException):
         lab.engine.warm_up(model.model, [(64, 64), (72, 72)], [1])
-    assert len(model.probe.calls) == 1 and lab.engine._sampling == 0
+    assert len(model.probe.calls) == 1 and lab.engine._prompts.sampling == 0
 
 
 def test_warm_up_of_a_model_that_may_not_build_says_what_is_missing(
