@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .weights import ModelWeights, same_device
+from .weights import ModelWeights, forget_prefetch, same_device
 
 MOVED = "weights moved since the last step"
 
@@ -104,16 +104,20 @@ class Anchors:
         return [getattr(m, "_v_signature", None) for m in self._modules]
 
     def undo(self, marks: Sequence[Any]) -> None:
-        """Have the host bring over anew what it brought over since: it was captured, not done."""
+        """Have the host bring over anew what it brought over, or began to, since these marks: what
+        was captured may not have been done.
+        """
         import comfy_aimdo.model_vbar as vbar
 
         for module, mark in zip(self._modules, marks, strict=True):
-            if getattr(module, "_v_signature", None) is mark:
-                continue
-            module._v_signature = None
-            prefetch = module.__dict__.pop("_prefetch", None)
-            if prefetch is not None and prefetch["signature"] is not None:
-                vbar.vbar_unpin(module._v)
+            prefetch = module.__dict__.get("_prefetch")
+            if prefetch is not None:  # broken off before it was resolved: nothing else lets it go
+                forget_prefetch(module)
+                if prefetch["signature"] is not None:
+                    vbar.vbar_unpin(module._v)
+            was_there = prefetch is None or prefetch.get("resident")
+            if not was_there or getattr(module, "_v_signature", None) is not mark:
+                module._v_signature = None
         self._move()
 
     def _move(self) -> None:

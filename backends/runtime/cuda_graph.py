@@ -10,8 +10,9 @@ capture, neither a local variable nor the frames that a traceback holds.
 from __future__ import annotations
 
 import contextlib
+import gc
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class CudaGraph:
         try:
             stream = _capture_stream(self._device)
             torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), _no_collection():
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     self._record(run, call)
@@ -136,6 +137,18 @@ def _forget_frames(error: BaseException) -> None:
             known.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold garbage collection off: what it frees may belong to the GPU, and ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _streams: dict[int, torch.cuda.Stream] = {}

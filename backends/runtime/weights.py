@@ -350,7 +350,7 @@ def _fetch_dynamic(
             if not getattr(module, "_prefetch", _NOT_THERE)["resident"]:
                 module._v_signature = None
     for module in fresh:
-        _forget_prefetch(module)
+        forget_prefetch(module)
 
     def release() -> None:
         for module in held:
@@ -404,7 +404,7 @@ def _noting_holds(modules: Sequence[Any], held: list[Any]) -> Iterator[None]:
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
 
-def _forget_prefetch(module: Any) -> None:
+def forget_prefetch(module: Any) -> None:
     """As the host does once it has resolved a module's weights."""
     for name in ("weight_lowvram_function", "bias_lowvram_function"):
         function = getattr(module, name, None)

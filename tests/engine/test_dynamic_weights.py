@@ -216,3 +216,27 @@ def test_what_was_brought_over_while_a_call_was_captured_is_brought_over_again(
     assert module.layer._v_signature is None and not hasattr(module.layer, "_prefetch")
     assert module.memory.pins == 0
     assert torch.equal(module.fetch(), PATCHED)
+
+
+def test_what_was_broken_off_in_a_capture_is_let_go_and_brought_over_again(module: Module) -> None:
+    """The host began to bring a module over and never resolved it: its signature is the old one."""
+    source = SimpleNamespace(device=DEVICE, epoch=0)
+    module.fetch()
+    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
+    marks = anchors.marks()
+    module.memory.bytes.zero_()
+    module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": False}
+    anchors.undo(marks)
+    assert not hasattr(module.layer, "_prefetch") and module.memory.pins == 0
+    assert torch.equal(module.fetch(), PATCHED), "with its LoRA"
+
+
+def test_what_was_there_all_along_is_not_brought_over_again(module: Module) -> None:
+    source = SimpleNamespace(device=DEVICE, epoch=0)
+    module.fetch()
+    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
+    marks = anchors.marks()
+    module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": True}
+    anchors.undo(marks)
+    assert not hasattr(module.layer, "_prefetch") and module.memory.pins == 0
+    assert module.layer._v_signature is marks[0]
