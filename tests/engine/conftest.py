@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from warmgraph_tools.inprocess import Host
 
@@ -26,6 +27,15 @@ def _short_collections() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Narrow models run quicker so; not for compiled graphs, whose kernels know their threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from warmgraph_tools.inprocess import Host
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module", params=["narrowxl", "narrow15"])
 def pair(request: pytest.FixtureRequest, host: Host) -> Pair:

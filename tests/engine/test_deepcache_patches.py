@@ -22,6 +22,8 @@ from warmgraph_tools.inprocess import Host
 from .cached import STEPS, Pair, Patch, Reference, cache_of, cached, evaluations
 
 #: The models, and where their UNets are cut: outer blocks with attention at both ends of one.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CUTS = [("narrow15", 0), ("narrowxl", 3)]
 #: Models whose levels are wide enough for an adapter's features.
 ADAPTERS = ("narrowt2i15", "narrowt2ixl")
@@ -757,13 +759,12 @@ OBJECTS = [
     # Within blocks that the two networks share with the model.
     *((0, "middle_block.0"), (0, _TRANSFORMER), (5, "output_blocks.4.0"), (5, _TRANSFORMER)),
     # What they hold themselves; the layers of the block before the cut are such, too.
+    *((5, name) for name in ("middle_block.0", "middle_block", "output_blocks.5")),
     *(
-        (branch, name)
-        for branch, layer in ((0, "output_blocks.4.0"), (5, "middle_block.0"))
+        (0, name)
         for name in (
-            layer,
             *("input_blocks.0", "middle_block", "output_blocks.2", "output_blocks.4"),
-            *("output_blocks.5", "time_embed", "label_emb", "out"),
+            *("output_blocks.4.0", "output_blocks.5", "time_embed", "label_emb", "out"),
         )
     ),
 ]

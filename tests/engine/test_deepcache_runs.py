@@ -19,6 +19,8 @@ from warmgraph_tools.inprocess import Host
 
 from .cached import STEPS, THIRDS, Pair, Reference, cache_of, cached, evaluations
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 #: Samplers that evaluate more than once a step, with how often in a step but the last.
 #: All call back right after the first evaluation of a step.
 SEVERAL = {
