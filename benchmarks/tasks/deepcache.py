@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..kernels import kernel_times
 from ..measure import Stopwatch, rel_l2
 from ..pack import brief, graph_files, import_engine, open_engine, settle
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, partial, sample
+from .residency import left_wrong
 
 INTERVAL = 3
 
@@ -35,6 +37,7 @@ def deepcache(
     Returns:
         {"ksampler_seconds": {name: median}, "speedups" over the host alone,
         "max_abs_diff_interval1", "max_abs_diff_eager_again" (the host alone before and after ours),
+        "eager_latents_sha256", "left_wrong" (`residency.left_wrong`),
         "rel_l2_compiled" (final latents, both against DeepCache alone),
         "builds_by_deepcache", "captures_by_interval" (what another interval made captured anew),
         "reports", "profile"}
@@ -47,6 +50,7 @@ def deepcache(
         sample(compiled, kind, target, steps=CAPTURE_STEPS)
         settle(engine, compiled, limit_s=BUILD_LIMIT_S)
     files = set(graph_files(store_path))
+    result: dict[str, Any] = {"left_wrong": {"by_compiled": left_wrong(eager)}}
     models = {
         "eager": eager,
         "deepcache": _cached(engine, eager),
@@ -60,7 +64,7 @@ def deepcache(
 
     watch = Stopwatch()
     latents = {name: image(name, 0) for name in models}
-    result: dict[str, Any] = {"first_images_seconds": round(watch.seconds(), 2)}
+    result["first_images_seconds"] = round(watch.seconds(), 2)
     result["rel_l2_compiled"] = {
         "both": rel_l2(latents["both"], latents["deepcache"]),
         "both_swapped": rel_l2(latents["both_swapped"], latents["deepcache"]),
@@ -70,6 +74,14 @@ def deepcache(
     once = sample(_cached(engine, eager, interval=1), kind, target, steps=steps, seed=0)
     result["max_abs_diff_interval1"] = float((once - again).abs().max())
     result["max_abs_diff_eager_again"] = float((again - latents["eager"]).abs().max())
+    result["rel_l2_eager_again"] = rel_l2(again, latents["eager"])
+    # One file, GPU and torch give one latent: what differs names the image that was odd.
+    result["eager_latents_sha256"] = {
+        name: hashlib.sha256(latent.numpy().tobytes()).hexdigest()
+        for name, latent in (("first", latents["eager"]), ("again", again), ("interval1", once))
+    }
+    result["left_wrong"]["by_all"] = left_wrong(eager)
+    partial(result)
     image("both", 0)  # what is hot has its graphs by now
     result |= _times(
         models, image, lambda name: sample(models[name], kind, target, steps=2 * INTERVAL), images

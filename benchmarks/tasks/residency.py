@@ -218,3 +218,20 @@ def _peak_mib(model: Any, kind: str, size: Size) -> float:
     positive, negative = conditioning(kind, seed=1), conditioning(kind, seed=2)
     ksampler(model, positive, negative, size, steps=4, on_step=look)
     return peak
+
+
+def left_wrong(model: Any) -> list[str]:
+    """What a run left that another clone's run would meet: weights in dynamic VRAM unlike those of
+    the file, and parts of ours or of the host's loading on modules. For a model without patches.
+    """
+    import torch
+
+    found = []
+    for name, module in model.model.diffusion_model.named_modules():
+        found += [f"{name}: {kept}" for kept in ("_prefetch", "forward") if kept in vars(module)]
+        if getattr(module, "_v_signature", None) is None:
+            continue
+        for live, file in ((module._v_weight, module.weight), (module._v_bias, module.bias)):
+            if live is not None and not torch.equal(live.cpu(), file.to(live.dtype).cpu()):
+                found.append(f"{name}: weights unlike the file's")
+    return found
