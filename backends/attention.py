@@ -1,8 +1,9 @@
-"""Which attention kernel a graph of fixed sizes calls: cuDNN's, where it is measurably quicker.
+"""Which attention kernel a graph of fixed sizes calls: the measurably quickest there is.
 
 The host's own order takes flash attention first, and a graph for any size keeps to it: cuDNN makes
 a plan for each new shape, some 65 ms of the processor in every process. At a hot size its kernels
-save up to 40 % of a long self-attention; for a short one the plan would not be earned back.
+save up to 40 % of a long self-attention; for a short one the plan would not be earned back. Over a
+prompt's few keys our own kernel is the quicker one, and costs nothing beforehand.
 """
 
 from __future__ import annotations
@@ -10,25 +11,75 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-#: What a call must save for cuDNN's plan to be worth its time within a few images.
-MIN_SAVED_US = 10.0
+from . import torch_private
+
+#: Raised when the choice changes, or our kernel does.
+VERSION = 2
+#: Beyond so many keys flash attention's pipeline pays; beyond such a width a head's sums would
+#: leave the registers.
+FEW_KEYS = 512
+WIDEST_HEAD = 128
 _CALLS = 10
 _REPLAYS = 7
 
 
+class Kernel(NamedTuple):
+    """Another kernel than flash attention, and when it may be called instead."""
+
+    must_save_us: float  # per call, over flash attention
+    takes: Callable[..., bool]  # of query, key and value
+    operator: Callable[[], Any]
+    arguments: tuple[Any, ...] = ()  # after query, key and value
+    has_more: bool = False  # whether it returns more than the result, which comes first
+
+
+def has_few_keys(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `cross_attention` is made for tensors such as these."""
+    batch, heads, _, width = query.shape
+    return (
+        key.shape == value.shape == (batch, heads, key.shape[2], width)
+        and 0 < key.shape[2] <= FEW_KEYS
+        and width <= WIDEST_HEAD
+        and all(tensor.stride(3) == 1 for tensor in (query, key, value))
+    )
+
+
+def _cross() -> Any:
+    from .cross_attention import OPERATOR  # needs Triton
+
+    return OPERATOR
+
+
+KERNELS = {
+    # Its plan must be worth its time within a few images.
+    "cudnn": Kernel(
+        10.0,
+        lambda *_: True,
+        lambda: torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        (None, False),
+        has_more=True,
+    ),
+    "cross": Kernel(
+        1.0,
+        lambda *tensors: torch_private.launches_own_kernels() and has_few_keys(*tensors),
+        _cross,
+    ),
+}
+
+
 def choose(graph_module: torch.fx.GraphModule) -> int:
-    """Measure each attention of an exported graph on the GPU and let it call the quicker kernel.
+    """Measure each attention of an exported graph on the GPU and let it call the quickest kernel.
 
     Returns:
-        How many call cuDNN's.
+        How many call another one than flash attention.
     """
     chosen = 0
-    known: dict[Any, bool] = {}
+    known: dict[Any, str | None] = {}
     for node in list(graph_module.graph.nodes):
         if node.target is not torch.ops.aten.scaled_dot_product_attention.default:
             continue
@@ -37,9 +88,9 @@ def choose(graph_module: torch.fx.GraphModule) -> int:
         if any(_options(node)) or not _is_plain(shapes):
             continue
         if shapes not in known:
-            known[shapes] = _is_quicker(shapes)
-        if known[shapes]:
-            _call_cudnn(graph_module.graph, node)
+            known[shapes] = _quickest(shapes)
+        if (name := known[shapes]) is not None:
+            _call_instead(graph_module.graph, node, KERNELS[name])
             chosen += 1
     if chosen:
         graph_module.recompile()
@@ -57,18 +108,32 @@ def _is_plain(shapes: Any) -> bool:
     return halves and all(isinstance(n, int) for n in sizes)
 
 
-def _is_quicker(shapes: Any) -> bool:
-    """Whether cuDNN takes these shapes and saves enough."""
-    q, k, v = (
+def _quickest(shapes: Any) -> str | None:
+    """Name of the kernel that saves most at these shapes, if it saves enough."""
+    tensors = [
         torch.empty_strided(shape, strides, dtype=dtype, device="cuda").normal_()
         for shape, strides, dtype in shapes
-    )
+    ]
+    flash = _measured(_flash, *tensors)
+    if flash is None:
+        return None
+    saved: dict[str, float] = {}
+    for name, kernel in KERNELS.items():
+        if kernel.takes(*tensors) and (time := _measured(_runs(kernel), *tensors)) is not None:
+            saved[name] = flash - time
+    enough = [name for name in saved if saved[name] >= KERNELS[name].must_save_us]
+    return max(enough, key=saved.__getitem__, default=None)
+
+
+def _measured(run: Callable[..., Any], *tensors: torch.Tensor) -> float | None:
+    """Microseconds of a call; None if the kernel refuses the shapes or this GPU."""
+    from triton.errors import TritonError
+
     try:
         with torch.no_grad():
-            flash, cudnn = (_microseconds(run, q, k, v) for run in (_flash, _cudnn))
-    except RuntimeError:  # one of them refuses the shape or this GPU
-        return False
-    return flash - cudnn >= MIN_SAVED_US
+            return _microseconds(run, *tensors)
+    except (RuntimeError, TritonError):
+        return None
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
@@ -76,8 +141,9 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    return torch.ops.aten._scaled_dot_product_cudnn_attention.default(q, k, v, None, False)[0]
+def _runs(kernel: Kernel) -> Callable[..., Any]:
+    target = kernel.operator()
+    return lambda *tensors: target(*tensors, *kernel.arguments)
 
 
 def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
@@ -102,13 +168,11 @@ def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
     return statistics.median(times)
 
 
-def _call_cudnn(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _call_instead(graph: torch.fx.Graph, node: torch.fx.Node, kernel: Kernel) -> None:
     with graph.inserting_before(node):
-        both = graph.call_function(
-            torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-            (*node.args[:3], None, False),
-        )
-        result = graph.call_function(operator.getitem, (both, 0))
+        result = graph.call_function(kernel.operator(), (*node.args[:3], *kernel.arguments))
+        if kernel.has_more:
+            result = graph.call_function(operator.getitem, (result, 0))
     result.meta.update(node.meta)
     node.replace_all_uses_with(result)
     graph.erase_node(node)

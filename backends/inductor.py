@@ -93,6 +93,7 @@ class Inductor:
             import triton
 
             facts["triton"] = triton.__version__
+            facts["attention"] = attention.VERSION
         return facts
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
@@ -140,6 +141,8 @@ def _config(description: Description) -> dict[str, Any]:
         config.update(_CHANNELS_LAST_CONFIG)
     if description.wide:
         config["assume_32bit_indexing"] = False
+    if description.is_special:  # only these call kernels of our own
+        config[torch_private.OWN_KERNELS] = True
     return config
 
 

@@ -45,6 +45,8 @@ CONFIG: dict[str, Any] = {
 #: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
 #: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed.
 PERSISTENT_ROW = 2048
+#: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
+OWN_KERNELS = "static_launch_user_defined_triton_kernels"
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 _ALLOWED = frozenset(
     (
@@ -119,6 +121,11 @@ def missing_api() -> str | None:
     if not hasattr(StaticTritonCompileResult, "make_launcher"):
         return f"torch {torch.__version__} has no static Triton launcher"
     return None
+
+
+def launches_own_kernels() -> bool:
+    """Whether graphs can hold a Triton kernel that Inductor did not write itself."""
+    return bool(_known_settings({OWN_KERNELS: True}))
 
 
 def compile_wrapper(

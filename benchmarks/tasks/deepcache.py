@@ -62,6 +62,7 @@ def deepcache(
     def image(name: str, seed: int) -> Any:
         return sample(models[name], kind, target, steps=steps, seed=seed)
 
+    start = image("eager", 0)
     watch = Stopwatch()
     latents = {name: image(name, 0) for name in models}
     result["first_images_seconds"] = round(watch.seconds(), 2)
@@ -74,11 +75,16 @@ def deepcache(
     once = sample(_cached(engine, eager, interval=1), kind, target, steps=steps, seed=0)
     result["max_abs_diff_interval1"] = float((once - again).abs().max())
     result["max_abs_diff_eager_again"] = float((again - latents["eager"]).abs().max())
-    result["rel_l2_eager_again"] = rel_l2(again, latents["eager"])
+    result["rel_l2_eager_start"] = rel_l2(start, again)
     # One file, GPU and torch give one latent: what differs names the image that was odd.
     result["eager_latents_sha256"] = {
         name: hashlib.sha256(latent.numpy().tobytes()).hexdigest()
-        for name, latent in (("first", latents["eager"]), ("again", again), ("interval1", once))
+        for name, latent in (
+            ("start", start),
+            ("first", latents["eager"]),
+            ("again", again),
+            ("interval1", once),
+        )
     }
     result["left_wrong"]["by_all"] = left_wrong(eager)
     partial(result)

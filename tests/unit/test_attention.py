@@ -1,7 +1,16 @@
-"""Which attentions of an exported graph may call another kernel; the kernels need a GPU."""
+"""Which attentions of an exported graph may call another kernel; measuring them needs a GPU.
+
+Our own kernel is run by Triton's interpreter, which has float16 but no bfloat16 products;
+`tests/gpu` runs it compiled.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,14 +54,14 @@ def _targets(graph_module: torch.fx.GraphModule) -> list[Any]:
 
 @pytest.fixture
 def quicker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands for the measurement: cuDNN's kernel wins at 8 rows; what was measured is noted."""
+    """Stands for the measurement: cuDNN's kernel wins over 8 keys; what was measured is noted."""
     measured: list[Any] = []
 
-    def is_quicker(shapes: Any) -> bool:
+    def quickest(shapes: Any) -> str | None:
         measured.append(shapes)
-        return bool(shapes[1][0][2] == 8)
+        return "cudnn" if shapes[1][0][2] == 8 else None
 
-    monkeypatch.setattr(attention, "_is_quicker", is_quicker)
+    monkeypatch.setattr(attention, "_quickest", quickest)
     return measured
 
 
@@ -83,3 +92,94 @@ def test_open_sizes_and_full_precision_are_not_measured(
     graph_module = _export(**options)
     assert attention.choose(graph_module) == 0
     assert _targets(graph_module) == [HOST, HOST] and quicker == []
+
+
+def test_the_kernel_that_saves_most_is_taken_if_it_saves_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times: dict[str, float | None] = {}
+
+    def shapes(keys: int) -> Any:
+        sizes = ((1, 2, 8, 16), (1, 2, keys, 16), (1, 2, keys, 16))
+        return tuple((s, torch.empty(s).stride(), torch.float16) for s in sizes)
+
+    real = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, device, **k: real(*a, **k).normal_())
+    monkeypatch.setattr(attention, "_runs", lambda kernel: kernel)
+    monkeypatch.setattr(
+        attention,
+        "_measured",
+        lambda run, *_: times[
+            next((name for name, kernel in attention.KERNELS.items() if kernel is run), "flash")
+        ],
+    )
+    for measured, keys, wanted in (
+        ({"flash": 20.0, "cudnn": 19.0, "cross": 12.0}, 5, "cross"),
+        ({"flash": 50.0, "cudnn": 30.0, "cross": 40.0}, 5, "cudnn"),
+        ({"flash": 20.0, "cudnn": 11.0, "cross": 19.5}, 5, None),
+        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, 5, "cross"),
+        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, attention.FEW_KEYS + 1, None),
+        ({"flash": None, "cudnn": 1.0, "cross": 1.0}, 5, None),
+    ):
+        times.clear()
+        times.update(measured)
+        assert attention._quickest(shapes(keys)) == wanted, measured
+
+
+def test_few_keys_are_told_by_their_shapes() -> None:
+    def tensors(*sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        return [torch.empty(size) for size in sizes]
+
+    few = (1, 2, 5, 16)
+    assert attention.has_few_keys(*tensors((1, 2, 300, 16), few, few))
+    assert not attention.has_few_keys(*tensors((1, 2, 300, 16), few, (1, 2, 6, 16)))
+    assert not attention.has_few_keys(*tensors((1, 4, 300, 16), few, few))
+    wide = (1, 2, 5, attention.WIDEST_HEAD + 1)
+    assert not attention.has_few_keys(*tensors(wide, wide, wide))
+    query, key = tensors((1, 2, 300, 16), few)
+    assert not attention.has_few_keys(query, key, torch.empty(1, 2, 16, 5).transpose(2, 3))
+
+
+_INTERPRETED = """
+import importlib.util, json, sys
+import torch
+spec = importlib.util.spec_from_file_location("cross_attention", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.wrap_triton = lambda kernel: kernel  # takes compiled kernels alone
+errors = {}
+for dtype in (torch.float16, torch.float32):
+    for batch, heads, rows, keys, width in json.loads(sys.argv[2]):
+        q, k, v = (
+            torch.randn(batch, n, heads, width).to(dtype).transpose(1, 2)
+            for n in (rows, keys, keys)
+        )
+        found = module.cross_attention(q, k, v)
+        assert found.dtype == dtype and found.transpose(1, 2).is_contiguous()
+        exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        error = float((found.double() - exact).norm() / exact.norm())
+        errors[f"{dtype} {batch, heads, rows, keys, width}"] = error
+print(json.dumps(errors))
+"""
+#: batch, heads, rows, keys, width of a head: a prompt, two, one key, none of them whole blocks.
+_SHAPES = [(2, 3, 200, 77, 64), (1, 2, 64, 154, 40), (2, 2, 33, 5, 128), (1, 1, 130, 1, 80)]
+
+
+def test_our_kernel_computes_attention() -> None:
+    """In a process of its own: Triton's interpreter is chosen when Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    assert attention.__file__ is not None
+    source = Path(attention.__file__).with_name("cross_attention.py")
+    ran = subprocess.run(
+        [sys.executable, "-c", _INTERPRETED, str(source), json.dumps(_SHAPES)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    errors = json.loads(ran.stdout.splitlines()[-1])
+    assert len(errors) == 2 * len(_SHAPES)
+    for name, error in errors.items():
+        assert error <= (1e-3 if "float16" in name else 1e-5), (name, error)

@@ -1,0 +1,92 @@
+"""Our attention over few keys on a real GPU: right by itself, and within a graph file's payload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends import attention, torch_private
+
+pytestmark = pytest.mark.gpu
+#: Of a sum of products in these dtypes, and of rounding queries, keys and values to them.
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+#: batch, heads, rows, keys, width of a head: SDXL's and SD1.5's, long prompts, odd ones.
+SHAPES = [
+    (2, 10, 4096, 77, 64),
+    (2, 20, 1024, 77, 64),
+    (2, 8, 4096, 77, 40),
+    (2, 8, 1024, 154, 80),
+    (1, 8, 321, 308, 128),
+    (4, 5, 33, 1, 64),
+    (1, 3, 1, 512, 16),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU that torch can use")
+
+
+def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Rows, context, and weights that make queries, keys and values of them, side by side."""
+    batch, heads, rows, keys, width = shape
+    channels = heads * width
+    sizes = [(batch, rows, channels), (batch, keys, channels), *3 * [(channels, channels)]]
+    scales = [1.0, 1.0, *3 * [channels**-0.5]]
+    return [
+        torch.randn(size, device="cuda").mul(scale).to(dtype)
+        for size, scale in zip(sizes, scales, strict=True)
+    ]
+
+
+class _Attends(torch.nn.Module):
+    """As a transformer block does it: products before, and what reads the joined heads after."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(
+        self, x: torch.Tensor, context: torch.Tensor, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        q, k, v = (
+            (source @ weight).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for source, weight in zip((x, context, context), weights, strict=True)
+        )
+        joined = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return (torch.nn.functional.silu(joined.reshape(*joined.shape[:2], -1)),)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_our_kernel_is_right_alone_and_after_loading(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = _tensors(shape, dtype)
+    attends = _Attends(shape[1])
+    exact = attends(*(t.double() for t in tensors))[0]
+
+    monkeypatch.setattr(attention, "_quickest", lambda _: "cross")
+    exported = torch.export.export(attends, tuple(tensors), strict=False)
+    assert attention.choose(exported.graph_module) == 1
+    config: dict[str, Any] = {
+        **torch_private.CONFIG,
+        torch_private.OWN_KERNELS: True,
+        "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
+    }
+    module, source = torch_private.compile_wrapper(exported.graph_module, config)
+    module.call(list(tensors))
+    payload, _ = torch_private.pack(module, source)
+    found = torch_private.unpack(payload)(list(tensors))[0]
+    error = float((found.double() - exact).norm() / exact.norm())
+    assert found.shape == exact.shape and error <= TOLERANCE[dtype], error
+
+
+def test_measuring_chooses_without_an_error() -> None:
+    sizes = [(2, n, 20, 64) for n in (1024, 77, 77)]
+    tensors = [torch.empty(size, dtype=torch.float16).transpose(1, 2) for size in sizes]
+    shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
+    assert attention._quickest(shapes) in (None, *attention.KERNELS)
