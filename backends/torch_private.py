@@ -123,6 +123,12 @@ def missing_api() -> str | None:
     return None
 
 
+def pause(cycles: int) -> None:
+    """Have the current CUDA stream do nothing for so many cycles of the GPU."""
+    sleep: Any = torch.cuda._sleep
+    sleep(cycles)
+
+
 def launches_own_kernels() -> bool:
     """Whether graphs can hold a Triton kernel that Inductor did not write itself."""
     return bool(_known_settings({OWN_KERNELS: True}))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +27,8 @@ SHAPES = [
     (4, 5, 33, 1, 64),
     (1, 3, 1, 512, 16),
 ]
+#: Rows and heads of SDXL's transformer blocks at 1024x1024.
+BLOCKS = [(4096, 10), (1024, 20)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,8 +92,32 @@ def test_our_kernel_is_right_alone_and_after_loading(
     assert found.shape == exact.shape and error <= TOLERANCE[dtype], error
 
 
-def test_measuring_chooses_without_an_error() -> None:
-    sizes = [(2, n, 20, 64) for n in (1024, 77, 77)]
-    tensors = [torch.empty(size, dtype=torch.float16).transpose(1, 2) for size in sizes]
-    shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
-    assert attention._quickest(shapes) in (None, *attention.KERNELS)
+_MEASURED = """
+import json, sys
+import torch
+from backends import attention
+for rows, heads in json.loads(sys.argv[1]):
+    tensors = [torch.empty(2, n, heads, 64, dtype=torch.float16) for n in (rows, 77, 77)]
+    tensors = [tensor.transpose(1, 2) for tensor in tensors]
+    flash = attention._measured(attention._flash, *(t.cuda() for t in tensors))
+    print(attention._quickest([(tuple(t.shape), t.stride(), t.dtype) for t in tensors]), flash)
+"""
+
+
+@pytest.mark.parametrize("allocator", ["native", "cudaMallocAsync"])
+def test_measuring_works_with_either_allocator(allocator: str) -> None:
+    """In a process of its own: an allocator is chosen when CUDA is first used."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _MEASURED, json.dumps(BLOCKS)],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    assert len(rows) == len(BLOCKS)
+    for name, flash in rows:
+        assert name in ("None", *attention.KERNELS) and 1.0 < float(flash) < 1000.0, rows
