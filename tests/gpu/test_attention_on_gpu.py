@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,38 @@ def test_our_kernel_is_right_alone_and_after_loading(
     found = torch_private.unpack(payload)(list(tensors))[0]
     error = float((found.double() - exact).norm() / exact.norm())
     assert found.shape == exact.shape and error <= TOLERANCE[dtype], error
+
+
+def _replayed_microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
+    """Another way to tell the GPU's time of a call, which PyTorch's own kernels allow."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            run(*tensors)
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1000.0 / 20)
+    return min(times)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_measured_times_are_the_gpus(block: tuple[int, int]) -> None:
+    """Not the processor's, which queues cuDNN's calls more slowly than they run."""
+    rows, heads = block
+    tensors = [
+        torch.randn(2, rows, heads, 64, device="cuda", dtype=torch.float16).transpose(1, 2)
+        for _ in range(3)
+    ]
+    for run in (attention._flash, attention._runs(attention.KERNELS["cudnn"])):
+        measured = attention._measured(run, *tensors)
+        if measured is None:  # cuDNN does not take every GPU
+            continue
+        assert measured == pytest.approx(_replayed_microseconds(run, *tensors), rel=0.15, abs=2.0)
 
 
 _MEASURED = """
