@@ -211,10 +211,7 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
-        clone, problem = attach_deepcache.apply(model, options)
-        cache = attach_deepcache.kept(clone)
-        if problem is not None or cache is None:
-            raise RequirementError(problem or "DeepCache could not be put on the model")
+        clone, cache = attach_deepcache.apply(model, options)
         cache.on_end = self._hooks.on_change
         identifier = f"deepcache-{next(self._numbers)}"
         self._caches[identifier] = cache

@@ -9,6 +9,7 @@ from typing import Any
 from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache
 from ..deepcache.run import Options
+from ..errors import RequirementError
 from ..runtime.session import Session
 from .base import KEY
 from .model import is_step
@@ -17,11 +18,14 @@ from .model import kept as kept_session
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 
 
-def apply(model: Any, options: Options) -> tuple[Any, str | None]:
-    """Return a clone that runs under DeepCache, or the model itself and why not.
+def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
+    """Return a clone that runs under DeepCache, and that DeepCache.
 
     An earlier DeepCache on the model is replaced. Whatever else wraps the UNet, Compile Model among
     them, runs within it, in whichever order the nodes come.
+
+    Raises:
+        RequirementError: the model has no UNet; the text says so for a user.
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
     from comfy.patcher_extension import WrappersMP
@@ -29,7 +33,7 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
     unet = model.model.diffusion_model
     if type(unet) is not UNetModel:
         name = type(unet).__name__
-        return model, (
+        raise RequirementError(
             f"DeepCache needs a UNet, and this model is a {name}: it runs unchanged. "
             "ComfyUI's own EasyCache is for such models."
         )
@@ -45,7 +49,7 @@ def apply(model: Any, options: Options) -> tuple[Any, str | None]:
         others = clone.wrappers[kind]
         clone.wrappers[kind] = {DEEPCACHE_KEY: others.pop(DEEPCACHE_KEY), **others}
     clone.set_attachments(DEEPCACHE_KEY, cache)
-    return clone, None
+    return clone, cache
 
 
 def _branch(model: Any, unet: Any, number: int) -> Branch:

@@ -22,6 +22,10 @@ Patch = Callable[[Any], Any]
 STEPS = 7
 #: The full ones of seven steps, three apart.
 THIRDS = frozenset({0, 3, 6})
+#: What `Pair.check` counts then, with one call a step.
+CALLS = {"full": 3, "shallow": 4}
+#: Models, and where their UNets are cut: outer blocks with attention at both ends of one.
+CUTS = [("narrow15", 0), ("narrowxl", 3)]
 #: Under the host's key for wrappers.
 _KEY = "tests.reference"
 
@@ -33,8 +37,7 @@ def unpatched(model: Any) -> Any:
 
 def cached(model: Any, **options: Any) -> Any:
     """A clone under DeepCache."""
-    clone, problem = apply(model, Options(**options))
-    assert problem is None
+    clone, _ = apply(model, Options(**options))
     return clone
 
 
@@ -208,3 +211,24 @@ class Pair:
         assert torch.equal(sample(always, **sampling), plain)
         assert evaluations(always)["shallow"] == 0
         return reference.counts
+
+
+def changed(act: Callable[[Any], None]) -> Patch:
+    """The patch that does something to a clone."""
+
+    def patch(model: Any) -> Any:
+        clone = model.clone()
+        act(clone)
+        return clone
+
+    return patch
+
+
+def step_of(pair: Pair, percent: float, steps: int) -> int:
+    """The first step of a run that is past a part of it."""
+    sampling = pair.model.model.model_sampling
+    sigma = sampling.percent_to_sigma(percent)
+    sigmas = pair.node(
+        "BasicScheduler", model=pair.model, scheduler="normal", steps=steps, denoise=1.0
+    )
+    return next(n for n, each in enumerate(sigmas.tolist()) if each <= sigma)

@@ -1,0 +1,1 @@
+"""DeepCache on the real host, beside a plain reference."""

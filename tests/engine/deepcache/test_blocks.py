@@ -1,0 +1,126 @@
+"""DeepCache under patches of blocks.
+
+What acts in blocks by itself equals the reference bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .cached import CALLS, CUTS, Pair, Patch, changed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _attention(name: str) -> Patch:
+    """Like IPAdapter's first kind: more tokens to look at."""
+
+    def more(q: Any, k: Any, v: Any, extra: Any) -> Any:
+        gain = 1 + 0.1 * extra["transformer_index"]
+        return q, torch.cat([k, k[:, :5]], 1), torch.cat([v, -gain * v[:, :5]], 1)
+
+    return changed(lambda model: model.set_model_patch(more, name))
+
+
+def _scaled(name: str) -> Patch:
+    """By block, so that one in another's place shows."""
+
+    def scale(x: torch.Tensor, extra: Any) -> torch.Tensor:
+        return x * (1.05 + 0.02 * extra["transformer_index"] + 0.1 * extra["block_index"])
+
+    return changed(lambda model: model.set_model_patch(scale, name))
+
+
+def _replaced(name: str) -> Patch:
+    """Like IPAdapter's second kind: attention that fades over the run, in outer and deep blocks."""
+
+    def attention(q: Any, k: Any, v: Any, extra: Any) -> torch.Tensor:
+        from comfy.ldm.modules.attention import optimized_attention
+
+        gain = 0.5 + extra["sigmas"][0] / 30
+        return gain * optimized_attention(q, k, v, extra["n_heads"])
+
+    def act(model: Any) -> None:
+        replace = getattr(model, f"set_model_{name}_replace")
+        places = [("input", n) for n in range(6)] + [("output", n) for n in range(6)]
+        for block, number in [*places, ("middle", 1)]:
+            replace(attention, block, number)
+
+    return changed(act)
+
+
+def _blocks(name: str) -> Patch:
+    def one(h: torch.Tensor, options: Any) -> torch.Tensor:
+        return h * (1.0 + 0.03 * options["block"][1])
+
+    def two(h: torch.Tensor, skip: torch.Tensor, options: Any) -> Any:
+        h[:, ::2] *= 1.0 + 0.03 * options["block"][1]  # in place, as FreeU
+        return h, skip * 0.9
+
+    def middle(given: dict[str, Any]) -> dict[str, Any]:
+        return {**given, "h": given["h"] * 1.5 + 0.1}
+
+    def embedding(emb: torch.Tensor, channels: int, options: Any) -> torch.Tensor:
+        return emb * 1.2
+
+    patch = {
+        "output_block_patch": two,
+        "middle_block_after_patch": middle,
+        "emb_patch": embedding,
+    }.get(name, one)
+    return changed(lambda model: model.set_model_patch(patch, name))
+
+
+def _layers(model: Any) -> None:
+    """Some packs handle layers of a class by themselves."""
+    from comfy.ldm.modules.diffusionmodules.openaimodel import ResBlock
+
+    def handle(layer: Any, x: Any, emb: Any, *others: Any) -> Any:
+        return layer(x, emb * 1.1)
+
+    model.set_model_patch((ResBlock, handle), "forward_timestep_embed_patch")
+
+
+def _override(model: Any) -> None:
+    def attention(original: Any, q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
+        return original(q, k, v * 1.3, *rest, **named)
+
+    model.model_options["transformer_options"]["optimized_attention_override"] = attention
+
+
+BLOCKS: dict[str, Patch] = {
+    **{name: _attention(name) for name in ("attn1_patch", "attn2_patch")},
+    **{name: _scaled(name) for name in ("attn1_output_patch", "middle_patch")},
+    "attn2_output_patch": _scaled("attn2_output_patch"),
+    **{f"{name}_replace": _replaced(name) for name in ("attn1", "attn2")},
+    **{
+        name: _blocks(name)
+        for name in (
+            "input_block_patch",
+            "input_block_patch_after_skip",
+            "output_block_patch",
+            "middle_block_after_patch",
+            "emb_patch",
+        )
+    },
+    "forward_timestep_embed_patch": changed(_layers),
+    "optimized_attention_override": changed(_override),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(("kind", "branch"), CUTS)
+def test_patches_of_blocks(pairs: dict[str, Pair], kind: str, branch: int, name: str) -> None:
+    assert pairs[kind].check(BLOCKS[name], branch=branch, width=72) == CALLS
+
+
+def test_several_patches_together(xl: Pair) -> None:
+    def patch(model: Any) -> Any:
+        for each in BLOCKS.values():
+            model = each(model)
+        return model
+
+    assert xl.check(patch, branch=2) == CALLS
