@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from unittest import mock
 
 
 def import_host(tree: Path, *, cpu: bool) -> None:
@@ -25,7 +23,4 @@ def import_host(tree: Path, *, cpu: bool) -> None:
 
     args.cpu = cpu  # before comfy.model_management is imported
     args.use_pytorch_cross_attention = True
-    if importlib.util.find_spec("av") is None:  # nodes' module asks for it; no video is read here
-        for name in ("av", "av.container", "av.subtitles.stream", "av.video.reformatter"):
-            sys.modules[name] = mock.MagicMock()
     from . import arch  # noqa: F401  registers by being imported
