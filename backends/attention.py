@@ -23,8 +23,8 @@ VERSION = 3
 #: leave the registers.
 FEW_KEYS = 512
 WIDEST_HEAD = 128
-_CALLS = 20
-_ROUNDS = 5
+_CALLS = 10
+_ROUNDS = 9
 _PAUSE_CYCLES = 20_000_000  # some 10 ms, in which the processor queues the calls; else twice that
 _LONGEST_PAUSE = 32 * _PAUSE_CYCLES
 
@@ -151,8 +151,8 @@ def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
     """The GPU's time of one call, without the processor's part: all calls queue up behind a pause.
 
     No CUDA graph: Triton's launcher asks the driver about each pointer, and the driver does not
-    know memory that is allocated within a capture. The least of several times, for what else runs
-    on the GPU can only add to them.
+    know memory that is allocated within a capture. The least of several times, for other workers
+    and the images that are being made take turns on the GPU, which can only add to them.
 
     Raises:
         RuntimeError: the processor did not queue the calls within the longest pause.

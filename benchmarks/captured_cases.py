@@ -147,7 +147,8 @@ def soak(seed: int, prompts: int) -> Callable[[Lab], Result]:
             result, stopped = failure.partial, str(failure)
         lines = [
             f"{result['prompts']} prompts of seed {seed}: rel L2 up to {result['max_rel_l2']:.1e}, "
-            f"{result['builds']} builds, {result['vram_mib_per_100_prompts']} MiB per 100 prompts, "
+            f"{result['builds']} builds, {result['vram_mib_per_100_prompts']} MiB of the card's, "
+            f"{result['torch_mib_per_100_prompts']} MiB of PyTorch's more per 100 prompts, "
             f"{result['captures']} captures, {result['replayed']} steps replayed",
             *(f"WRONG: {row}" for row in result["failing"]),
         ]

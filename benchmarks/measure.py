@@ -147,6 +147,13 @@ def vram_used_mib() -> float:
     return (total - free) / MIB
 
 
+def torch_used_mib() -> float:
+    """What PyTorch holds for this process on the GPU, weights in dynamic VRAM aside; 0 on a CPU."""
+    import torch
+
+    return torch.cuda.memory_allocated() / MIB if torch.cuda.is_available() else 0.0
+
+
 def mark() -> Any:
     """Note this point in the GPU's queue; by this process's clock where there is no GPU."""
     import torch

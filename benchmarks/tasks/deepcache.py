@@ -11,7 +11,7 @@ from typing import Any
 from ..host import Size, load_unet
 from ..kernels import kernel_times
 from ..measure import Stopwatch, rel_l2
-from ..pack import brief, graph_files, import_engine, open_engine, settle, settle_special
+from ..pack import brief, graph_files, import_engine, open_engine, settle
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, partial, sample
 from .residency import left_wrong
 
@@ -50,8 +50,6 @@ def deepcache(
     for _ in range(5):
         sample(compiled, kind, target, steps=CAPTURE_STEPS)
         settle(engine, compiled, limit_s=BUILD_LIMIT_S)
-    settle_special(engine, compiled, limit_s=BUILD_LIMIT_S)
-    sample(compiled, kind, target, steps=CAPTURE_STEPS)
     files = set(graph_files(store_path))
     result: dict[str, Any] = {"left_wrong": {"by_compiled": left_wrong(eager)}}
     models = {

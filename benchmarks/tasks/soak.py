@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..host import Size, apply_controlnet, conditioning, ksampler, load_controlnet, load_lora
-from ..measure import vram_used_mib
+from ..measure import torch_used_mib, vram_used_mib
 from ..pack import graph_files, open_engine, settle
 from .captured import evict, unload
 from .common import BUILD_LIMIT_S, Pair, call_errors, partial, sample
@@ -57,7 +57,8 @@ def soak(
 
     Returns:
         {"rows": one per prompt, "failing": those that were wrong, with all that was drawn for them,
-        "max_rel_l2", "builds", "vram_mib_per_100_prompts", ...}
+        "max_rel_l2", "builds", "vram_mib_per_100_prompts" (of the card, whoever uses it),
+        "torch_mib_per_100_prompts" (what PyTorch holds here, captured calls among it), ...}
 
     Raises:
         RuntimeError: a prompt failed; the text and the partial result have all of it.
@@ -87,7 +88,12 @@ def soak(
             partial({"seed": seed, "rows": rows[-20:], "failing": [described]})
             text = f"seed {seed}, prompt {described}: {type(error).__name__}: {error}"
             raise RuntimeError(text) from error
-        row = {**described, "rel_l2": max(found), "vram_mib": round(vram_used_mib())}
+        row = {
+            **described,
+            "rel_l2": max(found),
+            "vram_mib": round(vram_used_mib()),
+            "torch_mib": round(torch_used_mib()),
+        }
         rows.append(row)
         if not row["rel_l2"] <= REL_L2:
             failing.append({**row, "calls": found, "report": _state(pair)})
@@ -155,6 +161,7 @@ def _summary(rows: list[dict[str, Any]], failing: list[dict[str, Any]]) -> dict[
         "max_rel_l2": max(row["rel_l2"] for row in rows),
         "failing": failing,
         "vram_mib_per_100_prompts": _slope([row["vram_mib"] for row in rows[_WARM_PROMPTS:]]),
+        "torch_mib_per_100_prompts": _slope([row["torch_mib"] for row in rows[_WARM_PROMPTS:]]),
     }
 
 
@@ -168,7 +175,7 @@ def _counts(engine: Any, pairs: list[Pair]) -> dict[str, Any]:
 
 
 def _slope(values: list[float]) -> float | None:
-    """MiB by which the card's use grows in 100 prompts; None for too few prompts."""
+    """MiB by which the memory in use grows in 100 prompts; None for too few prompts."""
     if len(values) < 20:
         return None
     fit = statistics.linear_regression(range(len(values)), values)
