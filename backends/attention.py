@@ -17,8 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import torch_private
 
-#: Raised when the choice changes, or our kernel does.
-VERSION = 3
 #: Beyond so many keys flash attention's pipeline pays; beyond such a width a head's sums would
 #: leave the registers.
 FEW_KEYS = 512

@@ -93,7 +93,6 @@ class Inductor:
             import triton
 
             facts["triton"] = triton.__version__
-            facts["attention"] = attention.VERSION
         return facts
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
