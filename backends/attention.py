@@ -8,6 +8,9 @@ prompt's few keys our own kernel is the quicker one, and costs nothing beforehan
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,11 +19,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import torch_private
+from .contract import Measure
+
+logger = logging.getLogger(__name__)
 
 #: Beyond so many keys flash attention's pipeline pays; beyond such a width a head's sums would
 #: leave the registers.
 FEW_KEYS = 512
 WIDEST_HEAD = 128
+_FLASH = "flash"
 _CALLS = 10
 _ROUNDS = 9
 _PAUSE_CYCLES = 20_000_000  # some 10 ms, in which the processor queues the calls; else twice that
@@ -71,8 +78,11 @@ KERNELS = {
 }
 
 
-def choose(graph_module: torch.fx.GraphModule) -> int:
+def choose(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
     """Measure each attention of an exported graph on the GPU and let it call the quickest kernel.
+
+    Args:
+        measure: held while kernels are timed, not while they are compiled.
 
     Returns:
         How many call another one than flash attention.
@@ -87,7 +97,7 @@ def choose(graph_module: torch.fx.GraphModule) -> int:
         if any(_options(node)) or not _is_plain(shapes):
             continue
         if shapes not in known:
-            known[shapes] = _quickest(shapes)
+            known[shapes] = _quickest(shapes, measure)
         if (name := known[shapes]) is not None:
             _call_instead(graph_module.graph, node, KERNELS[name])
             chosen += 1
@@ -107,31 +117,49 @@ def _is_plain(shapes: Any) -> bool:
     return halves and all(isinstance(n, int) for n in sizes)
 
 
-def _quickest(shapes: Any) -> str | None:
+def _quickest(shapes: Any, measure: Measure) -> str | None:
     """Name of the kernel that saves most at these shapes, if it saves enough."""
-    tensors = [
-        torch.empty_strided(shape, strides, dtype=dtype, device="cuda").normal_()
-        for shape, strides, dtype in shapes
-    ]
-    flash = _measured(_flash, *tensors)
-    if flash is None:
+    runs = _runs(shapes)
+    if _FLASH not in runs:
         return None
-    saved: dict[str, float] = {}
-    for name, kernel in KERNELS.items():
-        if kernel.takes(*tensors) and (time := _measured(_runs(kernel), *tensors)) is not None:
-            saved[name] = flash - time
+    with measure():
+        times = {name: time for name, run in runs.items() if (time := _measured(run)) is not None}
+    if _FLASH not in times:
+        return None
+    saved = {name: times[_FLASH] - time for name, time in times.items() if name in KERNELS}
     enough = [name for name in saved if saved[name] >= KERNELS[name].must_save_us]
     return max(enough, key=saved.__getitem__, default=None)
 
 
-def _measured(run: Callable[..., Any], *tensors: torch.Tensor) -> float | None:
-    """Microseconds of a call; None if the kernel refuses the shapes or this GPU."""
+def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
+    """Calls of the kernels that take these shapes on this GPU, by name, each made once: whatever a
+    kernel is to be compiled or planned for is then there.
+    """
     from triton.errors import TritonError
 
+    found: dict[str, Callable[[], Any]] = {}
+    with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
+        tensors = [
+            torch.empty_strided(shape, strides, dtype=dtype, device="cuda").normal_()
+            for shape, strides, dtype in shapes
+        ]
+        takes = {name: kernel for name, kernel in KERNELS.items() if kernel.takes(*tensors)}
+        calls = {_FLASH: _flash, **{name: _call(kernel) for name, kernel in takes.items()}}
+        for name, call in calls.items():
+            run = functools.partial(call, *tensors)
+            with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
+                run()
+                found[name] = run
+    return found
+
+
+def _measured(run: Callable[[], Any]) -> float | None:
+    """Microseconds of a call; None if they cannot be told."""
     try:
         with torch.no_grad():
-            return _microseconds(run, *tensors)
-    except (RuntimeError, TritonError):
+            return _microseconds(run)
+    except RuntimeError as error:
+        logger.info("An attention kernel was not measured: %s", error)
         return None
 
 
@@ -140,12 +168,12 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-def _runs(kernel: Kernel) -> Callable[..., Any]:
+def _call(kernel: Kernel) -> Callable[..., Any]:
     target = kernel.operator()
     return lambda *tensors: target(*tensors, *kernel.arguments)
 
 
-def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
+def _microseconds(run: Callable[[], Any]) -> float:
     """The GPU's time of one call, without the processor's part: all calls queue up behind a pause.
 
     No CUDA graph: Triton's launcher asks the driver about each pointer, and the driver does not
@@ -155,7 +183,6 @@ def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
     Raises:
         RuntimeError: the processor did not queue the calls within the longest pause.
     """
-    run(*tensors)
     event: Any = torch.cuda.Event
     times: list[float] = []
     cycles = _PAUSE_CYCLES
@@ -165,7 +192,7 @@ def _microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
         torch_private.pause(cycles)
         begin.record()
         for _ in range(_CALLS):
-            run(*tensors)
+            run()
         end.record()
         was_late = begin.query()
         torch.cuda.synchronize()

@@ -148,7 +148,9 @@ def vram_used_mib() -> float:
 
 
 def torch_used_mib() -> float:
-    """What PyTorch holds for this process on the GPU, weights in dynamic VRAM aside; 0 on a CPU."""
+    """What PyTorch holds for this process on the GPU, besides weights in dynamic VRAM and captured
+    calls under `cudaMallocAsync`, which the driver counts; 0 on a CPU.
+    """
     import torch
 
     return torch.cuda.memory_allocated() / MIB if torch.cuda.is_available() else 0.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULTS = Options(schedule=Schedule.QUADRATIC)  # the best of those measured: docs/deepcache.md
+_DEFAULTS = Options()
 
 
 class WarmgraphDeepCache(io.ComfyNode):
@@ -147,6 +147,13 @@ class WarmgraphDeepCache(io.ComfyNode):
         start_percent: float | None = None,
         end_percent: float | None = None,
     ) -> bool | str:
+        # What is named here the host no longer checks by itself.
+        names = [each.value for each in Schedule]
+        if schedule is not None and schedule not in names:
+            return f"schedule must be one of {', '.join(names)}, got {schedule!r}"
+        for name, value in (("start_percent", start_percent), ("end_percent", end_percent)):
+            if value is not None and not 0.0 <= value <= 1.0:
+                return f"{name} must be from 0 to 1, got {value}"
         if start_percent is not None and end_percent is not None and start_percent > end_percent:
             return (
                 f"start_percent must not be larger than end_percent, got {start_percent} and "
@@ -174,19 +181,19 @@ class WarmgraphDeepCache(io.ComfyNode):
         full_steps: str,
         threshold: float,
     ) -> io.NodeOutput:
-        chosen = Schedule(schedule)
-        options = Options(
-            interval=interval,
-            branch=branch,
-            schedule=chosen,
-            start_percent=start_percent,
-            end_percent=end_percent,
-            center=center,
-            power=power,
-            full_steps=tuple(parse_steps(full_steps)) if chosen is Schedule.CUSTOM else (),
-            threshold=threshold,
-        )
         try:
+            chosen = Schedule(schedule)
+            options = Options(
+                interval=interval,
+                branch=branch,
+                schedule=chosen,
+                start_percent=start_percent,
+                end_percent=end_percent,
+                center=center,
+                power=power,
+                full_steps=tuple(parse_steps(full_steps)) if chosen is Schedule.CUSTOM else (),
+                threshold=threshold,
+            )
             clone, identifier = server.get_engine().apply_deepcache(model, options)
             report = server.get_engine().report(clone)
         except Exception as error:  # nothing may fail a prompt that eager would have finished

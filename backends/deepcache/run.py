@@ -20,7 +20,8 @@ from .tally import Tally
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose on the node.
+    """What the user chose on the node; the defaults are the best of those that were measured
+    (docs/deepcache.md).
 
     Attributes:
         interval: steps from one full step to the next.
@@ -33,7 +34,7 @@ class Options:
 
     interval: int = 3
     branch: int = 0
-    schedule: Schedule = Schedule.UNIFORM
+    schedule: Schedule = Schedule.QUADRATIC
     start_percent: float = 0.0
     end_percent: float = 1.0
     center: float = 0.0

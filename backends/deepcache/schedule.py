@@ -82,8 +82,12 @@ def quadratic(steps: range, interval: int, *, center: float, power: float) -> fr
     middle = center * total
     low, high = _root(-middle, power), _root(total - middle, power)
     numbers = [low + (high - low) * n / count for n in range(count)]
-    chosen = {round(_root(number, 1.0 / power) + middle) for number in numbers}
-    return frozenset(steps[n] for n in chosen | {0} if n < total)
+    wanted = [round(_root(number, 1.0 / power) + middle) for number in numbers]
+    chosen: list[int] = []
+    for n, step in enumerate(wanted):  # each its own, with room for those that come after
+        after_last = chosen[-1] + 1 if chosen else 0
+        chosen.append(min(max(step, after_last), total - (count - n)))
+    return frozenset(steps[n] for n in chosen)
 
 
 def custom(steps: range, numbers: Sequence[int]) -> frozenset[int]:

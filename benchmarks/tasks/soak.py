@@ -58,7 +58,8 @@ def soak(
     Returns:
         {"rows": one per prompt, "failing": those that were wrong, with all that was drawn for them,
         "max_rel_l2", "builds", "vram_mib_per_100_prompts" (of the card, whoever uses it),
-        "torch_mib_per_100_prompts" (what PyTorch holds here, captured calls among it), ...}
+        "torch_mib_per_100_prompts" (what PyTorch holds for this process), "captured_mib" (what
+        captured calls hold at the end, which a budget bounds), ...}
 
     Raises:
         RuntimeError: a prompt failed; the text and the partial result have all of it.
@@ -168,6 +169,7 @@ def _summary(rows: list[dict[str, Any]], failing: list[dict[str, Any]]) -> dict[
 def _counts(engine: Any, pairs: list[Pair]) -> dict[str, Any]:
     reports = [engine.report(pair.ours)["captured"] for pair in pairs]
     return {
+        "captured_mib": max(report["vram_bytes"] for report in reports) >> 20,
         "captures": sum(report["captures"] for report in reports),
         "replayed": sum(report["replayed"] for report in reports),
         "not_replayed": [report["not_replayed"] for report in reports],

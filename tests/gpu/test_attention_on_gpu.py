@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -77,9 +78,9 @@ def test_our_kernel_is_right_alone_and_after_loading(
     attends = _Attends(shape[1])
     exact = attends(*(t.double() for t in tensors))[0]
 
-    monkeypatch.setattr(attention, "_quickest", lambda _: "cross")
+    monkeypatch.setattr(attention, "_quickest", lambda *_: "cross")
     exported = torch.export.export(attends, tuple(tensors), strict=False)
-    assert attention.choose(exported.graph_module) == 1
+    assert attention.choose(exported.graph_module, contextlib.nullcontext) == 1
     config: dict[str, Any] = {
         **torch_private.CONFIG,
         torch_private.OWN_KERNELS: True,
@@ -93,12 +94,33 @@ def test_our_kernel_is_right_alone_and_after_loading(
     assert found.shape == exact.shape and error <= TOLERANCE[dtype], error
 
 
-def _replayed_microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> float:
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_our_kernel_is_right_by_itself_however_its_tensors_lie(
+    block: tuple[int, int], dtype: torch.dtype
+) -> None:
+    rows, heads = block
+    q = torch.randn(2, heads, rows, 64, device="cuda").to(dtype)
+    k = torch.randn(2, 77, heads, 64, device="cuda").to(dtype).transpose(1, 2)
+    v = torch.randn(3, 79, heads, 128, device="cuda").to(dtype)[1:, 1:-1, :, 64:].transpose(1, 2)
+    assert attention.KERNELS["cross"].takes(q, k, v)
+    found = attention.KERNELS["cross"].operator()(q, k, v)
+    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert float((found.double() - exact).norm() / exact.norm()) <= TOLERANCE[dtype]
+
+
+def _shapes(rows: int, heads: int, keys: int) -> list[Any]:
+    tensors = [torch.empty(2, n, heads, 64, dtype=torch.float16) for n in (rows, keys, keys)]
+    tensors = [tensor.transpose(1, 2) for tensor in tensors]
+    return [(tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+
+
+def _replayed_microseconds(run: Callable[[], Any]) -> float:
     """Another way to tell the GPU's time of a call, which PyTorch's own kernels allow."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(20):
-            run(*tensors)
+            run()
     times = []
     for _ in range(10):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -114,34 +136,31 @@ def _replayed_microseconds(run: Callable[..., Any], *tensors: torch.Tensor) -> f
 def test_measured_times_are_the_gpus(block: tuple[int, int]) -> None:
     """Not the processor's, which queues cuDNN's calls more slowly than they run."""
     rows, heads = block
-    tensors = [
-        torch.randn(2, rows, heads, 64, device="cuda", dtype=torch.float16).transpose(1, 2)
-        for _ in range(3)
-    ]
-    for run in (attention._flash, attention._runs(attention.KERNELS["cudnn"])):
-        measured = attention._measured(run, *tensors)
-        if measured is None:  # cuDNN does not take every GPU
-            continue
-        assert measured == pytest.approx(_replayed_microseconds(run, *tensors), rel=0.15, abs=2.0)
+    runs = attention._runs(_shapes(rows, heads, rows))
+    assert "flash" in runs and "cross" not in runs
+    for run in runs.values():
+        expected = _replayed_microseconds(run)
+        assert attention._measured(run) == pytest.approx(expected, rel=0.15, abs=2.0)
 
 
 _MEASURED = """
 import json, sys
-import torch
 from backends import attention
-for rows, heads in json.loads(sys.argv[1]):
-    tensors = [torch.empty(2, n, heads, 64, dtype=torch.float16) for n in (rows, 77, 77)]
-    tensors = [tensor.transpose(1, 2) for tensor in tensors]
-    flash = attention._measured(attention._flash, *(t.cuda() for t in tensors))
-    print(attention._quickest([(tuple(t.shape), t.stride(), t.dtype) for t in tensors]), flash)
+for shapes in json.loads(sys.argv[1]):
+    shapes = [(*sizes, getattr(attention.torch, dtype)) for *sizes, dtype in shapes]
+    print(json.dumps({n: attention._measured(run) for n, run in attention._runs(shapes).items()}))
 """
 
 
 @pytest.mark.parametrize("allocator", ["native", "cudaMallocAsync"])
 def test_measuring_works_with_either_allocator(allocator: str) -> None:
     """In a process of its own: an allocator is chosen when CUDA is first used."""
+    blocks = [
+        [(*sizes, str(dtype).removeprefix("torch.")) for *sizes, dtype in _shapes(*block, 77)]
+        for block in BLOCKS
+    ]
     ran = subprocess.run(
-        [sys.executable, "-c", _MEASURED, json.dumps(BLOCKS)],
+        [sys.executable, "-c", _MEASURED, json.dumps(blocks)],
         env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -150,7 +169,8 @@ def test_measuring_works_with_either_allocator(allocator: str) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    rows = [line.split() for line in ran.stdout.splitlines()]
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(rows) == len(BLOCKS)
-    for name, flash in rows:
-        assert name in ("None", *attention.KERNELS) and 1.0 < float(flash) < 1000.0, rows
+    for row in rows:
+        assert row.keys() >= {"flash", "cross"}, row
+        assert all(time is not None and 1.0 < time < 1000.0 for time in row.values()), row

@@ -6,6 +6,7 @@ Our own kernel is run by Triton's interpreter, which has float16 but no bfloat16
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import attention
+from warmgraph_backends import attention, torch_private
 
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 HOST = torch.ops.aten.scaled_dot_product_attention.default
@@ -57,7 +58,8 @@ def quicker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands for the measurement: cuDNN's kernel wins over 8 keys; what was measured is noted."""
     measured: list[Any] = []
 
-    def quickest(shapes: Any) -> str | None:
+    def quickest(shapes: Any, measure: Any) -> str | None:
+        assert measure is contextlib.nullcontext
         measured.append(shapes)
         return "cudnn" if shapes[1][0][2] == 8 else None
 
@@ -67,7 +69,7 @@ def quicker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_only_the_attention_that_gains_calls_the_other_kernel(quicker: list[Any]) -> None:
     graph_module = _export()
-    assert attention.choose(graph_module) == 1
+    assert attention.choose(graph_module, contextlib.nullcontext) == 1
     assert _targets(graph_module) == [CUDNN, HOST]
     assert len(quicker) == 2
     graph_module.graph.lint()
@@ -80,7 +82,7 @@ def test_only_the_attention_that_gains_calls_the_other_kernel(quicker: list[Any]
 @pytest.mark.parametrize("options", [{"masked": True}, {"causal": True}], ids=str)
 def test_masks_stay_with_the_hosts_kernel(options: dict[str, Any], quicker: list[Any]) -> None:
     graph_module = _export(**options)
-    attention.choose(graph_module)
+    attention.choose(graph_module, contextlib.nullcontext)
     assert _targets(graph_module) == [CUDNN, HOST]
     assert len(quicker) == 1
 
@@ -90,40 +92,37 @@ def test_open_sizes_and_full_precision_are_not_measured(
     options: dict[str, Any], quicker: list[Any]
 ) -> None:
     graph_module = _export(**options)
-    assert attention.choose(graph_module) == 0
+    assert attention.choose(graph_module, contextlib.nullcontext) == 0
     assert _targets(graph_module) == [HOST, HOST] and quicker == []
 
 
+@pytest.mark.parametrize(
+    ("times", "wanted"),
+    [
+        ({"flash": 20.0, "cudnn": 19.0, "cross": 12.0}, "cross"),
+        ({"flash": 50.0, "cudnn": 30.0, "cross": 40.0}, "cudnn"),
+        ({"flash": 20.0, "cudnn": 11.0, "cross": 19.5}, None),
+        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, "cross"),
+        ({"flash": 20.0, "cross": 12.0}, "cross"),
+        ({"flash": None, "cudnn": 1.0, "cross": 1.0}, None),
+        ({"cudnn": 1.0, "cross": 1.0}, None),
+    ],
+    ids=str,
+)
 def test_the_kernel_that_saves_most_is_taken_if_it_saves_enough(
-    monkeypatch: pytest.MonkeyPatch,
+    times: dict[str, float | None], wanted: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times: dict[str, float | None] = {}
+    """None: it took the shapes and was not measured. Not there: it refused them."""
+    monkeypatch.setattr(attention, "_runs", lambda shapes: {name: name for name in times})
+    monkeypatch.setattr(attention, "_measured", lambda run: times[run])
+    assert attention._quickest((), contextlib.nullcontext) == wanted
 
-    def shapes(keys: int) -> Any:
-        sizes = ((1, 2, 8, 16), (1, 2, keys, 16), (1, 2, keys, 16))
-        return tuple((s, torch.empty(s).stride(), torch.float16) for s in sizes)
 
-    real = torch.empty_strided
-    monkeypatch.setattr(torch, "empty_strided", lambda *a, device, **k: real(*a, **k).normal_())
-    monkeypatch.setattr(attention, "_runs", lambda kernel: kernel)
-    monkeypatch.setattr(
-        attention,
-        "_measured",
-        lambda run, *_: times[
-            next((name for name, kernel in attention.KERNELS.items() if kernel is run), "flash")
-        ],
-    )
-    for measured, keys, wanted in (
-        ({"flash": 20.0, "cudnn": 19.0, "cross": 12.0}, 5, "cross"),
-        ({"flash": 50.0, "cudnn": 30.0, "cross": 40.0}, 5, "cudnn"),
-        ({"flash": 20.0, "cudnn": 11.0, "cross": 19.5}, 5, None),
-        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, 5, "cross"),
-        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, attention.FEW_KEYS + 1, None),
-        ({"flash": None, "cudnn": 1.0, "cross": 1.0}, 5, None),
-    ):
-        times.clear()
-        times.update(measured)
-        assert attention._quickest(shapes(keys)) == wanted, measured
+def test_our_kernel_needs_a_launcher_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [torch.empty(1, 2, n, 16) for n in (300, 5, 5)]
+    assert attention.KERNELS["cross"].takes(*few)
+    monkeypatch.setattr(torch_private, "OWN_KERNELS", "a setting that torch does not have")
+    assert not attention.KERNELS["cross"].takes(*few)
 
 
 def test_few_keys_are_told_by_their_shapes() -> None:
@@ -147,18 +146,32 @@ spec = importlib.util.spec_from_file_location("cross_attention", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.wrap_triton = lambda kernel: kernel  # takes compiled kernels alone
+
+def dense(batch, heads, rows, width):  # as the host makes them: a row holds its heads
+    return torch.randn(batch, rows, heads, width).transpose(1, 2)
+
+def apart(batch, heads, rows, width):
+    return torch.randn(batch, heads, rows, width)
+
+def within(batch, heads, rows, width):
+    return torch.randn(batch + 1, rows + 2, heads, 2 * width)[1:, 1:-1, :, width:].transpose(1, 2)
+
 errors = {}
 for dtype in (torch.float16, torch.float32):
     for batch, heads, rows, keys, width in json.loads(sys.argv[2]):
-        q, k, v = (
-            torch.randn(batch, n, heads, width).to(dtype).transpose(1, 2)
-            for n in (rows, keys, keys)
-        )
-        found = module.cross_attention(q, k, v)
-        assert found.dtype == dtype and found.transpose(1, 2).is_contiguous()
-        exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
-        error = float((found.double() - exact).norm() / exact.norm())
-        errors[f"{dtype} {batch, heads, rows, keys, width}"] = error
+        for layouts in ((dense, dense, dense), (apart, dense, within), (within, apart, dense)):
+            q, k, v = (
+                layout(batch, heads, n, width).mul(4).to(dtype)
+                for layout, n in zip(layouts, (rows, keys, keys))
+            )
+            found = module.cross_attention(q, k, v)
+            assert found.dtype == dtype and found.transpose(1, 2).is_contiguous()
+            exact = torch.nn.functional.scaled_dot_product_attention(
+                q.double(), k.double(), v.double()
+            )
+            error = float((found.double() - exact).norm() / exact.norm())
+            name = [layout.__name__ for layout in layouts]
+            errors[f"{dtype} {batch, heads, rows, keys, width} {name}"] = error
 print(json.dumps(errors))
 """
 #: batch, heads, rows, keys, width of a head: a prompt, two, one key, none of them whole blocks.
@@ -180,6 +193,6 @@ def test_our_kernel_computes_attention() -> None:
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     errors = json.loads(ran.stdout.splitlines()[-1])
-    assert len(errors) == 2 * len(_SHAPES)
+    assert len(errors) == 6 * len(_SHAPES)
     for name, error in errors.items():
         assert error <= (1e-3 if "float16" in name else 1e-5), (name, error)

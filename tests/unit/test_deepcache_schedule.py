@@ -26,18 +26,22 @@ def test_uniform_counts_from_the_first_step_of_its_part() -> None:
     assert uniform(range(0), 3) == set()
 
 
-@pytest.mark.parametrize("total", [1, 2, 4, 7, 20, 50, 1000])
+@pytest.mark.parametrize("total", [0, 1, 2, 4, 7, 20, 30, 50, 1000])
 @pytest.mark.parametrize("interval", [1, 2, 3, 5, 10])
-def test_quadratic_has_no_more_full_steps_than_uniform_and_begins_with_one(
+def test_quadratic_has_as_many_full_steps_as_uniform_and_begins_with_one(
     total: int, interval: int
 ) -> None:
+    """So that an interval of one keeps nothing, however close together the steps are to be."""
     steps = range(3, 3 + total)
-    for center in (0.0, 0.3, 0.5, 1.0):
-        for power in (1.0, 1.4, 2.0, 4.0):
+    for center in (0.0, 0.15, 0.3, 0.5, 1.0):
+        for power in (1.0, 1.2, 1.4, 2.0, 4.0):
             chosen = quadratic(steps, interval, center=center, power=power)
-            assert 3 in chosen and chosen <= set(steps)
-            assert len(chosen) <= len(uniform(steps, interval)) + 1
-    assert len(quadratic(steps, interval, center=0.0, power=1.0)) == len(uniform(steps, interval))
+            assert chosen <= set(steps) and chosen >= set(steps[:1])
+            assert len(chosen) == len(uniform(steps, interval)), (center, power)
+
+
+def test_quadratic_with_the_nodes_defaults() -> None:
+    assert sorted(quadratic(range(20), 3, center=0.0, power=1.2)) == [0, 2, 4, 7, 10, 13, 17]
 
 
 def test_quadratic_is_closest_around_its_centre() -> None:

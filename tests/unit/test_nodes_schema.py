@@ -146,6 +146,11 @@ def test_a_node_whose_result_is_cached_gets_its_text_back(schemas: dict[str, Any
         ("WarmgraphCompileModel", {"graphs": "../../x"}, "../../x"),
         ("WarmgraphCompileModel", {"graphs": "C:\\x"}, "C:"),
         ("WarmgraphCompileModel", {"graphs": "n" * 300}, "120"),
+        ("WarmgraphDeepCache", {"schedule": "cubic"}, "got 'cubic'"),
+        ("WarmgraphDeepCache", {"start_percent": 7.0, "end_percent": 8.0}, "from 0 to 1, got 7.0"),
+        ("WarmgraphDeepCache", {"start_percent": 0.5, "end_percent": -1.0}, "got -1.0"),
+        ("WarmgraphDeepCache", {"start_percent": 0.5, "end_percent": 0.4}, "got 0.5 and 0.4"),
+        ("WarmgraphDeepCache", {"schedule": "custom", "full_steps": "one"}, "got 'one'"),
         ("WarmgraphWarmUp", {"sizes": "1024", "batches": "1"}, "got '1024'"),
         ("WarmgraphWarmUp", {"sizes": "", "batches": "1"}, "sizes must have at least one entry"),
         ("WarmgraphWarmUp", {"sizes": "9x9, 4x9", "batches": "1"}, "from 8 to 8192 pixels"),
@@ -156,7 +161,7 @@ def test_a_node_whose_result_is_cached_gets_its_text_back(schemas: dict[str, Any
     ],
 )
 def test_bad_values_are_refused_in_words_when_queued(
-    classes: dict[str, Any], node_id: str, values: dict[str, str], words: str
+    classes: dict[str, Any], node_id: str, values: dict[str, Any], words: str
 ) -> None:
     answer = classes[node_id].validate_inputs(**values)
     assert isinstance(answer, str) and words in answer
@@ -169,6 +174,9 @@ def test_bad_values_are_refused_in_words_when_queued(
         ("WarmgraphCompileModel", {"graphs": "  "}),
         ("WarmgraphCompileModel", {"graphs": "Winter Märchen 冬"}),
         ("WarmgraphCompileModel", {"graphs": None}),
+        ("WarmgraphDeepCache", {"schedule": "uniform", "full_steps": "one"}),
+        ("WarmgraphDeepCache", {"schedule": None, "start_percent": None, "end_percent": 0.0}),
+        ("WarmgraphDeepCache", {"schedule": "custom", "full_steps": "0, 2", "start_percent": 0.0}),
         ("WarmgraphLoadCompiledGraph", {"folder": "of another machine"}),
         ("WarmgraphLoadCompiledGraph", {"folder": None}),
         ("WarmgraphWarmUp", {"sizes": " 1024 x 1024,\n720X960;8\u00d78192 ", "batches": "1,64"}),
@@ -176,6 +184,6 @@ def test_bad_values_are_refused_in_words_when_queued(
     ],
 )
 def test_good_and_linked_values_pass(
-    classes: dict[str, Any], node_id: str, values: dict[str, str | None]
+    classes: dict[str, Any], node_id: str, values: dict[str, Any]
 ) -> None:
     assert classes[node_id].validate_inputs(**values) is True

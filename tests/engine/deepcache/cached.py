@@ -15,6 +15,7 @@ import torch
 from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_tools.inprocess import Host
 
 Patch = Callable[[Any], Any]
@@ -36,8 +37,8 @@ def unpatched(model: Any) -> Any:
 
 
 def cached(model: Any, **options: Any) -> Any:
-    """A clone under DeepCache."""
-    clone, _ = apply(model, Options(**options))
+    """A clone under DeepCache, by the uniform schedule if none is named: its steps are plain."""
+    clone, _ = apply(model, Options(**{"schedule": Schedule.UNIFORM, **options}))
     return clone
 
 
@@ -222,13 +223,3 @@ def changed(act: Callable[[Any], None]) -> Patch:
         return clone
 
     return patch
-
-
-def step_of(pair: Pair, percent: float, steps: int) -> int:
-    """The first step of a run that is past a part of it."""
-    sampling = pair.model.model.model_sampling
-    sigma = sampling.percent_to_sigma(percent)
-    sigmas = pair.node(
-        "BasicScheduler", model=pair.model, scheduler="normal", steps=steps, denoise=1.0
-    )
-    return next(n for n, each in enumerate(sigmas.tolist()) if each <= sigma)

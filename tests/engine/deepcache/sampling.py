@@ -108,3 +108,13 @@ def during(pair: Pair, conditioning: Any, start: float, end: float) -> Any:
 
 
 SIZE = {"width": 88, "height": 72}
+
+
+def step_of(pair: Pair, percent: float, steps: int) -> int:
+    """The first step of a run that is past a part of it."""
+    sampling = pair.model.model.model_sampling
+    sigma = sampling.percent_to_sigma(percent)
+    sigmas = pair.node(
+        "BasicScheduler", model=pair.model, scheduler="normal", steps=steps, denoise=1.0
+    )
+    return next(n for n, each in enumerate(sigmas.tolist()) if each <= sigma)

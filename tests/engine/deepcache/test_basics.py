@@ -1,6 +1,4 @@
-"""DeepCache's sizes, branches, schedules and reports through the real KSampler. What samplers, runs
-and other nodes do to it: `test_deepcache_runs`, `test_deepcache_patches`.
-"""
+"""DeepCache's sizes, branches, schedules and reports through the real KSampler."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
 from warmgraph_backends.report import deepcache_report, deepcache_text
-from warmgraph_tools.inprocess import Host
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
 
@@ -25,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=["narrowxl", "narrow15"])
-def pair(request: pytest.FixtureRequest, host: Host) -> Pair:
-    return Pair(host, request.param)
+def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
+    return pairs[request.param]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (72, 96), (104, 88), (40, 200)], ids=str)
@@ -117,6 +114,13 @@ def test_a_model_without_a_unet_is_unchanged_and_says_so(xl: Pair) -> None:
     finally:
         xl.model.model.diffusion_model = before
     assert kept(xl.model) is None
+
+
+@pytest.mark.parametrize("schedule", [Schedule.UNIFORM, Schedule.QUADRATIC], ids=str)
+def test_interval_one_is_the_run_without_it(xl: Pair, schedule: Schedule) -> None:
+    ours = cached(xl.model, interval=1, schedule=schedule)
+    assert torch.equal(xl.sample(ours, steps=20), xl.sample(xl.model, steps=20))
+    assert evaluations(ours) == {"full": 20}
 
 
 def test_the_node_below_is_replaced_and_the_model_is_left_alone(xl: Pair) -> None:

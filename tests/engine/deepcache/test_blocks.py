@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import CALLS, CUTS, Pair, Patch, changed
+from .cached import CALLS, CUTS, Pair, Patch, cache_of, cached, changed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,3 +124,42 @@ def test_several_patches_together(xl: Pair) -> None:
         return model
 
     assert xl.check(patch, branch=2) == CALLS
+
+
+def test_another_patch_of_a_kind_is_checked_by_itself(xl: Pair) -> None:
+    """One that outer blocks cannot follow is noticed, whatever was there before it."""
+    calls = 0
+
+    def fair(h: torch.Tensor, options: Any) -> torch.Tensor:
+        return h * 1.1
+
+    def unfair(h: torch.Tensor, options: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return h * (1 + 1e-3 * calls)
+
+    ours = cached(xl.model)
+    for patch in (fair, unfair, fair):
+        model = ours.clone()
+        model.set_model_input_block_patch(patch)
+        xl.sample(model)
+        assert (cache_of(model).problem is not None) == (patch is unfair)
+
+
+def test_patches_see_each_block_once_a_call_but_for_one_check(xl: Pair) -> None:
+    """Patches that count live on it. The first full call of a model that has them is checked by one
+    more call of the outer blocks; no later one is.
+    """
+    seen: list[tuple[Any, float]] = []
+
+    def note(h: torch.Tensor, options: Any) -> torch.Tensor:
+        seen.append((options["block"], float(options["sigmas"][0])))
+        return h
+
+    ours = cached(xl.model)
+    ours.set_model_input_block_patch(note)
+    blocks = len(xl.unet.input_blocks)
+    for check in (1, 0):
+        seen.clear()
+        xl.sample(ours)
+        assert len(seen) == len(set(seen)) + check == 3 * blocks + 4 + check

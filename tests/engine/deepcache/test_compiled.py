@@ -11,48 +11,36 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.attach.deepcache import apply, kept
+from warmgraph_backends.attach.deepcache import kept
 from warmgraph_backends.deepcache.run import Options
-from warmgraph_backends.errors import RequirementError
 from warmgraph_backends.report import render_text
 
 from ..lab import Lab, relative
 from ..probed import Probed
+from .cached import STEPS, cached, evaluations
 
-STEPS = 7
 #: Errors of single calls add up over a run.
 RUN_TOLERANCE = 2e-3
-
-
-def _cached(model: Any, **options: Any) -> Any:
-    clone, _ = apply(model, Options(**options))
-    return clone
-
-
-def _evaluations(model: Any) -> dict[str, int]:
-    cache = kept(model)
-    assert cache is not None and cache.problem is None
-    return dict(cache.evaluations)
 
 
 @pytest.fixture
 def both(probed: Probed, lab: Lab) -> list[Any]:
     """DeepCache on Compile Model, and Compile Model on DeepCache."""
     plain = probed.plain
-    return [_cached(lab.compiled(plain)), lab.compiled(_cached(plain))]
+    return [cached(lab.compiled(plain)), lab.compiled(cached(plain))]
 
 
 def test_both_orders_run_all_compiled_at_no_build(
     probed: Probed, lab: Lab, both: list[Any]
 ) -> None:
-    expected = probed.sample(_cached(probed.plain), size=(9, 15), steps=STEPS)
+    expected = probed.sample(cached(probed.plain), size=(9, 15), steps=STEPS)
     plain = probed.sample(probed.plain, size=(9, 15), steps=STEPS)
     jobs = lab.jobs()
     found = []
     for model in both:
         before = lab.engine.report(model)["calls"]["compiled"]
         found.append(probed.sample(model, size=(9, 15), steps=STEPS))
-        assert _evaluations(model) == {"full": 3, "shallow": 4}
+        assert evaluations(model) == {"full": 3, "shallow": 4}
         report = lab.engine.report(model)
         session = model.get_attachment("warmgraph")
         places = {scope.root: len(scope.plan.places) for scope in session.scopes}
@@ -76,8 +64,8 @@ def test_other_intervals_branches_sizes_and_batches_build_nothing(probed: Probed
         ({"interval": 5, "branch": 1}, (13, 10), 2),
         ({"interval": 3, "branch": 11}, (45, 30), 1),
     ):
-        eager = probed.sample(_cached(probed.plain, **options), size=size, batch=batch, steps=4)
-        ours = _cached(compiled, **options)
+        eager = probed.sample(cached(probed.plain, **options), size=size, batch=batch, steps=4)
+        ours = cached(compiled, **options)
         found = probed.sample(ours, size=size, batch=batch, steps=4)
         assert relative(found, eager) <= RUN_TOLERANCE
         assert lab.engine.report(ours)["calls"]["eager"] == 0
@@ -87,7 +75,7 @@ def test_other_intervals_branches_sizes_and_batches_build_nothing(probed: Probed
 def test_interval_one_is_compile_model_alone(probed: Probed, lab: Lab) -> None:
     compiled = lab.compiled(probed.plain)
     alone = probed.sample(compiled, size=(8, 8), steps=3)
-    assert torch.equal(probed.sample(_cached(compiled, interval=1), size=(8, 8), steps=3), alone)
+    assert torch.equal(probed.sample(cached(compiled, interval=1), size=(8, 8), steps=3), alone)
 
 
 def test_what_lies_between_the_two_leaves_the_image_right(probed: Probed, lab: Lab) -> None:
@@ -99,8 +87,8 @@ def test_what_lies_between_the_two_leaves_the_image_right(probed: Probed, lab: L
 
     clone = probed.plain.clone()
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "another", between)
-    expected = probed.sample(_cached(clone), size=(8, 8), steps=STEPS)
-    found = probed.sample(_cached(lab.compiled(clone)), size=(8, 8), steps=STEPS)
+    expected = probed.sample(cached(clone), size=(8, 8), steps=STEPS)
+    found = probed.sample(cached(lab.compiled(clone)), size=(8, 8), steps=STEPS)
     assert relative(found, expected) <= RUN_TOLERANCE
 
 
@@ -110,22 +98,22 @@ def test_another_deepcache_on_the_same_model_runs_through_the_same_scopes(
     """So that changing the interval builds and captures nothing."""
     compiled = lab.compiled(probed.plain)
     session = compiled.get_attachment("warmgraph")
-    model = _cached(compiled, interval=3)
+    model = cached(compiled, interval=3)
     expected = probed.sample(model, size=(8, 8), steps=4)
     scopes = session.scopes
     assert len(scopes) == 3
     del model
     gc.collect()
     for interval in (2, 3, 5):
-        found = probed.sample(_cached(compiled, interval=interval), size=(8, 8), steps=4)
+        found = probed.sample(cached(compiled, interval=interval), size=(8, 8), steps=4)
         assert torch.equal(found, expected) is (interval == 3)
         assert set(session.scopes) == set(scopes)
-    probed.sample(_cached(compiled, branch=1), size=(8, 8), steps=4)
+    probed.sample(cached(compiled, branch=1), size=(8, 8), steps=4)
     assert len(session.scopes) == 5
 
 
 def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> None:
-    cache = _cached(probed.plain)
+    cache = cached(probed.plain)
     model = lab.compiled(cache)
     session = model.get_attachment("warmgraph")
     probed.sample(model, size=(8, 8), steps=4)
@@ -151,13 +139,3 @@ def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     del alone, model
     gc.collect()
     assert identifier not in engine.snapshot()["deepcaches"]
-
-
-def test_a_model_without_a_unet_is_refused_in_words(probed: Probed, lab: Lab) -> None:
-    holder = probed.plain.model
-    before, holder.diffusion_model = holder.diffusion_model, torch.nn.Identity()
-    try:
-        with pytest.raises(RequirementError, match="needs a UNet, and this model is a Identity"):
-            lab.engine.apply_deepcache(probed.plain, Options())
-    finally:
-        holder.diffusion_model = before

@@ -16,8 +16,8 @@ from .cached import (
     Pair,
     cached,
     evaluations,
-    step_of,
 )
+from .sampling import step_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

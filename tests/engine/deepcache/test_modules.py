@@ -12,7 +12,6 @@ from .cached import (
     CALLS,
     Pair,
     Reference,
-    cache_of,
     cached,
     changed,
     evaluations,
@@ -132,23 +131,3 @@ def test_a_replaced_forward_of_the_unet_runs(xl: Pair, name: str) -> None:
     finally:
         xl.host.unload()
         xl.unet.__dict__.pop(name, None)
-
-
-def test_another_patch_of_a_kind_is_checked_by_itself(xl: Pair) -> None:
-    """One that outer blocks cannot follow is noticed, whatever was there before it."""
-    calls = 0
-
-    def fair(h: torch.Tensor, options: Any) -> torch.Tensor:
-        return h * 1.1
-
-    def unfair(h: torch.Tensor, options: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return h * (1 + 1e-3 * calls)
-
-    ours = cached(xl.model)
-    for patch in (fair, unfair, fair):
-        model = ours.clone()
-        model.set_model_input_block_patch(patch)
-        xl.sample(model)
-        assert (cache_of(model).problem is not None) == (patch is unfair)

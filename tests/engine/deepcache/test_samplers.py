@@ -31,12 +31,8 @@ SEVERAL = {
     "seeds_3": 3,
     "sa_solver_pece": 2,
 }
-
-
+#: They make steps of their own, whose number is not the schedule's.
 SOLVERS = ("dpm_fast", "dpm_adaptive")
-
-
-"""They make steps of their own, whose number is not the schedule's."""
 
 
 def _steps_of(pair: Pair, **sampling: Any) -> list[int]:

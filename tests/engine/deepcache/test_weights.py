@@ -1,4 +1,4 @@
-"""DeepCache under LoRAs, scheduled ones among them, and hypernetworks."""
+"""DeepCache under what changes weights: LoRAs, hypernetworks, and hooks, with their patches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .cached import (
     Patch,
     Reference,
     cached,
-    step_of,
 )
+from .sampling import step_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
