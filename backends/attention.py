@@ -1,9 +1,10 @@
 """Which attention kernel a graph of fixed sizes calls: the measurably quickest there is.
 
-The host's own order takes flash attention first, and a graph for any size keeps to it: cuDNN makes
-a plan for each new shape, some 65 ms of the processor in every process. At a hot size its kernels
-save up to 40 % of a long self-attention; for a short one the plan would not be earned back. Over a
-prompt's few keys our own kernel is the quicker one, and costs nothing beforehand.
+A graph for any size keeps to the host's order, which takes flash attention first where PyTorch has
+it. cuDNN makes a plan for each new shape, some 65 ms of the processor in every process: at a hot
+size its kernels save up to 40 % of a long self-attention, for a short one the plan would not be
+earned back. Over a prompt's few keys our own kernel is the quicker one, and costs nothing
+beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import torch_private
 from .contract import Measure
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 #: leave the registers.
 FEW_KEYS = 512
 WIDEST_HEAD = 128
-_FLASH = "flash"
+_HOST = "host"
 _CALLS = 10
 _ROUNDS = 9
 _PAUSE_CYCLES = 20_000_000  # some 10 ms, in which the processor queues the calls; else twice that
@@ -35,9 +35,9 @@ _LONGEST_PAUSE = 32 * _PAUSE_CYCLES
 
 
 class Kernel(NamedTuple):
-    """Another kernel than flash attention, and when it may be called instead."""
+    """Another kernel than the host would call, and when it may be called instead."""
 
-    must_save_us: float  # per call, over flash attention
+    must_save_us: float  # per call, over the host's
     takes: Callable[..., bool]  # of query, key and value
     operator: Callable[[], Any]
     arguments: tuple[Any, ...] = ()  # after query, key and value
@@ -85,7 +85,7 @@ def choose(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
         measure: held while kernels are timed, not while they are compiled.
 
     Returns:
-        How many call another one than flash attention.
+        How many call another one than the host would.
     """
     chosen = 0
     known: dict[Any, str | None] = {}
@@ -112,6 +112,8 @@ def _options(node: torch.fx.Node) -> list[Any]:
 
 
 def _is_plain(shapes: Any) -> bool:
+    if any(len(shape) != 4 for shape, _, _ in shapes):
+        return False
     sizes = [n for shape, strides, _ in shapes for n in (*shape, *strides)]
     halves = all(dtype in (torch.float16, torch.bfloat16) for _, _, dtype in shapes)
     return halves and all(isinstance(n, int) for n in sizes)
@@ -120,13 +122,13 @@ def _is_plain(shapes: Any) -> bool:
 def _quickest(shapes: Any, measure: Measure) -> str | None:
     """Name of the kernel that saves most at these shapes, if it saves enough."""
     runs = _runs(shapes)
-    if _FLASH not in runs:
+    if _HOST not in runs:
         return None
     with measure():
         times = {name: time for name, run in runs.items() if (time := _measured(run)) is not None}
-    if _FLASH not in times:
+    if _HOST not in times:
         return None
-    saved = {name: times[_FLASH] - time for name, time in times.items() if name in KERNELS}
+    saved = {name: times[_HOST] - time for name, time in times.items() if name in KERNELS}
     enough = [name for name in saved if saved[name] >= KERNELS[name].must_save_us]
     return max(enough, key=saved.__getitem__, default=None)
 
@@ -144,7 +146,7 @@ def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
             for shape, strides, dtype in shapes
         ]
         takes = {name: kernel for name, kernel in KERNELS.items() if kernel.takes(*tensors)}
-        calls = {_FLASH: _flash, **{name: _call(kernel) for name, kernel in takes.items()}}
+        calls = {_HOST: _as_host, **{name: _call(kernel) for name, kernel in takes.items()}}
         for name, call in calls.items():
             run = functools.partial(call, *tensors)
             with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
@@ -163,8 +165,23 @@ def _measured(run: Callable[[], Any]) -> float | None:
         return None
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+def host_order() -> contextlib.AbstractContextManager[Any]:
+    """Let attention go to the first of the kernels that the host itself asks for.
+
+    Entered for each call, as the host does it: on Hopper torch 2.11 puts an order of its own in its
+    place at the first attention of a process.
+    """
+    try:
+        import comfy.ops
+        from torch.nn.attention import sdpa_kernel
+    except ImportError:
+        return contextlib.nullcontext()
+    order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
+    return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()
+
+
+def _as_host(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    with host_order():
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 

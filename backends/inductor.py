@@ -5,7 +5,6 @@ https://docs.pytorch.org/docs/stable/torch.compiler.html
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import shutil
 import sys
@@ -106,7 +105,7 @@ class Inductor:
         try:
             if description.is_special and description.device == "cuda":
                 attention.choose(program.graph_module, measure)
-            with _attention_priority():
+            with attention.host_order():
                 module, source = torch_private.compile_wrapper(
                     program.graph_module, _config(description), wide=description.wide
                 )
@@ -151,14 +150,3 @@ def _diagnosis(device: str) -> str:
     except RequirementError as error:
         return f" (nothing compiles here: {error.reason})"
     return ""
-
-
-def _attention_priority() -> contextlib.AbstractContextManager[Any]:
-    """Lower attention in the order of backends that the host itself asks for."""
-    try:
-        import comfy.ops
-        from torch.nn.attention import sdpa_kernel
-    except ImportError:
-        return contextlib.nullcontext()
-    order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
-    return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()

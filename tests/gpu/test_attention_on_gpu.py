@@ -137,7 +137,7 @@ def test_measured_times_are_the_gpus(block: tuple[int, int]) -> None:
     """Not the processor's, which queues cuDNN's calls more slowly than they run."""
     rows, heads = block
     runs = attention._runs(_shapes(rows, heads, rows))
-    assert "flash" in runs and "cross" not in runs
+    assert "host" in runs and "cross" not in runs
     for run in runs.values():
         expected = _replayed_microseconds(run)
         assert attention._measured(run) == pytest.approx(expected, rel=0.15, abs=2.0)
@@ -172,5 +172,5 @@ def test_measuring_works_with_either_allocator(allocator: str) -> None:
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(rows) == len(BLOCKS)
     for row in rows:
-        assert row.keys() >= {"flash", "cross"}, row
+        assert row.keys() >= {"host", "cross"}, row
         assert all(time is not None and 1.0 < time < 1000.0 for time in row.values()), row

@@ -99,12 +99,12 @@ def test_open_sizes_and_full_precision_are_not_measured(
 @pytest.mark.parametrize(
     ("times", "wanted"),
     [
-        ({"flash": 20.0, "cudnn": 19.0, "cross": 12.0}, "cross"),
-        ({"flash": 50.0, "cudnn": 30.0, "cross": 40.0}, "cudnn"),
-        ({"flash": 20.0, "cudnn": 11.0, "cross": 19.5}, None),
-        ({"flash": 20.0, "cudnn": None, "cross": 12.0}, "cross"),
-        ({"flash": 20.0, "cross": 12.0}, "cross"),
-        ({"flash": None, "cudnn": 1.0, "cross": 1.0}, None),
+        ({"host": 20.0, "cudnn": 19.0, "cross": 12.0}, "cross"),
+        ({"host": 50.0, "cudnn": 30.0, "cross": 40.0}, "cudnn"),
+        ({"host": 20.0, "cudnn": 11.0, "cross": 19.5}, None),
+        ({"host": 20.0, "cudnn": None, "cross": 12.0}, "cross"),
+        ({"host": 20.0, "cross": 12.0}, "cross"),
+        ({"host": None, "cudnn": 1.0, "cross": 1.0}, None),
         ({"cudnn": 1.0, "cross": 1.0}, None),
     ],
     ids=str,
