@@ -30,8 +30,9 @@ WIDEST_HEAD = 128
 _HOST = "host"
 _CALLS = 10
 _ROUNDS = 9
-_PAUSE_CYCLES = 20_000_000  # some 10 ms, in which the processor queues the calls; else twice that
-_LONGEST_PAUSE = 32 * _PAUSE_CYCLES
+#: Some 2 ms, in which the processor queues the calls; where it does not, twice that, and so on.
+_PAUSE_CYCLES = 4_000_000
+_LONGEST_PAUSE = 128 * _PAUSE_CYCLES
 
 
 class Kernel(NamedTuple):
