@@ -45,7 +45,7 @@ def test(options: argparse.Namespace) -> int:
     }
     if options.host != setup.DEFAULT_HOST:  # an import and one workflow
         checks = {"pytest": ["-m", "pytest", "tests/host/test_workflows.py"]}
-        options.k = options.k or "imports or text_to_image"
+        options.k = options.k or "imports or text_to_image or deepcache"
     if options.k:
         checks["pytest"] += ["-k", options.k]
     failed = []
