@@ -43,7 +43,7 @@ def test(options: argparse.Namespace) -> int:
         "mypy": ["-m", "mypy", "backends/"],
         "pytest": ["-m", "pytest", "tests", *([] if options.all else ["-m", "not slow"])],
     }
-    if options.host != setup.DEFAULT_HOST:  # an import and one workflow
+    if options.host != setup.DEFAULT_HOST:  # an import and two workflows
         checks = {"pytest": ["-m", "pytest", "tests/host/test_workflows.py"]}
         options.k = options.k or "imports or text_to_image or deepcache"
     if options.k:
