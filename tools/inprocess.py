@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -86,6 +87,54 @@ class Host(NamedTuple):
             model, seed, steps, cfg, sampler, scheduler, positive, negative, latent, denoise
         )
         return out[0]["samples"]
+
+    def sample_parts(
+        self,
+        model: Any,
+        positive: Any,
+        negative: Any,
+        parts: Sequence[tuple[int, int]],
+        *,
+        steps: int,
+        latent: Any,
+        sampler: str = "euler",
+        scheduler: str = "normal",
+    ) -> Any:
+        """Run KSamplerAdvanced once for each part (first step, last step) of `steps`, with leftover
+        noise in between; returns the latent tensor.
+        """
+        for number, (start, end) in enumerate(parts):
+            (latent,) = self.node(
+                "KSamplerAdvanced",
+                model=model,
+                add_noise="disable" if number else "enable",
+                noise_seed=5,
+                steps=steps,
+                cfg=6.0,
+                sampler_name=sampler,
+                scheduler=scheduler,
+                positive=positive,
+                negative=negative,
+                latent_image=latent,
+                start_at_step=start,
+                end_at_step=end,
+                return_with_leftover_noise="enable" if end < steps else "disable",
+            )
+        return latent["samples"]
+
+    def control(
+        self, conditions: tuple[Any, Any], net: Any, image: Any, **options: Any
+    ) -> tuple[Any, Any]:
+        """Return (positive, negative) under a control, by Apply ControlNet (Advanced)."""
+        positive, negative = self.node(
+            "ControlNetApplyAdvanced",
+            positive=conditions[0],
+            negative=conditions[1],
+            control_net=net,
+            image=image,
+            **{"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0, **options},
+        )
+        return positive, negative
 
     def unload(self) -> None:
         """Unload every model, as a user does with Free Memory."""

@@ -66,20 +66,8 @@ class Controlled:
         self, control: Any, conditions: tuple[Any, Any] | None = None, **options: Any
     ) -> tuple[Any, Any]:
         """(positive, negative) under a control, by the host's Apply ControlNet."""
-        positive, negative = conditions or (self.positive, self.negative)
-        return self.host.node(  # type: ignore[return-value]
-            "ControlNetApplyAdvanced",
-            positive=positive,
-            negative=negative,
-            control_net=control,
-            **{
-                "image": self.image,
-                "strength": 0.8,
-                "start_percent": 0.0,
-                "end_percent": 1.0,
-                **options,
-            },
-        )
+        given = {"image": self.image, **options}
+        return self.host.control(conditions or (self.positive, self.negative), control, **given)
 
     def sample(self, conditions: tuple[Any, Any], model: Any = None, **options: Any) -> Any:
         size = {"width": 104, "height": 72, "steps": 2}

@@ -139,9 +139,6 @@ def test_a_union_network_is_cut_as_any_other_and_runs_as_the_hosts(lab: Lab, hos
         latents = []
         for net in (plain, ours):
             (typed,) = host.node("SetUnionControlNetType", control_net=net, type=kind)
-            given = {"positive": prompt, "negative": prompt, "control_net": typed, "image": image}
-            applied = host.node(
-                "ControlNetApplyAdvanced", strength=0.5, start_percent=0.0, end_percent=1.0, **given
-            )
+            applied = host.control((prompt, prompt), typed, image, strength=0.5)
             latents.append(host.sample(model, *applied, steps=1))
         assert relative(latents[1], latents[0]) < TOLERANCE

@@ -103,16 +103,8 @@ def test_an_eager_controlnet_leaves_everything_compiled(
     (net,) = xl.host.node("ControlNetLoader", control_net_name=name)
     conditioning = (xl.positive, xl.negative)
     for factor in (1.0, 0.5):  # a chain of two
-        conditioning = xl.host.node(
-            "ControlNetApplyAdvanced",
-            positive=conditioning[0],
-            negative=conditioning[1],
-            control_net=net,
-            image=image,
-            strength=strength * factor,
-            start_percent=start,
-            end_percent=end,
-        )
+        options = {"strength": strength * factor, "start_percent": start, "end_percent": end}
+        conditioning = xl.host.control(conditioning, net, image, **options)
     given = {"width": 104, "height": 72, "steps": 3}
     controlled = {**given, "positive": conditioning[0], "negative": conditioning[1]}
     assert relative(xl.sample(xl.model, **controlled), xl.sample(xl.model, **given)) > 1e-3

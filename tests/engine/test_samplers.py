@@ -108,25 +108,8 @@ def test_a_run_in_two_halves_through_the_advanced_sampler(xl: Subject) -> None:
     (empty,) = xl.host.node("EmptyLatentImage", width=64, height=64, batch_size=2)
     results = []
     for model in (xl.model, xl.compiled):
-        latent = empty
-        for start, end in ((0, 2), (2, 4)):
-            (latent,) = xl.host.node(
-                "KSamplerAdvanced",
-                model=model,
-                add_noise="enable" if start == 0 else "disable",
-                noise_seed=5,
-                steps=4,
-                cfg=6.0,
-                sampler_name="euler",
-                scheduler="normal",
-                positive=xl.positive,
-                negative=xl.negative,
-                latent_image=latent,
-                start_at_step=start,
-                end_at_step=end,
-                return_with_leftover_noise="enable" if end == 2 else "disable",
-            )
-        results.append(latent["samples"])
+        given = {"parts": ((0, 2), (2, 4)), "steps": 4, "latent": empty}
+        results.append(xl.host.sample_parts(model, xl.positive, xl.negative, **given))
     assert relative(results[1], results[0]) < TOLERANCE
 
 

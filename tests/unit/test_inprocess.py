@@ -70,16 +70,7 @@ def test_a_controlnet_changes_the_latent(host: Host) -> None:
         "ControlNetLoader", control_net_name=host.model_file("controlnet", base="narrowxl")
     )
     image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
-    positive, negative = host.node(
-        "ControlNetApplyAdvanced",
-        positive=prompt,
-        negative=prompt,
-        control_net=net,
-        image=image,
-        strength=1.0,
-        start_percent=0.0,
-        end_percent=1.0,
-    )
+    positive, negative = host.control((prompt, prompt), net, image, strength=1.0)
     plain = host.sample(model, prompt, prompt)
     assert (host.sample(model, positive, negative) - plain).norm() / plain.norm() > 0.005
 

@@ -10,6 +10,9 @@ import torch
 
 from .cached import STEPS, Pair
 
+#: Of images that areas and masks lie in.
+SIZE = {"width": 88, "height": 72}
+
 
 class Trace:
     """What a sampler does in order: ("call", sort of its evaluation) and ("back", number)."""
@@ -105,9 +108,6 @@ def during(pair: Pair, conditioning: Any, start: float, end: float) -> Any:
     return pair.node(
         "ConditioningSetTimestepRange", conditioning=conditioning, start=start, end=end
     )
-
-
-SIZE = {"width": 88, "height": 72}
 
 
 def step_of(pair: Pair, percent: float, steps: int) -> int:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_tools import checkpoints
-
 from .cached import (
     CALLS,
     STEPS,
@@ -30,20 +28,13 @@ def _controlled(pair: Pair, *nets: tuple[Any, dict[str, Any]]) -> dict[str, Any]
     image = torch.rand(1, 72, 104, 3, generator=torch.Generator().manual_seed(0))
     conditioning = (pair.positive, pair.negative)
     for net, options in nets:
-        conditioning = pair.host.node(
-            "ControlNetApplyAdvanced",
-            positive=conditioning[0],
-            negative=conditioning[1],
-            control_net=net,
-            image=image,
-            **{"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0, **options},
-        )
+        conditioning = pair.host.control(conditioning, net, image, **options)
     size = {"width": 104, "height": 72}
     return {"positive": conditioning[0], "negative": conditioning[1], **size}
 
 
 def _net(pair: Pair, kind: str, *, file: str = "controlnet") -> Any:
-    name = checkpoints.ensure(pair.host.base / "models", file, base=kind).name
+    name = pair.host.model_file(file, base=kind)
     return pair.node("ControlNetLoader", control_net_name=name)
 
 

@@ -41,25 +41,16 @@ def test_one_step_is_a_full_one(xl: Pair) -> None:
 
 def _advanced(pair: Pair, model: Any, *parts: tuple[int, int]) -> torch.Tensor:
     """KSamplerAdvanced once for each part of eight steps, with leftover noise in between."""
-    latent: Any = {"samples": torch.zeros(2, 4, 8, 9)}
-    for number, (start, end) in enumerate(parts):
-        latent = pair.node(
-            "KSamplerAdvanced",
-            model=model,
-            add_noise="disable" if number else "enable",
-            noise_seed=5,
-            steps=8,
-            cfg=6.0,
-            sampler_name="dpmpp_2m",
-            scheduler="karras",
-            positive=pair.positive,
-            negative=pair.negative,
-            latent_image=latent,
-            start_at_step=start,
-            end_at_step=end,
-            return_with_leftover_noise="enable" if end < 8 else "disable",
-        )
-    image: torch.Tensor = latent["samples"]
+    image: torch.Tensor = pair.host.sample_parts(
+        model,
+        pair.positive,
+        pair.negative,
+        parts,
+        steps=8,
+        latent={"samples": torch.zeros(2, 4, 8, 9)},
+        sampler="dpmpp_2m",
+        scheduler="karras",
+    )
     assert image.isfinite().all()
     return image
 
