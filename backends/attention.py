@@ -123,8 +123,6 @@ def _is_plain(shapes: Any) -> bool:
 def _quickest(shapes: Any, measure: Measure) -> str | None:
     """Name of the kernel that saves most at these shapes, if it saves enough."""
     runs = _runs(shapes)
-    if _HOST not in runs:
-        return None
     with measure():
         times = {name: time for name, run in runs.items() if (time := _measured(run)) is not None}
     if _HOST not in times:
@@ -146,9 +144,8 @@ def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
             torch.empty_strided(shape, strides, dtype=dtype, device="cuda").normal_()
             for shape, strides, dtype in shapes
         ]
-        takes = {name: kernel for name, kernel in KERNELS.items() if kernel.takes(*tensors)}
-        calls = {_HOST: _as_host, **{name: _call(kernel) for name, kernel in takes.items()}}
-        for name, call in calls.items():
+        takes = {name: _call(each) for name, each in KERNELS.items() if each.takes(*tensors)}
+        for name, call in {_HOST: _as_host, **takes}.items():
             run = functools.partial(call, *tensors)
             with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
                 run()

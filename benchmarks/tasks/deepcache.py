@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +37,7 @@ def deepcache(
         {"ksampler_seconds": {name: median}, "speedups" over the host alone,
         "max_abs_diff_interval1", "max_abs_diff_eager_again" (the host alone before and after ours),
         "rel_l2_eager_start" (its first image in this process, which no other is compared with),
-        "eager_latents_sha256", "left_wrong" (`residency.left_wrong`),
+        "left_wrong" (`residency.left_wrong`),
         "rel_l2_compiled" (final latents, both against DeepCache alone),
         "builds_by_deepcache", "captures_by_interval" (what another interval made captured anew),
         "reports", "profile"}
@@ -79,16 +78,6 @@ def deepcache(
     result["max_abs_diff_interval1"] = float((once - again).abs().max())
     result["max_abs_diff_eager_again"] = float((again - latents["eager"]).abs().max())
     result["rel_l2_eager_start"] = rel_l2(start, again)
-    # One file, GPU and torch give one latent: what differs names the image that was odd.
-    result["eager_latents_sha256"] = {
-        name: hashlib.sha256(latent.numpy().tobytes()).hexdigest()
-        for name, latent in (
-            ("start", start),
-            ("first", latents["eager"]),
-            ("again", again),
-            ("interval1", once),
-        )
-    }
     result["left_wrong"]["by_all"] = left_wrong(eager)
     partial(result)
     image("both", 0)  # what is hot has its graphs by now
