@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,19 +19,13 @@ import torch
 
 from . import torch_private
 from .contract import Measure
-
-logger = logging.getLogger(__name__)
+from .gpu_time import microseconds
 
 #: Beyond so many keys flash attention's pipeline pays; beyond such a width a head's sums would
 #: leave the registers.
 FEW_KEYS = 512
 WIDEST_HEAD = 128
 _HOST = "host"
-_CALLS = 10
-_ROUNDS = 9
-#: Some 2 ms, in which the processor queues the calls; where it does not, twice that, and so on.
-_PAUSE_CYCLES = 4_000_000
-_LONGEST_PAUSE = 128 * _PAUSE_CYCLES
 
 
 class Kernel(NamedTuple):
@@ -124,7 +117,9 @@ def _quickest(shapes: Any, measure: Measure) -> str | None:
     """Name of the kernel that saves most at these shapes, if it saves enough."""
     runs = _runs(shapes)
     with measure():
-        times = {name: time for name, run in runs.items() if (time := _measured(run)) is not None}
+        times = {
+            name: time for name, run in runs.items() if (time := microseconds(run)) is not None
+        }
     if _HOST not in times:
         return None
     saved = {name: times[_HOST] - time for name, time in times.items() if name in KERNELS}
@@ -153,16 +148,6 @@ def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def _measured(run: Callable[[], Any]) -> float | None:
-    """Microseconds of a call; None if they cannot be told."""
-    try:
-        with torch.no_grad():
-            return _microseconds(run)
-    except RuntimeError as error:
-        logger.info("An attention kernel was not measured: %s", error)
-        return None
-
-
 def host_order() -> contextlib.AbstractContextManager[Any]:
     """Let attention go to the first of the kernels that the host itself asks for.
 
@@ -186,38 +171,6 @@ def _as_host(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
 def _call(kernel: Kernel) -> Callable[..., Any]:
     target = kernel.operator()
     return lambda *tensors: target(*tensors, *kernel.arguments)
-
-
-def _microseconds(run: Callable[[], Any]) -> float:
-    """The GPU's time of one call, without the processor's part: all calls queue up behind a pause.
-
-    No CUDA graph: Triton's launcher asks the driver about each pointer, and the driver does not
-    know memory that is allocated within a capture. The least of several times, for other workers
-    and the images that are being made take turns on the GPU, which can only add to them.
-
-    Raises:
-        RuntimeError: the processor did not queue the calls within the longest pause.
-    """
-    event: Any = torch.cuda.Event
-    times: list[float] = []
-    cycles = _PAUSE_CYCLES
-    while len(times) < _ROUNDS:
-        begin, end = event(enable_timing=True), event(enable_timing=True)
-        torch.cuda.synchronize()
-        torch_private.pause(cycles)
-        begin.record()
-        for _ in range(_CALLS):
-            run()
-        end.record()
-        was_late = begin.query()
-        torch.cuda.synchronize()
-        if not was_late:
-            times.append(begin.elapsed_time(end) * 1000.0 / _CALLS)
-        elif cycles < _LONGEST_PAUSE:
-            cycles *= 2
-        else:
-            raise RuntimeError("the processor is too busy for the GPU's time to be told")
-    return min(times)
 
 
 def _call_instead(graph: torch.fx.Graph, node: torch.fx.Node, kernel: Kernel) -> None:

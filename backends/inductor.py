@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from . import attention, torch_private
+from . import attention, products, torch_private
 from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
 
-PAYLOAD_VERSION = 2  # also raised when a kernel of our own (`cross_attention`) is mended
+PAYLOAD_VERSION = 3  # also raised when a kernel or a pass of our own is mended
 #: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
 _CHANNELS_LAST_CONFIG: dict[str, Any] = {
     # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
@@ -103,16 +103,21 @@ class Inductor:
         """
         description = program.description
         try:
-            if description.is_special and description.device == "cuda":
+            on_gpu = description.device == "cuda"
+            if description.is_special and on_gpu:
                 attention.choose(program.graph_module, measure)
+                products.join(program.graph_module, measure)
             with attention.host_order():
                 module, source = torch_private.compile_wrapper(
-                    program.graph_module, _config(description), wide=description.wide
+                    program.graph_module,
+                    _config(description),
+                    wide=description.wide,
+                    last_pass=products.add_in_place if on_gpu else None,
                 )
             weights, inputs = program.example()
             with torch.no_grad(), measure():
                 module.call([*weights, *inputs])
-                if description.device == "cuda":
+                if on_gpu:
                     torch.cuda.synchronize()
             payload, binary_bytes = torch_private.pack(module, source)
         except BuildError:

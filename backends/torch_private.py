@@ -16,6 +16,7 @@ import contextlib
 import copy
 import importlib.abc
 import importlib.util
+import inspect
 import io
 import os
 import pickle
@@ -101,8 +102,6 @@ def kept(value: torch.Tensor) -> torch.Tensor:
 def missing_api() -> str | None:
     """Return which private API this torch lacks, in words, or None."""
     try:
-        import inspect
-
         from torch._inductor import standalone_compile
         from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
         from torch.fx.experimental import _config
@@ -135,7 +134,11 @@ def launches_own_kernels() -> bool:
 
 
 def compile_wrapper(
-    graph_module: torch.fx.GraphModule, config: dict[str, Any], *, wide: bool = False
+    graph_module: torch.fx.GraphModule,
+    config: dict[str, Any],
+    *,
+    wide: bool = False,
+    last_pass: Callable[[torch.fx.Graph], None] | None = None,
 ) -> tuple[ModuleType, str]:
     """Lower an exported graph with Inductor.
 
@@ -143,6 +146,7 @@ def compile_wrapper(
         graph_module: placeholders carry fakes on the run device in `meta["val"]`.
         config: Inductor settings, scoped to this call.
         wide: index with 64 bits whatever the sizes of the fakes are.
+        last_pass: changes the functional graph after all of Inductor's own passes.
 
     Returns:
         The generated module, whose `call(list)` runs the graph, and its source.
@@ -158,6 +162,9 @@ def compile_wrapper(
             node.meta["example_value"] = node.meta["val"]
     fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
     known = len(PyCodeCache.modules)
+    patches = _known_settings(config)
+    if last_pass is not None:
+        patches["post_grad_custom_post_pass"] = _as_custom_pass(last_pass)
     indices = _wide_indices() if wide else contextlib.nullcontext()
     with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
         artifact: Any = standalone_compile(
@@ -165,7 +172,7 @@ def compile_wrapper(
             fakes,
             dynamic_shapes="from_graph",
             aot=True,
-            options={"config_patches": _known_settings(config)},
+            options={"config_patches": patches},
         )
     graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
     if graph.mutated_inputs or graph.constants:
@@ -175,6 +182,20 @@ def compile_wrapper(
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
     raise BuildError("Inductor's generated module was not found")
+
+
+def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
+    """As Inductor wants it: with a name that its own cache of graphs tells it by."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            change(graph)
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((inspect.getfile(change),), change.__qualname__)
+
+    return Pass()
 
 
 @contextlib.contextmanager

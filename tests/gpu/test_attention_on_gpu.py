@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from warmgraph_backends import attention, torch_private
+from warmgraph_backends.gpu_time import microseconds
 
 pytestmark = pytest.mark.gpu
 #: Of a sum of products in these dtypes, and of rounding queries, keys and values to them.
@@ -140,15 +141,16 @@ def test_measured_times_are_the_gpus(block: tuple[int, int]) -> None:
     assert "host" in runs and "cross" not in runs
     for run in runs.values():
         expected = _replayed_microseconds(run)
-        assert attention._measured(run) == pytest.approx(expected, rel=0.15, abs=2.0)
+        assert microseconds(run) == pytest.approx(expected, rel=0.15, abs=2.0)
 
 
 _MEASURED = """
 import json, sys
 from backends import attention
+from backends.gpu_time import microseconds
 for shapes in json.loads(sys.argv[1]):
     shapes = [(*sizes, getattr(attention.torch, dtype)) for *sizes, dtype in shapes]
-    print(json.dumps({n: attention._measured(run) for n, run in attention._runs(shapes).items()}))
+    print(json.dumps({n: microseconds(run) for n, run in attention._runs(shapes).items()}))
 """
 
 

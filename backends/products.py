@@ -1,0 +1,239 @@
+"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place.
+
+`join` changes an exported graph of fixed sizes, before it is compiled; `add_in_place` what Inductor
+is about to lower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import torch_private
+from .contract import Measure
+from .gpu_time import microseconds
+
+aten: Any = torch.ops.aten
+Node = Any  # torch.fx.Node, whose arguments may be of any type
+
+#: More rows fill the GPU by one weight alone.
+FEW_ROWS = 1024
+#: What `twin_product` computes whole blocks of.
+MULTIPLE = 64
+_MUST_SAVE_US = 1.0  # per pair
+#: In an image each weight comes from memory: one that was used last is still in the cache.
+_MOST_WEIGHTS = 64
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def join(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
+    """Let pairs of products of the same few rows be computed by one kernel, where the GPU is
+    quicker with it.
+
+    Args:
+        measure: held while kernels are timed, not while they are compiled.
+
+    Returns:
+        How many pairs there are.
+    """
+    joined = 0
+    known: dict[Any, bool] = {}
+    for first, second in _pairs(graph_module.graph):
+        source, weight = (argument.meta["val"] for argument in first.args[:2])
+        shapes = (tuple(source.shape), tuple(weight.shape), source.dtype)
+        if shapes not in known:
+            known[shapes] = _is_quicker(shapes, measure)
+        if known[shapes]:
+            _call_once(graph_module.graph, first, second)
+            joined += 1
+    if joined:
+        graph_module.recompile()
+    return joined
+
+
+def _pairs(graph: torch.fx.Graph) -> list[tuple[Node, Node]]:
+    """Products of the same rows by two weights alike, each product in one pair at most."""
+    if not torch_private.launches_own_kernels():
+        return []
+    alone: dict[Any, Node] = {}
+    pairs = []
+    for node in graph.nodes:
+        if node.target is not aten.linear.default or not _has_few_rows(node):
+            continue
+        key = (node.args[0], tuple(node.args[1].meta["val"].shape))
+        if (other := alone.pop(key, None)) is not None:
+            pairs.append((other, node))
+        else:
+            alone[key] = node
+    return pairs
+
+
+def _has_few_rows(node: Node) -> bool:
+    """Whether `twin_product` is made for a product such as this."""
+    if len(node.args) != 2 or node.kwargs:  # it has a bias
+        return False
+    source, weight = (argument.meta["val"] for argument in node.args)
+    sizes = (*source.shape, *weight.shape)
+    return (
+        all(isinstance(n, int) for n in sizes)
+        and source.dtype == weight.dtype
+        and source.dtype in (torch.float16, torch.bfloat16)
+        and source.is_contiguous()
+        and weight.is_contiguous()
+        and 0 < math.prod(source.shape[:-1]) <= FEW_ROWS
+        and all(n % MULTIPLE == 0 for n in weight.shape)
+        and node.args[1].op == "placeholder"
+    )
+
+
+def _is_quicker(shapes: Any, measure: Measure) -> bool:
+    runs = _runs(*shapes)
+    with measure():
+        times = {name: microseconds(run) for name, run in runs.items()}
+    apart, twin = times.get("apart"), times.get("twin")
+    return apart is not None and twin is not None and apart - twin >= _MUST_SAVE_US
+
+
+def _runs(
+    source: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype
+) -> dict[str, Callable[[], Any]]:
+    """Calls of both forms on this GPU, by name, each made once; what it refuses is not there."""
+    from triton.errors import TritonError
+
+    from .twin_product import OPERATOR
+
+    def apart(rows: torch.Tensor, *weights: torch.Tensor) -> Any:
+        return [torch.nn.functional.linear(rows, weight) for weight in weights]
+
+    found: dict[str, Callable[[], Any]] = {}
+    with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
+        rows = torch.randn(source, dtype=dtype, device="cuda")
+        one = torch.randn(weight, dtype=dtype, device="cuda")
+        cache = torch.cuda.get_device_properties(rows.device).L2_cache_size
+        count = min(_MOST_WEIGHTS, 2 * math.ceil(cache / one.nbytes) + 2)
+        weights = [one, *(one.clone() for _ in range(count - 1))]
+        calls: dict[str, Callable[..., Any]] = {"apart": apart, "twin": OPERATOR}
+        for name, call in calls.items():
+            run = _in_turn(call, rows, weights)
+            with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
+                run()
+                found[name] = run
+    return found
+
+
+def _in_turn(
+    call: Callable[..., Any], rows: torch.Tensor, weights: list[torch.Tensor]
+) -> Callable[[], Any]:
+    turns = itertools.cycle(zip(weights[::2], weights[1::2], strict=False))
+    return lambda: call(rows, *next(turns))
+
+
+def _call_once(graph: torch.fx.Graph, first: Node, second: Node) -> None:
+    from .twin_product import OPERATOR
+
+    with graph.inserting_before(first):
+        both = graph.call_function(OPERATOR, (*first.args, second.args[1]))
+        results = [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
+    for node, result in zip((first, second), results, strict=True):
+        result.meta.update(node.meta)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+class _Product(NamedTuple):
+    """`matrix @ weight + bias`, each in two dimensions but the bias."""
+
+    bias: Node
+    matrix: Node
+    weight: Node
+    node: Node
+
+
+def add_in_place(graph: torch.fx.Graph) -> None:
+    """Let a product that is added to another sum, and returned, be added by the product's own
+    kernel, onto that sum where it lies: otherwise one more kernel reads both and writes a third.
+
+    The product's bias goes to the sum, which is being computed anyway.
+
+    Args:
+        graph: functional, as Inductor has it just before it lowers it; changed.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.add.Tensor or node.kwargs or not _is_returned(node):
+            continue
+        for term, total in (node.args, node.args[::-1]):
+            product = _product(term)
+            if product is not None and _can_become(total, term, node):
+                _add_onto(graph, node, total, product, term)
+                break
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether a graph's caller is all that reads a value."""
+    return all(
+        user.op == "output" or (user.target in _VIEWS and _is_returned(user)) for user in node.users
+    )
+
+
+def _product(term: Any) -> _Product | None:
+    """The product that nothing but this term, a view of it, reads."""
+    while _calls(term, *_VIEWS) and len(term.users) == 1:
+        term = term.args[0]
+    if not _calls(term, aten.addmm.default, aten.add.Tensor) or len(term.users) > 1 or term.kwargs:
+        return None
+    if term.target is aten.addmm.default:
+        bias, *factors = term.args
+    else:  # Inductor takes a bias out of its product where it may be added elsewhere
+        bias, product = term.args if _calls(term.args[1], aten.mm.default) else term.args[::-1]
+        if not _calls(product, aten.mm.default) or len(product.users) > 1:
+            return None
+        factors = product.args
+    if not isinstance(bias, torch.fx.Node) or bias.meta["val"].dim() != 1:
+        return None
+    return _Product(bias, factors[0], factors[1], term)
+
+
+def _can_become(total: Any, term: Node, result: Node) -> bool:
+    """Whether a sum of this graph has the form of the result, and of what is added to it."""
+    if not _calls(total, aten.add.Tensor):
+        return False
+    wanted: torch.Tensor = result.meta["val"]
+    values: list[torch.Tensor] = [total.meta["val"], term.meta["val"]]
+    return wanted.is_contiguous() and all(
+        value.shape == wanted.shape and value.dtype == wanted.dtype and value.is_contiguous()
+        for value in values
+    )
+
+
+def _calls(node: Any, *targets: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.target in targets
+
+
+def _add_onto(
+    graph: torch.fx.Graph,
+    node: Node,
+    total: Node,
+    product: _Product,
+    term: Node,
+) -> None:
+    def call(target: Any, args: tuple[Any, ...], like: Node) -> Node:
+        made = graph.call_function(target, args)
+        made.meta["val"] = like.meta["val"]
+        return made
+
+    columns = product.node.meta["val"].shape[1]
+    with graph.inserting_before(node):
+        biased = call(aten.add.Tensor, (total, product.bias), node)
+        flat = call(aten.reshape.default, (biased, [-1, columns]), product.node)
+        result = call(aten.addmm_.default, (flat, product.matrix, product.weight), product.node)
+        if term is not product.node:
+            result = call(aten.reshape.default, (result, term.args[1]), node)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+    graph.eliminate_dead_code()

@@ -1,0 +1,281 @@
+"""Which products are joined or added in place, and that both compute the same; the kernel is run by
+Triton's interpreter, which has float16 but no bfloat16 products. `tests/gpu` runs it compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from warmgraph_backends import products, torch_private
+
+aten = torch.ops.aten
+linear = torch.nn.functional.linear
+
+
+class _FeedForward(torch.nn.Module):
+    """The end of a transformer block: an addend made here, a norm of it, two products."""
+
+    def forward(self, x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
+        widen, widen_bias, narrow, narrow_bias = weights
+        x = x + torch.tanh(x)
+        normed = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        wide = torch.nn.functional.gelu(linear(normed, widen, widen_bias))
+        return (linear(wide, narrow, narrow_bias) + x,)
+
+
+def _weights() -> list[torch.Tensor]:
+    return [torch.randn(size) / 8 for size in ((256, 64), (256,), (64, 256), (64,))]
+
+
+def test_a_compiled_graph_adds_onto_its_own_sum_and_changes_no_input() -> None:
+    rows = torch.export.Dim("rows", min=1, max=1024)
+    inputs = (torch.randn(2, 16, 64), *_weights())
+    with torch.no_grad(), torch_private.size_oblivious():
+        exported = torch.export.export(
+            _FeedForward(), inputs, dynamic_shapes={"x": {1: rows}, "weights": 4 * (None,)}
+        )
+    module, source = torch_private.compile_wrapper(
+        exported.graph_module, torch_private.CONFIG, last_pass=products.add_in_place
+    )
+    assert source.count("aten.addmm_") == 1
+    payload, _ = torch_private.pack(module, source)
+    call = torch_private.unpack(payload)
+    for count in (16, 1, 33):
+        tensors = [torch.randn(2, count, 64), *inputs[1:]]
+        before = [tensor.clone() for tensor in tensors]
+        [found] = call(list(tensors))
+        torch.testing.assert_close(found, _FeedForward()(*tensors)[0])
+        assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
+
+
+def _traced(function: Callable[..., Any], *tensors: torch.Tensor) -> torch.fx.GraphModule:
+    """The function as Inductor has it last: functional, each node with its value."""
+    graph_module = make_fx(function, tracing_mode="fake")(*tensors)
+    assert isinstance(graph_module, torch.fx.GraphModule)
+    return graph_module
+
+
+def _in_place(graph_module: torch.fx.GraphModule) -> int:
+    products.add_in_place(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return sum(node.target is aten.addmm_.default for node in graph_module.graph.nodes)
+
+
+def _with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    product = aten.addmm(bias, aten.view(x, [6, 8]), aten.permute(weight, [1, 0]))
+    return (aten.add(aten.view(product, [2, 3, 4]), aten.add(x[..., :4], 1.0)),)
+
+
+def _bias_apart(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    product = aten.mm(aten.view(x, [6, 8]), aten.permute(weight, [1, 0]))
+    biased = aten.view(aten.add(product, bias), [2, 3, 4])
+    return (aten.add(aten.add(x[..., :4], 1.0), biased),)
+
+
+def _returned_flat(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    flat = aten.view(x, [6, 8])
+    product = aten.addmm(bias, flat, aten.permute(weight, [1, 0]))
+    return (aten.view(aten.add(aten.add(flat[:, :4], 1.0), product), [2, 3, 4]),)
+
+
+@pytest.mark.parametrize("function", [_with_bias, _bias_apart, _returned_flat])
+def test_a_product_is_added_in_place_in_each_form_that_inductor_has(function: Any) -> None:
+    tensors = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
+    graph_module = _traced(function, *tensors)
+    assert _in_place(graph_module) == 1
+    torch.testing.assert_close(graph_module(*tensors), function(*tensors))
+
+
+def _onto_an_input(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.addmm(bias, x, weight), x),)
+
+
+def _used_twice(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    product = aten.addmm(bias, x, weight)
+    return (aten.add(product, aten.add(x, 1.0)), product)
+
+
+def _read_here(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.relu(aten.add(aten.addmm(bias, x, weight), aten.add(x, 1.0))),)
+
+
+def _without_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.mm(x, weight), aten.add(x, bias)),)
+
+
+def _of_another_type(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.addmm(bias, x, weight), aten.add(x.double(), 1.0)),)
+
+
+def _broadcast(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.addmm(bias, x, weight), aten.add(bias, 1.0)),)
+
+
+def _of_one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.addmm(bias, x[:1], weight), aten.add(x, 1.0)),)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _onto_an_input,
+        _used_twice,
+        _read_here,
+        _without_bias,
+        _of_another_type,
+        _broadcast,
+        _of_one_row,
+    ],
+)
+def test_every_other_sum_stays_as_it_is(function: Any) -> None:
+    tensors = torch.randn(5, 4), torch.randn(4, 4), torch.randn(4)
+    graph_module = _traced(function, *tensors)
+    assert _in_place(graph_module) == 0
+    torch.testing.assert_close(graph_module(*tensors), function(*tensors))
+
+
+class _Projects(torch.nn.Module):
+    """Queries from rows, keys and values from a prompt."""
+
+    def forward(self, x: torch.Tensor, prompt: torch.Tensor, *weights: torch.Tensor) -> Any:
+        query, key, value = (
+            linear(source, weight)
+            for source, weight in zip((x, prompt, prompt), weights, strict=True)
+        )
+        return query, key + 1, value
+
+
+def _export(
+    *, rows: int = 7, width: int = 64, dtype: torch.dtype = torch.float16
+) -> torch.fx.GraphModule:
+    x, prompt = torch.randn(1, 2048, 64, dtype=dtype), torch.randn(1, rows, 128, dtype=dtype)
+    weights = [torch.randn(n, m, dtype=dtype) for n, m in ((64, 64), (64, 128), (width, 128))]
+    exported = torch.export.export(_Projects(), (x, prompt, *weights), strict=False)
+    graph_module: torch.fx.GraphModule = exported.graph_module
+    return graph_module
+
+
+def _operators(graph_module: torch.fx.GraphModule) -> list[str]:
+    names = [str(n.target) for n in graph_module.graph.nodes if n.op == "call_function"]
+    return [name for name in names if "linear" in name or "twin_product" in name]
+
+
+@pytest.mark.parametrize("is_quicker", [True, False], ids=["quicker", "slower"])
+def test_a_prompts_keys_and_values_are_one_call_where_that_is_quicker(
+    is_quicker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    asked = []
+    monkeypatch.setattr(
+        products, "_is_quicker", lambda shapes, measure: asked.append(shapes) or is_quicker
+    )
+    graph_module = _export()
+    assert products.join(graph_module, contextlib.nullcontext) == is_quicker
+    assert asked == [((1, 7, 128), (64, 128), torch.float16)]
+    twin = ["aten.linear.default", "warmgraph.twin_product.default"]
+    assert _operators(graph_module) == (twin if is_quicker else 3 * twin[:1])
+    graph_module.graph.lint()
+    values = [node.meta["val"] for node in graph_module.graph.output_node().args[0]]
+    assert [tuple(value.shape) for value in values] == [(1, 2048, 64), (1, 7, 64), (1, 7, 64)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": 2048}, {"width": 128}, {"dtype": torch.float32}],
+    ids=["many rows", "weights unlike", "full precision"],
+)
+def test_other_products_are_not_measured(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(products, "_is_quicker", fail)
+    graph_module = _export(**options)
+    assert products.join(graph_module, contextlib.nullcontext) == 0
+    assert _operators(graph_module) == 3 * ["aten.linear.default"]
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted"),
+    [
+        ({"apart": 12.0, "twin": 8.0}, True),
+        ({"apart": 12.0, "twin": 11.5}, False),
+        ({"apart": 12.0}, False),
+        ({"apart": None, "twin": 8.0}, False),
+        ({"apart": 12.0, "twin": None}, False),
+    ],
+    ids=str,
+)
+def test_one_kernel_must_save_enough(
+    times: dict[str, float | None], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: it was not measured. Not there: the GPU refused it."""
+    monkeypatch.setattr(products, "_runs", lambda *shapes: {name: name for name in times})
+    monkeypatch.setattr(products, "microseconds", lambda run: times[run])
+    assert products._is_quicker(((), (), None), contextlib.nullcontext) is wanted
+
+
+_INTERPRETED = """
+import importlib.util, json, sys
+import torch
+spec = importlib.util.spec_from_file_location("twin_product", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+
+class Plain:  # `wrap_triton` takes compiled kernels alone; these need no warps and stages
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        run = self.kernel[grid]
+        return lambda *args, num_warps, num_stages, **names: run(*args, **names)
+
+module.wrap_triton = Plain
+errors = {}
+for dtype in (torch.float16, torch.float32):
+    for batch, rows, columns, depth in json.loads(sys.argv[2]):
+        source = torch.randn(batch, rows, depth).to(dtype)
+        weights = [(torch.randn(columns, depth) / depth**0.5).to(dtype) for _ in range(2)]
+        for found, weight in zip(module.twin_product(source, *weights), weights, strict=True):
+            exact = source.double() @ weight.double().T
+            assert found.dtype == dtype and found.is_contiguous()
+            error = float((found.double() - exact).norm() / exact.norm())
+            name = f"{dtype} {batch, rows, columns, depth}"
+            errors[name] = max(error, errors.get(name, 0.0))
+print(json.dumps(errors))
+"""
+#: batch, rows, columns, depth: a prompt's, one row, more than a block of rows.
+_SHAPES = [(2, 77, 128, 192), (1, 1, 64, 64), (3, 50, 64, 128)]
+
+
+def test_our_kernel_computes_both_products() -> None:
+    """In a process of its own: Triton's interpreter is chosen when Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    assert products.__file__ is not None
+    source = Path(products.__file__).with_name("twin_product.py")
+    ran = subprocess.run(
+        [sys.executable, "-c", _INTERPRETED, str(source), json.dumps(_SHAPES)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    errors = json.loads(ran.stdout.splitlines()[-1])
+    assert len(errors) == 2 * len(_SHAPES)
+    for name, error in errors.items():
+        assert error <= (1e-3 if "float16" in name else 1e-5), (name, error)
