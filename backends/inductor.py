@@ -106,7 +106,7 @@ class Inductor:
             on_gpu = description.device == "cuda"
             if description.is_special and on_gpu:
                 attention.choose(program.graph_module, measure)
-                products.join(program.graph_module, measure)
+                products.pair(program.graph_module, measure)
             with attention.host_order():
                 module, source = torch_private.compile_wrapper(
                     program.graph_module,

@@ -1,6 +1,6 @@
 """Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place.
 
-`join` changes an exported graph of fixed sizes, before it is compiled; `add_in_place` what Inductor
+`pair` changes an exported graph of fixed sizes, before it is compiled; `add_in_place` what Inductor
 is about to lower.
 """
 
@@ -32,7 +32,7 @@ _MOST_WEIGHTS = 64
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
-def join(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
+def pair(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
     """Let pairs of products of the same few rows be computed by one kernel, where the GPU is
     quicker with it.
 
@@ -42,7 +42,7 @@ def join(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
     Returns:
         How many pairs there are.
     """
-    joined = 0
+    found = 0
     known: dict[Any, bool] = {}
     for first, second in _pairs(graph_module.graph):
         source, weight = (argument.meta["val"] for argument in first.args[:2])
@@ -51,10 +51,10 @@ def join(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
             known[shapes] = _is_quicker(shapes, measure)
         if known[shapes]:
             _call_once(graph_module.graph, first, second)
-            joined += 1
-    if joined:
+            found += 1
+    if found:
         graph_module.recompile()
-    return joined
+    return found
 
 
 def _pairs(graph: torch.fx.Graph) -> list[tuple[Node, Node]]:

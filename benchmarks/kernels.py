@@ -16,7 +16,7 @@ CLASSES = {
     "reduction": ("reduce", "norm", "softmax"),
     "element-wise": ("elementwise", "upsample", "silu", "mul", "add", "div", "clamp"),
 }
-NAMED_KERNELS = 16
+NAMED_KERNELS = 32
 
 
 def kernel_times(run: Callable[[], Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_two_products_are_right_by_one_kernel(
     tensors[0].mul_(depth**0.5)
     monkeypatch.setattr(products, "_is_quicker", lambda *_: True)
     exported = torch.export.export(_Projects(), tuple(tensors), strict=False)
-    assert products.join(exported.graph_module, contextlib.nullcontext) == 1
+    assert products.pair(exported.graph_module, contextlib.nullcontext) == 1
     call, _ = _loaded(exported.graph_module, tensors)
     exact = _Projects()(*(tensor.double() for tensor in tensors))
     for found, wanted in zip(call(list(tensors)), exact, strict=True):

@@ -18,6 +18,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from warmgraph_backends import products, torch_private
+from warmgraph_backends.capture import capture
+from warmgraph_backends.contract import Description
+from warmgraph_backends.regions.plan import describe_place
+from warmgraph_backends.regions.registry import form_of, plan_model
+from warmgraph_tools.inprocess import Host
 
 aten = torch.ops.aten
 linear = torch.nn.functional.linear
@@ -146,6 +151,36 @@ def test_every_other_sum_stays_as_it_is(function: Any) -> None:
     torch.testing.assert_close(graph_module(*tensors), function(*tensors))
 
 
+@pytest.fixture(scope="module")
+def block(host: Host) -> Description:
+    """A transformer block of a narrow SDXL."""
+    plan = plan_model(host.load("narrowxl")[0].model.diffusion_model)
+    assert not isinstance(plan, str)
+    place = next(place for place in plan.places if place.form.name == "block")
+    return describe_place(place, plan, dtype=torch.float16, device="cpu")
+
+
+def _captured(description: Description) -> torch.fx.GraphModule:
+    program = capture(description, form_of(description.family, description.form))
+    return program.graph_module
+
+
+def test_the_hosts_block_has_a_prompts_pair_in_its_graph_of_one_size(block: Description) -> None:
+    sizes = {symbol.name: symbol.example for symbol in block.symbols}
+    [pair] = products._pairs(_captured(block.at(sizes)).graph)
+    weights = [node.args[1].name for node in pair]
+    assert ["attn2" in name for name in weights] == [True, True]
+    assert ["to_k" in weights[0], "to_v" in weights[1]] == [True, True]
+    assert products._pairs(_captured(block).graph) == []
+
+
+def test_the_hosts_block_adds_its_last_product_in_place(block: Description) -> None:
+    _, source = torch_private.compile_wrapper(
+        _captured(block), torch_private.CONFIG, last_pass=products.add_in_place
+    )
+    assert source.count("aten.addmm_") == 1
+
+
 class _Projects(torch.nn.Module):
     """Queries from rows, keys and values from a prompt."""
 
@@ -182,7 +217,7 @@ def test_a_prompts_keys_and_values_are_one_call_where_that_is_quicker(
         products, "_is_quicker", lambda shapes, measure: asked.append(shapes) or is_quicker
     )
     graph_module = _export()
-    assert products.join(graph_module, contextlib.nullcontext) == is_quicker
+    assert products.pair(graph_module, contextlib.nullcontext) == is_quicker
     assert asked == [((1, 7, 128), (64, 128), torch.float16)]
     twin = ["aten.linear.default", "warmgraph.twin_product.default"]
     assert _operators(graph_module) == (twin if is_quicker else 3 * twin[:1])
@@ -204,7 +239,7 @@ def test_other_products_are_not_measured(
 
     monkeypatch.setattr(products, "_is_quicker", fail)
     graph_module = _export(**options)
-    assert products.join(graph_module, contextlib.nullcontext) == 0
+    assert products.pair(graph_module, contextlib.nullcontext) == 0
     assert _operators(graph_module) == 3 * ["aten.linear.default"]
 
 
