@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -23,18 +25,21 @@ def microseconds(run: Callable[[], Any]) -> float | None:
     """Return the GPU's time of a call; None if it cannot be told."""
     try:
         with torch.no_grad():
-            return _least(run)
+            times = _each_call(run)
     except RuntimeError as error:
         logger.info("A kernel was not measured: %s", error)
         return None
+    return statistics.quantiles(times, n=10)[0]
 
 
-def _least(run: Callable[[], Any]) -> float:
-    """Time of one call, without the processor's part: all calls queue up behind a pause.
+def _each_call(run: Callable[[], Any]) -> list[float]:
+    """Microseconds of many calls, without the processor's part: they queue up behind a pause.
+
+    Each by itself, for other workers and the images that are being made take turns on the GPU: a
+    turn of theirs, some milliseconds, is then added to one call and not to all.
 
     No CUDA graph: Triton's launcher asks the driver about each pointer, and the driver does not
-    know memory that is allocated within a capture. The least of several times, for other workers
-    and the images that are being made take turns on the GPU, which can only add to them.
+    know memory that is allocated within a capture.
 
     Raises:
         RuntimeError: the processor did not queue the calls within the longest pause.
@@ -42,20 +47,20 @@ def _least(run: Callable[[], Any]) -> float:
     event: Any = torch.cuda.Event
     times: list[float] = []
     cycles = _PAUSE_CYCLES
-    while len(times) < _ROUNDS:
-        begin, end = event(enable_timing=True), event(enable_timing=True)
+    while len(times) < _CALLS * _ROUNDS:
+        marks = [event(enable_timing=True) for _ in range(_CALLS + 1)]
         torch.cuda.synchronize()
         torch_private.pause(cycles)
-        begin.record()
-        for _ in range(_CALLS):
+        marks[0].record()
+        for mark in marks[1:]:
             run()
-        end.record()
-        was_late = begin.query()
+            mark.record()
+        was_late = marks[0].query()
         torch.cuda.synchronize()
         if not was_late:
-            times.append(begin.elapsed_time(end) * 1000.0 / _CALLS)
+            times += [a.elapsed_time(b) * 1000.0 for a, b in itertools.pairwise(marks)]
         elif cycles < _LONGEST_PAUSE:
             cycles *= 2
         else:
             raise RuntimeError("the processor is too busy for the GPU's time to be told")
-    return min(times)
+    return times

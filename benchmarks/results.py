@@ -236,6 +236,13 @@ FIGURES: dict[str, Figure] = {
             ("per_block", ""),
         )
     },
+    "sdxl_1024_kernels_vs_torch_compile": Figure(
+        "torch_compile / specialised, kernels alone",
+        ("rivals",),
+        lambda case: round(
+            case["kernel_ms"]["torch_compile"] / case["kernel_ms"]["specialised"], 3
+        ),
+    ),
     "vram_peak_ratio_six_signatures": Figure(
         "ours / eager", ("vram_six",), lambda case: case["peak_ratio"], "<= 1.15"
     ),

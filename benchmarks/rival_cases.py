@@ -74,7 +74,7 @@ def rivals(lab: Lab) -> Result:
         f"eager {eager} ms",
         *(
             f"{name} {result['row'][name]['unet_ms'].get('median')} ms, "
-            f"x{result['speedups'][name]}"
+            f"x{result['speedups'][name]}, kernels {result['kernel_ms'].get(name)} ms"
             + (
                 f", specialised is x{result['ratios'][name]} of it, compiled in "
                 f"{result['compile_seconds'][name]} s"

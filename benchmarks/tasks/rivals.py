@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..host import Size
+from ..kernels import kernel_times
 from ..measure import Probe, Stopwatch
 from ..pack import open_engine
 from .common import partial, sample
@@ -18,6 +20,7 @@ from .speed import ratio, time_pair
 logger = logging.getLogger(__name__)
 
 _KEY = "warmgraph.benchmark.blocks"
+_PROFILED_STEPS = 4
 _BLOCKS = ("BasicTransformerBlock", "ResBlock")
 #: Instances of one class that may be compiled; beyond it Dynamo runs them eager without a word.
 _COMPILED_BLOCKS = 1024
@@ -40,17 +43,19 @@ def rivals(
 
     Returns:
         {"row": {name: times}, "compile_seconds": {rival: seconds of its first two calls},
-        "ratios": {rival: its UNet call's time / our specialised one's}, "failed": {rival: reason},
-        "compiling"}
+        "ratios": {rival: its UNet call's time / our specialised one's}, "kernel_ms": {name: of a
+        step's kernels alone, which no processor slows}, "failed": {rival: reason}, "compiling"}
     """
     target = Size(*size)
     engine = open_engine(Path(store), workers=workers)
     made = Forms(engine, Path(model), kind, target)
     result: dict[str, Any] = {"specialised_builds": made.prepare(target)}
-    result |= {"compile_seconds": {}, "ratios": {}, "failed": {}}
+    result |= {"compile_seconds": {}, "ratios": {}, "kernel_ms": {}, "failed": {}}
     models = dict(made.models)
     times = {"rounds": rounds, "steps": steps, "image_steps": 0}
-    result["row"] = time_pair(models, kind, target, **times)
+    result["row"] = time_pair(models, kind, target, **{**times, "rounds": 1})
+    for name, (ours, _) in models.items():
+        result["kernel_ms"][name] = _kernel_ms(ours, kind, target)
     result["speedups"] = {form: ratio(result["row"], "eager", form) for form in made.ours}
     for name, compiled in RIVALS.items():
         partial({**result, "compiling": name})
@@ -68,6 +73,7 @@ def rivals(
             result["failed"][name] = f"{type(error).__name__}: {error}"[:1000]
             continue
         models[name] = (clone, probe)
+        result["kernel_ms"][name] = _kernel_ms(clone, kind, target)
         result["row"] = row
         rows = [n for n in models if n not in made.models]
         result["ratios"] = {n: ratio(row, n, "specialised") for n in rows}
@@ -77,6 +83,11 @@ def rivals(
     result["captured"] = made.captured()
     engine.close()
     return result
+
+
+def _kernel_ms(model: Any, kind: str, size: Size) -> float:
+    run = functools.partial(sample, model, kind, size, steps=_PROFILED_STEPS)
+    return round(kernel_times(run)["kernel_ms"] / _PROFILED_STEPS, 2)
 
 
 def _static(model: Any) -> Any:

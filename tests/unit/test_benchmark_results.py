@@ -235,6 +235,7 @@ def test_rivals_that_were_compiled_in_time_are_compared_and_the_others_left_out(
         "row": {name: {"unet_ms": {"median": ms}} for name, ms in milliseconds.items()},
         "speedups": {"specialised": 2.25, "torch_compile": 1.5},
         "ratios": {"torch_compile": 1.5},
+        "kernel_ms": {"eager": 44.0, "specialised": 30.0, "torch_compile": 36.0},
         "compile_seconds": {"torch_compile": 80.0},
         "failed": {},
         "compiling": "reduce_overhead",
@@ -243,7 +244,10 @@ def test_rivals_that_were_compiled_in_time_are_compared_and_the_others_left_out(
     assert result["partial"] == "stopped"
     benchmarks.results.write_case(tmp_path, "rivals", _case(**result))
     headline = benchmarks.results.collect(tmp_path)
-    assert {n: e["value"] for n, e in headline.items()} == {"sdxl_1024_vs_torch_compile": 1.5}
+    assert {n: e["value"] for n, e in headline.items()} == {
+        "sdxl_1024_vs_torch_compile": 1.5,
+        "sdxl_1024_kernels_vs_torch_compile": 1.2,
+    }
     with pytest.raises(benchmarks.lab.ChildError):
         benchmarks.rival_cases.rivals(_Stopped(benchmarks.lab.ChildError, {}))
 
