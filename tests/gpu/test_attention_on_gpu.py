@@ -170,10 +170,12 @@ def test_measured_times_are_the_gpus(block: tuple[int, int], is_busy: bool) -> N
     runs = attention._runs(_shapes(rows, heads, rows))
     assert "host" in runs and "cross" not in runs
     expected = {name: _replayed_microseconds(run) for name, run in runs.items()}
+    # Others leave the cache empty after each of their turns.
+    tolerance = 0.35 if is_busy else 0.15
     with _others_use_the_gpu() if is_busy else contextlib.nullcontext():
         for _ in range(3):
             found = {name: microseconds(run) for name, run in runs.items()}
-            assert found == pytest.approx(expected, rel=0.15, abs=3.0)
+            assert found == pytest.approx(expected, rel=tolerance, abs=3.0)
 
 
 _MEASURED = """
