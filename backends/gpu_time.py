@@ -22,7 +22,9 @@ _LONGEST_PAUSE = 128 * _PAUSE_CYCLES
 
 
 def microseconds(run: Callable[[], Any]) -> float | None:
-    """Return the GPU's time of a call; None if it cannot be told."""
+    """Return the GPU's time of a call that nothing disturbs, the first decile of many; None if it
+    cannot be told.
+    """
     try:
         with torch.no_grad():
             times = _each_call(run)

@@ -147,12 +147,17 @@ def _call_once(graph: torch.fx.Graph, first: Node, second: Node) -> None:
 
 
 class _Product(NamedTuple):
-    """`matrix @ weight + bias`, each in two dimensions but the bias."""
+    """`matrix @ weight + bias`, in two dimensions, with a bias for each column."""
 
     bias: Node
     matrix: Node
     weight: Node
-    node: Node
+    flat: Node
+    term: Node  # the same in the form in which it is added
+
+    @property
+    def columns(self) -> Any:
+        return self.flat.meta["val"].shape[1]
 
 
 def add_in_place(graph: torch.fx.Graph) -> None:
@@ -169,8 +174,8 @@ def add_in_place(graph: torch.fx.Graph) -> None:
             continue
         for term, total in (node.args, node.args[::-1]):
             product = _product(term)
-            if product is not None and _can_become(total, term, node):
-                _add_onto(graph, node, total, product, term)
+            if product is not None and _can_become(total, product, node):
+                _add_onto(graph, total, product, node)
                 break
 
 
@@ -183,31 +188,38 @@ def _is_returned(node: Node) -> bool:
 
 def _product(term: Any) -> _Product | None:
     """The product that nothing but this term, a view of it, reads."""
-    while _calls(term, *_VIEWS) and len(term.users) == 1:
-        term = term.args[0]
-    if not _calls(term, aten.addmm.default, aten.add.Tensor) or len(term.users) > 1 or term.kwargs:
+    flat = term
+    while _calls(flat, *_VIEWS) and len(flat.users) == 1:
+        flat = flat.args[0]
+    if not _calls(flat, aten.addmm.default, aten.add.Tensor) or len(flat.users) > 1 or flat.kwargs:
         return None
-    if term.target is aten.addmm.default:
-        bias, *factors = term.args
+    if flat.target is aten.addmm.default:
+        bias, *factors = flat.args
     else:  # Inductor takes a bias out of its product where it may be added elsewhere
-        bias, product = term.args if _calls(term.args[1], aten.mm.default) else term.args[::-1]
+        bias, product = flat.args if _calls(flat.args[1], aten.mm.default) else flat.args[::-1]
         if not _calls(product, aten.mm.default) or len(product.users) > 1:
             return None
         factors = product.args
-    if not isinstance(bias, torch.fx.Node) or bias.meta["val"].dim() != 1:
-        return None
-    return _Product(bias, factors[0], factors[1], term)
+    found = _Product(bias, factors[0], factors[1], flat, term)
+    is_whole = isinstance(bias, torch.fx.Node) and bias.meta["val"].shape == (found.columns,)
+    return found if is_whole else None
 
 
-def _can_become(total: Any, term: Node, result: Node) -> bool:
-    """Whether a sum of this graph has the form of the result, and of what is added to it."""
+def _can_become(total: Any, product: _Product, result: Node) -> bool:
+    """Whether a sum of this graph has the form of the result, and of what is added to it; the last
+    dimension of all is the product's columns.
+    """
     if not _calls(total, aten.add.Tensor):
         return False
     wanted: torch.Tensor = result.meta["val"]
-    values: list[torch.Tensor] = [total.meta["val"], term.meta["val"]]
-    return wanted.is_contiguous() and all(
-        value.shape == wanted.shape and value.dtype == wanted.dtype and value.is_contiguous()
-        for value in values
+    values: list[torch.Tensor] = [total.meta["val"], product.term.meta["val"]]
+    return (
+        wanted.shape[-1:] == (product.columns,)
+        and wanted.is_contiguous()
+        and all(
+            value.shape == wanted.shape and value.dtype == wanted.dtype and value.is_contiguous()
+            for value in values
+        )
     )
 
 
@@ -215,25 +227,19 @@ def _calls(node: Any, *targets: Any) -> bool:
     return isinstance(node, torch.fx.Node) and node.target in targets
 
 
-def _add_onto(
-    graph: torch.fx.Graph,
-    node: Node,
-    total: Node,
-    product: _Product,
-    term: Node,
-) -> None:
+def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Node) -> None:
     def call(target: Any, args: tuple[Any, ...], like: Node) -> Node:
         made = graph.call_function(target, args)
         made.meta["val"] = like.meta["val"]
         return made
 
-    columns = product.node.meta["val"].shape[1]
-    with graph.inserting_before(node):
-        biased = call(aten.add.Tensor, (total, product.bias), node)
-        flat = call(aten.reshape.default, (biased, [-1, columns]), product.node)
-        result = call(aten.addmm_.default, (flat, product.matrix, product.weight), product.node)
-        if term is not product.node:
-            result = call(aten.reshape.default, (result, term.args[1]), node)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    flat, term = product.flat, product.term
+    with graph.inserting_before(result):
+        biased = call(aten.add.Tensor, (total, product.bias), result)
+        rows = call(aten.reshape.default, (biased, [-1, product.columns]), flat)
+        added = call(aten.addmm_.default, (rows, product.matrix, product.weight), flat)
+        if term is not flat:
+            added = call(aten.reshape.default, (added, term.args[1]), result)
+    result.replace_all_uses_with(added)
+    graph.erase_node(result)
     graph.eliminate_dead_code()

@@ -162,9 +162,8 @@ def compile_wrapper(
             node.meta["example_value"] = node.meta["val"]
     fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
     known = len(PyCodeCache.modules)
-    patches = _known_settings(config)
     if last_pass is not None:
-        patches["post_grad_custom_post_pass"] = _as_custom_pass(last_pass)
+        config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
     indices = _wide_indices() if wide else contextlib.nullcontext()
     with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
         artifact: Any = standalone_compile(
@@ -172,7 +171,7 @@ def compile_wrapper(
             fakes,
             dynamic_shapes="from_graph",
             aot=True,
-            options={"config_patches": patches},
+            options={"config_patches": _known_settings(config)},
         )
     graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
     if graph.mutated_inputs or graph.constants:

@@ -132,6 +132,15 @@ def _of_one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> An
     return (aten.add(aten.addmm(bias, x[:1], weight), aten.add(x, 1.0)),)
 
 
+def _rows_side_by_side(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    product = aten.view(aten.addmm(bias, x, weight), [20])
+    return (aten.add(product, aten.add(aten.view(x, [20]), 1.0)),)
+
+
+def _of_one_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.addmm(bias[:1], x, weight), aten.add(x, 1.0)),)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -142,6 +151,8 @@ def _of_one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> An
         _of_another_type,
         _broadcast,
         _of_one_row,
+        _rows_side_by_side,
+        _of_one_bias,
     ],
 )
 def test_every_other_sum_stays_as_it_is(function: Any) -> None:
