@@ -18,7 +18,7 @@ from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
 
-PAYLOAD_VERSION = 3  # also raised when a kernel or a pass of our own is mended
+PAYLOAD_VERSION = 4  # also raised when a kernel or a pass of our own is mended
 #: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
 _CHANNELS_LAST_CONFIG: dict[str, Any] = {
     # Inductor's own choice is never to lay out a convolution whose sizes are symbols.

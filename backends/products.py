@@ -10,10 +10,11 @@ import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import torch_private
 from .contract import Measure
@@ -23,18 +24,16 @@ aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments may be of any type
 
 #: More rows fill the GPU by one weight alone.
-FEW_ROWS = 1024
+FEW_ROWS = 512
 #: What `twin_product` computes whole blocks of.
 MULTIPLE = 64
 _MUST_SAVE_US = 1.0  # per pair
-#: In an image each weight comes from memory: one that was used last is still in the cache.
-_MOST_WEIGHTS = 64
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def pair(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
-    """Let pairs of products of the same few rows be computed by one kernel, where the GPU is
-    quicker with it.
+    """Let two products of the same few rows, such as a prompt's keys and values, be computed by one
+    kernel, where the GPU is quicker with it.
 
     Args:
         measure: held while kernels are timed, not while they are compiled.
@@ -64,17 +63,18 @@ def _pairs(graph: torch.fx.Graph) -> list[tuple[Node, Node]]:
     alone: dict[Any, Node] = {}
     pairs = []
     for node in graph.nodes:
-        if node.target is not aten.linear.default or not _has_few_rows(node):
+        if node.target is not aten.linear.default or not _suits_twin(node):
             continue
         key = (node.args[0], tuple(node.args[1].meta["val"].shape))
-        if (other := alone.pop(key, None)) is not None:
-            pairs.append((other, node))
-        else:
+        other = alone.pop(key, None)
+        if other is None or other.args[1] is node.args[1]:
             alone[key] = node
+        else:
+            pairs.append((other, node))
     return pairs
 
 
-def _has_few_rows(node: Node) -> bool:
+def _suits_twin(node: Node) -> bool:
     """Whether `twin_product` is made for a product such as this."""
     if len(node.args) != 2 or node.kwargs:  # it has a bias
         return False
@@ -115,8 +115,9 @@ def _runs(
     with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
         rows = torch.randn(source, dtype=dtype, device="cuda")
         one = torch.randn(weight, dtype=dtype, device="cuda")
+        # In an image each weight comes from memory: what was used last would be in the cache.
         cache = torch.cuda.get_device_properties(rows.device).L2_cache_size
-        count = min(_MOST_WEIGHTS, 2 * math.ceil(cache / one.nbytes) + 2)
+        count = 2 * math.ceil(cache / one.nbytes) + 2
         weights = [one, *(one.clone() for _ in range(count - 1))]
         calls: dict[str, Callable[..., Any]] = {"apart": apart, "twin": OPERATOR}
         for name, call in calls.items():
@@ -167,7 +168,8 @@ def add_in_place(graph: torch.fx.Graph) -> None:
     The product's bias goes to the sum, which is being computed anyway.
 
     Args:
-        graph: functional, as Inductor has it just before it lowers it; changed.
+        graph: functional, as Inductor has it after its own patterns; changed. What changes memory
+            is a sum that nothing else reads.
     """
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs or not _is_returned(node):
@@ -180,8 +182,8 @@ def add_in_place(graph: torch.fx.Graph) -> None:
 
 
 def _is_returned(node: Node) -> bool:
-    """Whether a graph's caller is all that reads a value."""
-    return all(
+    """Whether a graph's caller reads a value, and nothing else does."""
+    return bool(node.users) and all(
         user.op == "output" or (user.target in _VIEWS and _is_returned(user)) for user in node.users
     )
 
@@ -199,27 +201,44 @@ def _product(term: Any) -> _Product | None:
         bias, product = flat.args if _calls(flat.args[1], aten.mm.default) else flat.args[::-1]
         if not _calls(product, aten.mm.default) or len(product.users) > 1:
             return None
+        if not _are_alike(product, flat):
+            return None
         factors = product.args
     found = _Product(bias, factors[0], factors[1], flat, term)
-    is_whole = isinstance(bias, torch.fx.Node) and bias.meta["val"].shape == (found.columns,)
-    return found if is_whole else None
+    return found if _has_shape(bias, (found.columns,)) else None
 
 
 def _can_become(total: Any, product: _Product, result: Node) -> bool:
     """Whether a sum of this graph has the form of the result, and of what is added to it; the last
     dimension of all is the product's columns.
     """
-    if not _calls(total, aten.add.Tensor):
-        return False
-    wanted: torch.Tensor = result.meta["val"]
-    values: list[torch.Tensor] = [total.meta["val"], product.term.meta["val"]]
     return (
-        wanted.shape[-1:] == (product.columns,)
-        and wanted.is_contiguous()
-        and all(
-            value.shape == wanted.shape and value.dtype == wanted.dtype and value.is_contiguous()
-            for value in values
-        )
+        _calls(total, aten.add.Tensor)
+        and _are_equal(result.meta["val"].shape[-1:], (product.columns,))
+        and _are_alike(total, product.term, result)
+        and all(node.meta["val"].is_contiguous() for node in (total, product.term, result))
+    )
+
+
+def _are_alike(*nodes: Node) -> bool:
+    """Whether tensors have one shape and one dtype."""
+    first: torch.Tensor = nodes[0].meta["val"]
+    return all(
+        node.meta["val"].dtype == first.dtype and _has_shape(node, first.shape) for node in nodes
+    )
+
+
+def _has_shape(node: Any, shape: Sequence[Any]) -> bool:
+    value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and _are_equal(value.shape, shape)
+
+
+def _are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes are known to be equal: to ask whether symbols are would narrow what they may
+    be.
+    """
+    return len(sizes) == len(others) and all(
+        statically_known_true(a == b) for a, b in zip(sizes, others, strict=True)
     )
 
 
@@ -233,13 +252,11 @@ def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Nod
         made.meta["val"] = like.meta["val"]
         return made
 
-    flat, term = product.flat, product.term
     with graph.inserting_before(result):
         biased = call(aten.add.Tensor, (total, product.bias), result)
-        rows = call(aten.reshape.default, (biased, [-1, product.columns]), flat)
-        added = call(aten.addmm_.default, (rows, product.matrix, product.weight), flat)
-        if term is not flat:
-            added = call(aten.reshape.default, (added, term.args[1]), result)
-    result.replace_all_uses_with(added)
+        rows = call(aten.reshape.default, (biased, [-1, product.columns]), product.flat)
+        call(aten.addmm_.default, (rows, product.matrix, product.weight), product.flat)
+    # Not what the operator returns: Inductor would take the sum's memory for unused after it.
+    result.replace_all_uses_with(biased)
     graph.erase_node(result)
     graph.eliminate_dead_code()

@@ -146,7 +146,8 @@ def compile_wrapper(
         graph_module: placeholders carry fakes on the run device in `meta["val"]`.
         config: Inductor settings, scoped to this call.
         wide: index with 64 bits whatever the sizes of the fakes are.
-        last_pass: changes the functional graph after all of Inductor's own passes.
+        last_pass: changes the functional graph after Inductor's own patterns; what Inductor does
+            about operators that change memory still follows.
 
     Returns:
         The generated module, whose `call(list)` runs the graph, and its source.

@@ -73,7 +73,7 @@ def twin_product(
     columns, depth = first.shape
     rows = source.numel() // depth
     outs = tuple(source.new_empty(*source.shape[:-1], columns) for _ in range(2))
-    block = _block_columns(rows, columns, source.device)
+    block = block_columns(rows, columns, _processors(source.device))
     wrap_triton(_multiply)[(triton.cdiv(rows, _ROWS), columns // block, 2)](
         source,
         first,
@@ -91,13 +91,15 @@ def twin_product(
     return outs[0], outs[1]
 
 
-def _block_columns(rows: int, columns: int, device: torch.device) -> int:
-    """Least columns of a block with which all blocks run at once, else the most."""
-    processors = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
+def _processors(device: torch.device) -> int:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+
+
+def block_columns(rows: int, columns: int, processors: int) -> int:
+    """Return the least columns of a block with which the blocks of both products run at once, one
+    on each of the GPU's processors; else the most.
+    """
     whole = [block for block in _COLUMNS if columns % block == 0]
     enough = [b for b in whole if 2 * triton.cdiv(rows, _ROWS) * (columns // b) <= processors]
     return min(enough, default=whole[-1])

@@ -15,13 +15,15 @@ pytestmark = pytest.mark.gpu
 linear = torch.nn.functional.linear
 #: Of a sum of products in these dtypes.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
-#: batch, tokens, columns, depth: the prompts of SDXL, SD1.5 and SD2, long ones, one token.
+#: batch, tokens, columns, depth: the prompts of SDXL, SD1.5 and SD2, long ones, the rows of a small
+#: image, one token.
 PROMPTS = [
     (2, 77, 1280, 2048),
     (2, 77, 640, 2048),
     (2, 77, 320, 768),
     (1, 77, 1280, 1024),
     (4, 154, 1280, 2048),
+    (2, 256, 640, 640),
     (1, 1, 64, 64),
 ]
 

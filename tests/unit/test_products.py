@@ -64,6 +64,29 @@ def test_a_compiled_graph_adds_onto_its_own_sum_and_changes_no_input() -> None:
         assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
 
 
+class _ReturnsMore(torch.nn.Module):
+    """A sum that becomes a result, and is read by another one that is computed later."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        x = x + 1
+        return linear(torch.tanh(x), weight, bias) + x, linear(x, weight), x.shape[0] + x
+
+
+@pytest.mark.parametrize("any_size", [True, False], ids=["any size", "one size"])
+def test_the_sums_memory_stays_the_results(any_size: bool) -> None:
+    size = {0: torch.export.Dim("rows", min=1, max=1024)} if any_size else None
+    tensors = (torch.randn(6, 8), torch.randn(8, 8), torch.randn(8))
+    with torch.no_grad(), torch_private.size_oblivious():
+        exported = torch.export.export(
+            _ReturnsMore(), tensors, dynamic_shapes=(size, None, None), strict=False
+        )
+    module, source = torch_private.compile_wrapper(
+        exported.graph_module, torch_private.CONFIG, last_pass=products.add_in_place
+    )
+    assert source.count("aten.addmm_") == 1
+    torch.testing.assert_close(tuple(module.call(list(tensors))), _ReturnsMore()(*tensors))
+
+
 def _traced(function: Callable[..., Any], *tensors: torch.Tensor) -> torch.fx.GraphModule:
     """The function as Inductor has it last: functional, each node with its value."""
     graph_module = make_fx(function, tracing_mode="fake")(*tensors)
@@ -137,6 +160,15 @@ def _rows_side_by_side(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     return (aten.add(product, aten.add(aten.view(x, [20]), 1.0)),)
 
 
+def _of_one_column(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    return (aten.add(aten.add(aten.mm(x, weight[:, :1]), bias), aten.add(x, 1.0)),)
+
+
+def _widened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    product = aten.mm(x.half(), weight.half())
+    return (aten.add(aten.add(product, bias), aten.add(x, 1.0)),)
+
+
 def _of_one_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
     return (aten.add(aten.addmm(bias[:1], x, weight), aten.add(x, 1.0)),)
 
@@ -153,6 +185,8 @@ def _of_one_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> A
         _of_one_row,
         _rows_side_by_side,
         _of_one_bias,
+        _of_one_column,
+        _widened,
     ],
 )
 def test_every_other_sum_stays_as_it_is(function: Any) -> None:
@@ -185,11 +219,20 @@ def test_the_hosts_block_has_a_prompts_pair_in_its_graph_of_one_size(block: Desc
     assert products._pairs(_captured(block).graph) == []
 
 
-def test_the_hosts_block_adds_its_last_product_in_place(block: Description) -> None:
-    _, source = torch_private.compile_wrapper(
-        _captured(block), torch_private.CONFIG, last_pass=products.add_in_place
+@pytest.mark.parametrize("any_size", [True, False], ids=["any size", "one size"])
+def test_the_hosts_block_adds_its_last_product_in_place(block: Description, any_size: bool) -> None:
+    sizes = {"batch": 2, "tokens": 9, "context": 7}
+    description = block if any_size else block.at(sizes)
+    program = capture(description, form_of(description.family, description.form))
+    module, source = torch_private.compile_wrapper(
+        program.graph_module, torch_private.CONFIG, last_pass=products.add_in_place
     )
     assert source.count("aten.addmm_") == 1
+    weights, inputs = program.example(sizes)
+    expected = program.run(weights, inputs)
+    [found] = module.call([*weights, *inputs])
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert error <= 2e-3
 
 
 class _Projects(torch.nn.Module):
@@ -272,6 +315,20 @@ def test_one_kernel_must_save_enough(
     monkeypatch.setattr(products, "_runs", lambda *shapes: {name: name for name in times})
     monkeypatch.setattr(products, "microseconds", lambda run: times[run])
     assert products._is_quicker(((), (), None), contextlib.nullcontext) is wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "wanted"),
+    [(154, 1280, 64), (154, 640, 32), (77, 320, 32), (308, 1280, 128), (512, 1280, 128)],
+)
+def test_blocks_of_both_products_run_at_once_where_they_can(
+    rows: int, columns: int, wanted: int
+) -> None:
+    """As measured on a GPU of 132 processors."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from warmgraph_backends.twin_product import block_columns
+
+    assert block_columns(rows, columns, 132) == wanted
 
 
 _INTERPRETED = """
