@@ -19,7 +19,7 @@ import torch
 
 from . import torch_private
 from .contract import Measure
-from .gpu_time import microseconds
+from .gpu_time import accepted, compare
 
 #: Beyond so many keys flash attention's pipeline pays; beyond such a width a head's sums would
 #: leave the registers.
@@ -115,11 +115,7 @@ def _is_plain(shapes: Any) -> bool:
 
 def _quickest(shapes: Any, measure: Measure) -> str | None:
     """Name of the kernel that saves most at these shapes, if it saves enough."""
-    runs = _runs(shapes)
-    with measure():
-        times = {
-            name: time for name, run in runs.items() if (time := microseconds(run)) is not None
-        }
+    times = compare(_runs(shapes), measure)
     if _HOST not in times:
         return None
     saved = {name: times[_HOST] - time for name, time in times.items() if name in KERNELS}
@@ -128,24 +124,16 @@ def _quickest(shapes: Any, measure: Measure) -> str | None:
 
 
 def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
-    """Calls of the kernels that take these shapes on this GPU, by name, each made once: whatever a
-    kernel is to be compiled or planned for is then there.
-    """
-    from triton.errors import TritonError
-
-    found: dict[str, Callable[[], Any]] = {}
+    """Calls of the kernels that take these shapes on this GPU, by name, each made once."""
     with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
         tensors = [
             torch.empty_strided(shape, strides, dtype=dtype, device="cuda").normal_()
             for shape, strides, dtype in shapes
         ]
         takes = {name: _call(each) for name, each in KERNELS.items() if each.takes(*tensors)}
-        for name, call in {_HOST: _as_host, **takes}.items():
-            run = functools.partial(call, *tensors)
-            with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
-                run()
-                found[name] = run
-    return found
+        calls = {_HOST: _as_host, **takes}
+        return accepted({name: functools.partial(call, *tensors) for name, call in calls.items()})
+    return {}
 
 
 def host_order() -> contextlib.AbstractContextManager[Any]:

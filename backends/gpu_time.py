@@ -1,16 +1,20 @@
-"""How long the GPU takes for a call, whatever else it and the processor are doing."""
+"""How long the GPU takes for calls that may stand for each other, whatever else it and the
+processor are doing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from . import torch_private
+from .contract import Measure
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +23,31 @@ _ROUNDS = 9
 #: Some 2 ms, in which the processor queues the calls; where it does not, twice that, and so on.
 _PAUSE_CYCLES = 4_000_000
 _LONGEST_PAUSE = 128 * _PAUSE_CYCLES
+
+
+def accepted(runs: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """Make each call once, and return those that this GPU does not refuse: whatever a kernel is to
+    be compiled or planned for is then there.
+    """
+    from triton.errors import TritonError
+
+    found: dict[str, Callable[[], Any]] = {}
+    for name, run in runs.items():
+        with contextlib.suppress(RuntimeError, TritonError), torch.no_grad():
+            run()
+            found[name] = run
+    return found
+
+
+def compare(runs: Mapping[str, Callable[[], Any]], measure: Measure) -> dict[str, float]:
+    """Return the `microseconds` of each call for which they can be told.
+
+    Args:
+        measure: held while calls are timed.
+    """
+    with measure():
+        times = {name: microseconds(run) for name, run in runs.items()}
+    return {name: time for name, time in times.items() if time is not None}
 
 
 def microseconds(run: Callable[[], Any]) -> float | None:

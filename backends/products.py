@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import torch_private
 from .contract import Measure
-from .gpu_time import microseconds
+from .gpu_time import accepted, compare
 
 aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments may be of any type
@@ -93,25 +93,19 @@ def _suits_twin(node: Node) -> bool:
 
 
 def _is_quicker(shapes: Any, measure: Measure) -> bool:
-    runs = _runs(*shapes)
-    with measure():
-        times = {name: microseconds(run) for name, run in runs.items()}
-    apart, twin = times.get("apart"), times.get("twin")
-    return apart is not None and twin is not None and apart - twin >= _MUST_SAVE_US
+    times = compare(_runs(*shapes), measure)
+    return len(times) == 2 and times["apart"] - times["twin"] >= _MUST_SAVE_US
 
 
 def _runs(
     source: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype
 ) -> dict[str, Callable[[], Any]]:
     """Calls of both forms on this GPU, by name, each made once; what it refuses is not there."""
-    from triton.errors import TritonError
-
     from .twin_product import OPERATOR
 
     def apart(rows: torch.Tensor, *weights: torch.Tensor) -> Any:
         return [torch.nn.functional.linear(rows, weight) for weight in weights]
 
-    found: dict[str, Callable[[], Any]] = {}
     with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
         rows = torch.randn(source, dtype=dtype, device="cuda")
         one = torch.randn(weight, dtype=dtype, device="cuda")
@@ -120,12 +114,8 @@ def _runs(
         count = 2 * math.ceil(cache / one.nbytes) + 2
         weights = [one, *(one.clone() for _ in range(count - 1))]
         calls: dict[str, Callable[..., Any]] = {"apart": apart, "twin": OPERATOR}
-        for name, call in calls.items():
-            run = _in_turn(call, rows, weights)
-            with contextlib.suppress(RuntimeError, TritonError):  # it refuses them
-                run()
-                found[name] = run
-    return found
+        return accepted({name: _in_turn(call, rows, weights) for name, call in calls.items()})
+    return {}
 
 
 def _in_turn(

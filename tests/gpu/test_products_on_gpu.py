@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends import products, torch_private
+from warmgraph_backends.gpu_time import microseconds
 
 pytestmark = pytest.mark.gpu
 linear = torch.nn.functional.linear
@@ -84,7 +85,7 @@ def test_two_products_are_right_by_one_kernel(
 
 def test_both_forms_are_measured() -> None:
     runs = products._runs((2, 77, 2048), (1280, 2048), torch.float16)
-    times = {name: products.microseconds(run) for name, run in runs.items()}
+    times = {name: microseconds(run) for name, run in runs.items()}
     assert times.keys() == {"apart", "twin"}
     assert all(time is not None and 1.0 < time < 1000.0 for time in times.values()), times
 

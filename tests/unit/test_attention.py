@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import attention, torch_private
+from warmgraph_backends import attention, gpu_time, torch_private
 
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 HOST = torch.ops.aten.scaled_dot_product_attention.default
@@ -114,7 +114,7 @@ def test_the_kernel_that_saves_most_is_taken_if_it_saves_enough(
 ) -> None:
     """None: it took the shapes and was not measured. Not there: it refused them."""
     monkeypatch.setattr(attention, "_runs", lambda shapes: {name: name for name in times})
-    monkeypatch.setattr(attention, "microseconds", lambda run: times[run])
+    monkeypatch.setattr(gpu_time, "microseconds", lambda run: times[run])
     assert attention._quickest((), contextlib.nullcontext) == wanted
 
 

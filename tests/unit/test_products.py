@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from warmgraph_backends import products, torch_private
+from warmgraph_backends import gpu_time, products, torch_private
 from warmgraph_backends.capture import capture
 from warmgraph_backends.contract import Description
 from warmgraph_backends.regions.plan import describe_place
@@ -313,7 +313,7 @@ def test_one_kernel_must_save_enough(
 ) -> None:
     """None: it was not measured. Not there: the GPU refused it."""
     monkeypatch.setattr(products, "_runs", lambda *shapes: {name: name for name in times})
-    monkeypatch.setattr(products, "microseconds", lambda run: times[run])
+    monkeypatch.setattr(gpu_time, "microseconds", lambda run: times[run])
     assert products._is_quicker(((), (), None), contextlib.nullcontext) is wanted
 
 
