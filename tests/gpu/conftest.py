@@ -1,9 +1,12 @@
-"""Children on a real GPU, each a fresh process with the host booted in one of its modes."""
+"""A real GPU, graphs that were packed and loaded there, and children: fresh processes with the host
+booted in one of its modes.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIAS = "warmgraph_benchmarks"
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _lab_class() -> Any:
@@ -36,10 +33,37 @@ def _lab_class() -> Any:
 
 
 @pytest.fixture(scope="session")
-def lab(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Where children run; WARMGRAPH_BENCH_WORK names a benchmark's work folder to share."""
-    if not _has_cuda():
+def gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU that torch can use")
+
+
+@pytest.fixture
+def loaded(gpu: None) -> Callable[..., tuple[Any, str]]:
+    """Returns the call of an exported graph that was compiled as a special one, called once with
+    the tensors given, packed and loaded again; and its source. Options are `compile_wrapper`'s.
+    """
+    from warmgraph_backends import torch_private
+
+    def load(graph_module: Any, tensors: Sequence[Any], **options: Any) -> tuple[Any, str]:
+        config = {
+            **torch_private.CONFIG,
+            torch_private.OWN_KERNELS: True,
+            "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
+        }
+        module, source = torch_private.compile_wrapper(graph_module, config, **options)
+        module.call(list(tensors))
+        payload, _ = torch_private.pack(module, source)
+        return torch_private.unpack(payload), source
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def lab(gpu: None, host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Where children run; WARMGRAPH_BENCH_WORK names a benchmark's work folder to share."""
     work = os.environ.get("WARMGRAPH_BENCH_WORK")
     return _lab_class()(host_tree, Path(work) if work else tmp_path_factory.mktemp("lab"))
 

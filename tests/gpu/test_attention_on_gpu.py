@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import attention, torch_private
+from warmgraph_backends import attention
 from warmgraph_backends.gpu_time import microseconds
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 #: Of a sum of products in these dtypes, and of rounding queries, keys and values to them.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 #: batch, heads, rows, keys, width of a head: SDXL's and SD1.5's, long prompts, odd ones.
@@ -33,12 +33,6 @@ SHAPES = [
 ]
 #: Rows and heads of SDXL's transformer blocks at 1024x1024.
 BLOCKS = [(4096, 10), (1024, 20)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU that torch can use")
 
 
 def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -74,7 +68,7 @@ class _Attends(torch.nn.Module):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_our_kernel_is_right_alone_and_after_loading(
-    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], dtype: torch.dtype, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = _tensors(shape, dtype)
     attends = _Attends(shape[1])
@@ -83,15 +77,8 @@ def test_our_kernel_is_right_alone_and_after_loading(
     monkeypatch.setattr(attention, "_quickest", lambda *_: "cross")
     exported = torch.export.export(attends, tuple(tensors), strict=False)
     assert attention.choose(exported.graph_module, contextlib.nullcontext) == 1
-    config: dict[str, Any] = {
-        **torch_private.CONFIG,
-        torch_private.OWN_KERNELS: True,
-        "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
-    }
-    module, source = torch_private.compile_wrapper(exported.graph_module, config)
-    module.call(list(tensors))
-    payload, _ = torch_private.pack(module, source)
-    found = torch_private.unpack(payload)(list(tensors))[0]
+    call, _ = loaded(exported.graph_module, tensors)
+    found = call(list(tensors))[0]
     error = float((found.double() - exact).norm() / exact.norm())
     assert found.shape == exact.shape and error <= TOLERANCE[dtype], error
 

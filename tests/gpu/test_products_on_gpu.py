@@ -12,7 +12,7 @@ import torch
 from warmgraph_backends import products, torch_private
 from warmgraph_backends.gpu_time import microseconds
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 linear = torch.nn.functional.linear
 #: Of a sum of products in these dtypes.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -29,29 +29,8 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU that torch can use")
-
-
 def _random(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[torch.Tensor]:
     return [(torch.randn(s, device="cuda") / s[-1] ** 0.5).to(dtype) for s in shapes]
-
-
-def _loaded(module: torch.fx.GraphModule, tensors: list[torch.Tensor]) -> tuple[Any, str]:
-    """The call of a graph that was compiled, packed and loaded again; and its source."""
-    config: dict[str, Any] = {
-        **torch_private.CONFIG,
-        torch_private.OWN_KERNELS: True,
-        "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
-    }
-    compiled, source = torch_private.compile_wrapper(
-        module, config, last_pass=products.add_in_place
-    )
-    compiled.call(list(tensors))
-    payload, _ = torch_private.pack(compiled, source)
-    return torch_private.unpack(payload), source
 
 
 def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -69,7 +48,10 @@ class _Projects(torch.nn.Module):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", PROMPTS, ids=str)
 def test_two_products_are_right_by_one_kernel(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    loaded: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch, tokens, columns, depth = shape
     tensors = _random([(batch, tokens, depth), *2 * [(columns, depth)]], dtype)
@@ -77,7 +59,7 @@ def test_two_products_are_right_by_one_kernel(
     monkeypatch.setattr(products, "_is_quicker", lambda *_: True)
     exported = torch.export.export(_Projects(), tuple(tensors), strict=False)
     assert products.pair(exported.graph_module, contextlib.nullcontext) == 1
-    call, _ = _loaded(exported.graph_module, tensors)
+    call, _ = loaded(exported.graph_module, tensors, last_pass=products.add_in_place)
     exact = _Projects()(*(tensor.double() for tensor in tensors))
     for found, wanted in zip(call(list(tensors)), exact, strict=True):
         assert found.shape == wanted.shape and _error(found, wanted) <= TOLERANCE[dtype]
@@ -106,7 +88,9 @@ class _FeedForward(torch.nn.Module):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("any_size", [True, False], ids=["any size", "one size"])
-def test_a_block_adds_its_last_product_in_place(dtype: torch.dtype, any_size: bool) -> None:
+def test_a_block_adds_its_last_product_in_place(
+    dtype: torch.dtype, any_size: bool, loaded: Any
+) -> None:
     widths = [(2560, 320), (2560,), (320, 1280), (320,)]
     tensors = [*_random([(2, 256, 320)] * 2, dtype), *_random(widths, dtype)]
     size = {1: torch.export.Dim("rows", min=1, max=4096)} if any_size else None
@@ -117,7 +101,7 @@ def test_a_block_adds_its_last_product_in_place(dtype: torch.dtype, any_size: bo
             dynamic_shapes={"x": size, "before": size, "weights": 4 * (None,)},
             strict=False,
         )
-    call, source = _loaded(exported.graph_module, tensors)
+    call, source = loaded(exported.graph_module, tensors, last_pass=products.add_in_place)
     assert source.count("aten.addmm_") == 1
     for rows in (256, 1, 77) if any_size else (256,):
         tensors[:2] = _random([(2, rows, 320)] * 2, dtype)
