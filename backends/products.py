@@ -242,6 +242,7 @@ def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Nod
         made.meta["val"] = like.meta["val"]
         return made
 
+    torch_private.call_whole(aten.addmm_.default)
     with graph.inserting_before(result):
         biased = call(aten.add.Tensor, (total, product.bias), result)
         rows = call(aten.reshape.default, (biased, [-1, product.columns]), product.flat)

@@ -99,6 +99,20 @@ def kept(value: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def call_whole(operator: torch._ops.OpOverload) -> None:
+    """Have Inductor call one of torch's operators in this process, although it knows how to take it
+    apart.
+
+    It does so by itself where nobody said so, but not with `CI` in the environment: there that is
+    an error to it.
+    """
+    from torch._inductor import lowering
+
+    known: Any = lowering
+    if operator not in known.lowerings:
+        known.make_fallback(operator, warn=False)
+
+
 def missing_api() -> str | None:
     """Return which private API this torch lacks, in words, or None."""
     try:

@@ -65,6 +65,20 @@ def test_a_compiled_graph_adds_onto_its_own_sum_and_changes_no_input() -> None:
         assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
 
 
+def test_a_sum_is_compiled_in_place_on_a_machine_of_continuous_integration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `CI` set Inductor lowers no operator that it could take apart, unless it is told to."""
+    from torch._inductor.lowering import lowerings
+
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delitem(lowerings, aten.addmm_.default, raising=False)
+    tensors = [torch.randn(2, 16, 64), *_weights()]
+    exported = torch.export.export(_FeedForward(), tuple(tensors))
+    module, _ = _compiled(exported.graph_module)
+    torch.testing.assert_close(module.call(list(tensors))[0], _FeedForward()(*tensors)[0])
+
+
 class _ReturnsMore(torch.nn.Module):
     """A sum that becomes a result, and is read by another one that is computed later."""
 
