@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .weights import ModelWeights, forget_prefetch, same_device
+from .casting import forget_prefetch, same_device
+from .weights import ModelWeights
 
 MOVED = "weights moved since the last step"
 

@@ -14,9 +14,10 @@ from ..contract import InputSpec, Symbol
 from ..layout import lay_out
 from ..regions.plan import Place
 from ..tolerance import tells_nothing, within
+from .casting import same_device
 from .graphs import Graph
 from .verified import Verified
-from .weights import Fetched, ModelWeights, RegionWeights, same_device
+from .weights import Fetched, ModelWeights, RegionWeights
 
 logger = logging.getLogger(__name__)
 

@@ -21,22 +21,15 @@ from ..regions.plan import Dispatch, Place, Plan
 from ..sources import Watch
 from .anchors import Anchors
 from .calls import Call, FixedCallError, arithmetic, read_call, unread_options
+from .casting import same_device
+from .forwards import Forwards
 from .graphs import Graph, Graphs, State
 from .kinds import Kind, describe_kinds
-from .region import Region
-from .replays import EXACT, Replays
-from .specials import Either, Specials
+from .replays import Replays
+from .specials import Specials
 from .verified import Verified
-from .weights import ModelWeights, same_device
+from .weights import ModelWeights
 from .wiring import Wiring, patched_places, replaced_function
-
-
-class _Form(NamedTuple):
-    """What serves a call: forwards by module, and a name that is equal for equal ones."""
-
-    installed: list[tuple[torch.nn.Module, Callable[..., Any]]]
-    served: Hashable
-    recorded: Callable[[], None] | None = None
 
 
 class Target(NamedTuple):
@@ -87,26 +80,18 @@ class Scope:
         self._graphs = graphs
         self._verified = verified
         self.replays = replays
-        self._specials = specials
+        self.forwards = Forwards(graphs, verified, specials)
         self._unread = unread_options(root)
-        self._sets: dict[Hashable, _Form] = {}
-        self._special_regions: dict[tuple[str, str], Either] = {}
         self._anchors: Anchors | None = None
         self._foreign_code: str | None = None
         self._replaced: str | None = None
-        self._form: Hashable = EXACT
         self._weights: ModelWeights | None = None
-        self._regions: dict[str, Region] = {}
-        self._past_calls = 0
-        self._declined: dict[str, str] = {}
-        self._installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
         self._wiring = Wiring(root)
         self._marks: Any = None
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
         self._foreign: dict[str, str] = {}
         self._watch = Watch()
-        self._version = -1
         self._facts: dict[str, Any] = {}
         self._dtype: torch.dtype | None = None
         self._lock = threading.RLock()
@@ -126,22 +111,18 @@ class Scope:
     @property
     def special_graphs(self) -> list[Graph]:
         """The graphs for the sizes of hot calls."""
-        return [] if self._specials is None else self._specials.graphs
+        specials = self.forwards.specials
+        return [] if specials is None else specials.graphs
 
     def count_sizes(self, wanted: bool) -> None:
         """Say whether calls from now on count towards graphs of their own sizes."""
-        if self._specials is not None:
-            self._specials.counts = wanted
+        if self.forwards.specials is not None:
+            self.forwards.specials.counts = wanted
 
     @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
-        replayed = 0 if self.replays is None else self.replays.regions
-        return self._own_calls() + replayed
-
-    def _own_calls(self) -> int:
-        special = sum(either.special.calls for either in list(self._special_regions.values()))
-        return self._past_calls + special + sum(r.calls for r in list(self._regions.values()))
+        return self.forwards.calls + (0 if self.replays is None else self.replays.regions)
 
     def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
@@ -157,7 +138,7 @@ class Scope:
             self._graphs,
             self._verified,
             None if self.replays is None else self.replays.fresh(),
-            None if self._specials is None else self._specials.fresh(),
+            None if self.forwards.specials is None else self.forwards.specials.fresh(),
         )
         other.describe(self._weights.device, self._dtype)
         return other
@@ -165,14 +146,12 @@ class Scope:
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
         other = Scope(root, root, make_plan, Plan(), self._backend, self._graphs, self._verified)
-        other._past_calls = self.compiled_calls
+        other.forwards.past_calls = self.compiled_calls
         return other
 
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
         with self._lock:
-            self._past_calls = self._own_calls()
-            self._declined = {n: r.declined for n, r in self._regions.items() if r.declined}
             gone = torch.nn.Module()
             for kind in self.kinds:
                 kind.places = [replace(place, module=gone) for place in kind.places]
@@ -185,7 +164,7 @@ class Scope:
                 self.plan.symbols,
             )
             self.root, self._holder, self._make_plan = gone, gone, Plan
-            self._forget_regions()
+            self.forwards.let_go()
             self.drop_captured()
             self._weights, self._anchors = None, None
             self._wiring = Wiring(gone)
@@ -211,18 +190,8 @@ class Scope:
         self._weights = ModelWeights(self._holder, device, dtype)
         self.drop_captured()
         self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
-        self._past_calls = self._own_calls()
-        self._forget_regions()
-        if self._specials is not None:
-            self._specials.clear()
-        self._version = -1
+        self.forwards.bind(self.plan, self._of_place, self._weights)
         return self.graphs
-
-    def _forget_regions(self) -> None:
-        self._regions.clear()
-        self._special_regions.clear()
-        self._installed = []
-        self._sets = {}
 
     def is_stale(self, target: Target) -> bool:
         """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
@@ -252,35 +221,13 @@ class Scope:
             if self._weights is not None:
                 self._weights.begin_run()
             self._look()
-            for region in self._regions.values():
-                region.declined = None
             if self.replays is not None:
                 self.replays.begin_run()
-            if self._specials is not None:
-                for key in self._specials.begin_run():
-                    lost = self._specials.add(key, self._any_shape, self._graph_of)
-                    if lost is not None:
-                        self._let_set_go(*lost)
+            self.forwards.begin_run(self._graph_of, self._drop_call)
 
-    def _let_set_go(self, key: Hashable, graphs: list[Graph]) -> None:
-        """Keep nothing of graphs of one size that made room for another's."""
+    def _drop_call(self, key: Hashable) -> None:
         if self.replays is not None:
             self.replays.drop_call(key)
-        for graph in graphs:
-            self._graphs.forget(graph)
-        gone = {graph.key for graph in graphs}
-        self._past_calls += sum(
-            either.special.calls
-            for name, either in self._special_regions.items()
-            if name[1] in gone
-        )
-        self._special_regions = {
-            name: either for name, either in self._special_regions.items() if name[1] not in gone
-        }
-
-    def _any_shape(self, name: str) -> Graph | None:
-        kind = self._of_place.get(name)
-        return None if kind is None else kind.graph
 
     def _graph_of(self, description: Description) -> Graph:
         return self._graphs.graph(description, self._backend, self._facts)
@@ -290,7 +237,7 @@ class Scope:
         self._marks = self._wiring.marks()
         self._foreign = dict(patched_places(self.plan))
         self._foreign_code = self._wiring.foreign() or self._replaced
-        self._version = -1
+        self.forwards.leave(self._foreign.keys())
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
@@ -298,10 +245,7 @@ class Scope:
             self._run_open = False
             if self._weights is not None:
                 self._weights.end_run()
-            for region in self._regions.values():
-                region.let_weights_go()
-            for either in self._special_regions.values():
-                either.special.let_weights_go()
+            self.forwards.end_run()
             if self._anchors is not None:
                 self._anchors.forget()
 
@@ -330,28 +274,27 @@ class Scope:
             assert self._weights is not None
             self._look_again()
             self._weights.begin_step()
-            if self._version != self._graphs.version:
-                self._install_ready()
+            self.forwards.refresh()
             call = self._read(args, kwargs, foreign or self._foreign_code)
             if isinstance(call, str):
                 if self.replays is not None:
                     self.replays.reasons[call] += 1
-                return self._run(partial(host, *args, **kwargs), self._installed)
+                return self._run(partial(host, *args, **kwargs), self.forwards.any_size.installed)
             complete = not any(graph.is_coming for graph in self.graphs)
-            form = self._form_of(call.key, complete)
+            serving = self.forwards.of(call.key, complete=complete)
             if self.replays is None or self._anchors is None:
-                result = self._run(partial(host, *args, **kwargs), form.installed)
+                result = self._run(partial(host, *args, **kwargs), serving.installed)
             else:
                 result = self.replays.call(
                     host,
                     call,
                     anchors=self._anchors,
-                    form=form.served,
+                    form=serving.served,
                     complete=complete,
-                    runner=partial(self._run, installed=form.installed),
+                    runner=partial(self._run, installed=serving.installed),
                 )
-            if form.recorded is not None:
-                form.recorded()
+            if serving.recorded is not None:
+                serving.recorded()
             return result
 
     def _read(
@@ -365,16 +308,6 @@ class Scope:
             return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
             return str(error)
-
-    def _form_of(self, key: Hashable, complete: bool) -> _Form:
-        """What serves a call of this signature now."""
-        form = _Form(self._installed, self._form)
-        if self._specials is None or not complete:
-            return form
-        if self._specials.see(key) and self._installed:
-            record, recorded = self._specials.record(key)
-            return form._replace(installed=self._forwards(record).installed, recorded=recorded)
-        return self._sets.get(key, form)
 
     def _run(
         self,
@@ -421,60 +354,6 @@ class Scope:
             return f"it runs on {getattr(x, 'device', 'an unknown device')}"
         return None
 
-    def _install_ready(self) -> None:
-        """Make the forwards of all modules whose graphs are ready."""
-        self._version = self._graphs.version
-        form = self._forwards(lambda _, region: region)
-        self._installed, self._form = form.installed, form.served
-        self._sets = {}
-        if self._specials is not None:
-            for key, graphs in self._specials.complete().items():
-                self._sets[key] = self._forwards(partial(self._special, graphs))
-
-    def _forwards(self, choose: Callable[[str, Region], Any]) -> _Form:
-        """Make the forwards of all modules whose graphs are ready.
-
-        Args:
-            choose: what is called at a place, by its name and its any-shape region.
-        """
-        installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
-        served: list[tuple[str, int]] = []
-        for dispatch in self.plan.dispatches:
-            names = [place.name for place in dispatch.regions]
-            if any(name in self._foreign for name in names):
-                continue
-            regions = [region for place in dispatch.regions if (region := self._region(place))]
-            if len(regions) == len(names):
-                calls = [choose(name, r) for name, r in zip(names, regions, strict=True)]
-                installed += dispatch.forwards(calls)
-                served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
-        return _Form(installed, tuple(served) or EXACT)
-
-    def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
-        """The call of a place by its special graph, where there is one."""
-        graph = graphs.get(name)
-        if graph is None:
-            return region
-        known = self._special_regions.get((name, graph.key))
-        if known is None:
-            special = Region(region.place, graph, region.source, self._verified)
-            known = self._special_regions[name, graph.key] = Either(special, region)
-        return known
-
-    def _region(self, place: Place) -> Region | None:
-        graph = self._of_place[place.name].graph
-        if graph is None or graph.state is not State.READY:
-            return None
-        region = self._regions.get(place.name)
-        if region is None:
-            assert self._weights is not None
-            region = Region(place, graph, self._weights, self._verified)
-            self._regions[place.name] = region
-        wide = self._of_place[place.name].wide
-        if region.wide is None and wide is not None and wide.state is State.READY:
-            region.wide = Region(place, wide, region.source, self._verified)
-        return region
-
     # --- what to say ------------------------------------------------------------------------------
 
     def eager_places(self) -> list[tuple[str, str]]:
@@ -495,8 +374,7 @@ class Scope:
             return kind.reason if kind is not None and kind.reason else "it was not described"
         graph = kind.graph
         if graph.state is State.READY:
-            region = self._regions.get(place.name)
-            return region.declined if region is not None else self._declined.get(place.name)
+            return self.forwards.declined(place.name)
         if graph.state is State.BUILDING:
             return "its graph is being built"
         if graph.state is State.LOADING:

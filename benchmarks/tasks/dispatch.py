@@ -68,17 +68,18 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
             seen[self.name] = inputs
             return self.call(*inputs)
 
-    form = scope._forwards(Recorder)
-    before, scope._forwards = scope._forwards, lambda _: form
+    forwards = scope.forwards
+    recording = forwards._make_set(Recorder)
+    before, forwards._make_set = forwards._make_set, lambda _: recording
     try:
-        scope._version = -1
+        forwards._version = -1
         sample(pair.ours, kind, size, steps=1)
     finally:
-        scope._forwards = before
-        scope._version = -1
+        forwards._make_set = before
+        forwards._version = -1
     scope.begin_run()
     scope._weights.begin_step()
-    return [(scope._regions[name], inputs) for name, inputs in seen.items()]
+    return [(forwards._regions[name], inputs) for name, inputs in seen.items()]
 
 
 def _ready(value: Any, layout: str) -> Any:

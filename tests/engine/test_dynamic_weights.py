@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from warmgraph_backends.runtime import weights as subject
 from warmgraph_backends.runtime.anchors import Anchors
+from warmgraph_backends.runtime.casting import fetch_dynamic
 from warmgraph_backends.runtime.weights import ModelWeights
 from warmgraph_tools.inprocess import Host
 
@@ -137,8 +137,7 @@ class Module(NamedTuple):
     lora: LoRA
 
     def fetch(self) -> torch.Tensor:
-        source = SimpleNamespace(device=DEVICE, dtype=torch.float32)
-        found, _, release = subject._fetch_dynamic([self.layer], source)  # type: ignore[arg-type]
+        found, _, release = fetch_dynamic([self.layer], DEVICE, torch.float32)
         release()
         weight: torch.Tensor = found[id(self.layer)][0]
         return weight

@@ -1,0 +1,220 @@
+"""What serves the calls of one root module: its regions as their graphs get ready, those for any
+size and those for the very sizes of a hot call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..contract import Description
+from ..regions.plan import Place, Plan
+from .graphs import Graph, Graphs, State
+from .kinds import Kind
+from .region import Region
+from .replays import EXACT
+from .specials import Either, Specials
+from .verified import Verified
+from .weights import ModelWeights
+
+
+class ForwardSet(NamedTuple):
+    """What serves a call.
+
+    Attributes:
+        installed: forwards by module; the host's code runs everywhere else.
+        served: a name that is equal for equal sets.
+        recorded: to be called once the call was made, if at all.
+    """
+
+    installed: list[tuple[torch.nn.Module, Callable[..., Any]]]
+    served: Hashable
+    recorded: Callable[[], None] | None = None
+
+
+class Forwards:
+    """The sets of forwards of one root module, and its regions, which they call."""
+
+    def __init__(self, graphs: Graphs, verified: Verified, specials: Specials | None) -> None:
+        """Args: all graphs of the process, the memory of comparisons, and which calls get graphs of
+        their own sizes; None where none do.
+        """
+        self._graphs = graphs
+        self._verified = verified
+        self.specials = specials
+        #: Calls that were served by regions that are gone.
+        self.past_calls = 0
+        self._past_reasons: dict[str, str] = {}
+        self._plan = Plan()
+        self._kinds: Mapping[str, Kind] = {}
+        self._weights: ModelWeights | None = None
+        self._patched: Collection[str] = ()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._regions: dict[str, Region] = {}
+        self._special_regions: dict[tuple[str, str], Either] = {}
+        self._any_size = ForwardSet([], EXACT)
+        self._of_size: dict[Hashable, ForwardSet] = {}
+        self._version = -1  # of the graphs that they were made for
+
+    def bind(self, plan: Plan, kinds: Mapping[str, Kind], weights: ModelWeights) -> None:
+        """Start anew over a plan.
+
+        Args:
+            kinds: the kind of each place by its name.
+            weights: where the root module's are.
+        """
+        self.past_calls = self.calls
+        self._plan, self._kinds, self._weights = plan, kinds, weights
+        self._start_anew()
+        if self.specials is not None:
+            self.specials.clear()
+
+    def let_go(self) -> None:
+        """Keep no module and no weights; what is told of them stays."""
+        self.past_calls = self.calls
+        self._past_reasons = {n: r.declined for n, r in self._regions.items() if r.declined}
+        self._plan, self._weights = Plan(), None
+        self._start_anew()
+
+    # --- a run ------------------------------------------------------------------------------------
+
+    def begin_run(
+        self, special: Callable[[Description], Graph], give_back: Callable[[Hashable], None]
+    ) -> None:
+        """Start a run: nothing is declined yet, and hot sizes get graphs of their own.
+
+        Args:
+            special: the process's graph for a description.
+            give_back: drops what is captured of a signature whose graphs make room for another's.
+        """
+        for region in self._regions.values():
+            region.declined = None
+        if self.specials is not None:
+            for key in self.specials.begin_run():
+                lost = self.specials.add(key, self._graph_of, special)
+                if lost is not None:
+                    give_back(lost[0])
+                    self._forget(lost[1])
+
+    def end_run(self) -> None:
+        """Keep no weights beyond a run."""
+        for region in self._regions.values():
+            region.let_weights_go()
+        for either in self._special_regions.values():
+            either.special.let_weights_go()
+
+    def leave(self, patched: Collection[str]) -> None:
+        """Say which places are the host's from now on, for other nodes patched them."""
+        self._patched = patched
+        self._version = -1
+
+    def refresh(self) -> None:
+        """Make the forwards of all modules whose graphs are ready, if any came or went."""
+        if self._version == self._graphs.version:
+            return
+        self._version = self._graphs.version
+        self._any_size = self._make_set(lambda _, region: region)
+        self._of_size = {}
+        if self.specials is not None:
+            for key, graphs in self.specials.complete().items():
+                self._of_size[key] = self._make_set(partial(self._special, graphs))
+
+    @property
+    def any_size(self) -> ForwardSet:
+        """What serves a call of which nothing is known."""
+        return self._any_size
+
+    def of(self, key: Hashable, *, complete: bool) -> ForwardSet:
+        """What serves a call of this signature now.
+
+        Args:
+            complete: whether no more any-shape graphs will come.
+        """
+        if self.specials is None or not complete:
+            return self._any_size
+        if self.specials.see(key) and self._any_size.installed:
+            record, recorded = self.specials.record(key)
+            return self._any_size._replace(
+                installed=self._make_set(record).installed, recorded=recorded
+            )
+        return self._of_size.get(key, self._any_size)
+
+    # --- regions ----------------------------------------------------------------------------------
+
+    def _make_set(self, choose: Callable[[str, Region], Any]) -> ForwardSet:
+        """Make the forwards of all modules whose graphs are ready.
+
+        Args:
+            choose: what is called at a place, by its name and its any-shape region.
+        """
+        installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
+        served: list[tuple[str, int]] = []
+        for dispatch in self._plan.dispatches:
+            names = [place.name for place in dispatch.regions]
+            if any(name in self._patched for name in names):
+                continue
+            regions = [region for place in dispatch.regions if (region := self._region(place))]
+            if len(regions) == len(names):
+                calls = [choose(name, r) for name, r in zip(names, regions, strict=True)]
+                installed += dispatch.forwards(calls)
+                served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
+        return ForwardSet(installed, tuple(served) or EXACT)
+
+    def _graph_of(self, name: str) -> Graph | None:
+        kind = self._kinds.get(name)
+        return None if kind is None else kind.graph
+
+    def _region(self, place: Place) -> Region | None:
+        kind = self._kinds[place.name]
+        if kind.graph is None or kind.graph.state is not State.READY:
+            return None
+        region = self._regions.get(place.name)
+        if region is None:
+            assert self._weights is not None
+            region = Region(place, kind.graph, self._weights, self._verified)
+            self._regions[place.name] = region
+        if region.wide is None and kind.wide is not None and kind.wide.state is State.READY:
+            region.wide = Region(place, kind.wide, region.source, self._verified)
+        return region
+
+    def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
+        """The call of a place by its special graph, where there is one."""
+        graph = graphs.get(name)
+        if graph is None:
+            return region
+        known = self._special_regions.get((name, graph.key))
+        if known is None:
+            special = Region(region.place, graph, region.source, self._verified)
+            known = self._special_regions[name, graph.key] = Either(special, region)
+        return known
+
+    def _forget(self, graphs: list[Graph]) -> None:
+        """Keep nothing of graphs of one size that made room for another's."""
+        for graph in graphs:
+            self._graphs.forget(graph)
+        gone = {graph.key for graph in graphs}
+        for name in [name for name in self._special_regions if name[1] in gone]:
+            self.past_calls += self._special_regions.pop(name).special.calls
+
+    # --- what to say ------------------------------------------------------------------------------
+
+    @property
+    def calls(self) -> int:
+        """Calls of regions that graphs have served, but for those that were replayed."""
+        regions = list(self._regions.values())
+        return self.past_calls + self.special_calls + sum(region.calls for region in regions)
+
+    @property
+    def special_calls(self) -> int:
+        """Those that graphs of one size have served, of the sizes that are still kept."""
+        return sum(either.special.calls for either in list(self._special_regions.values()))
+
+    def declined(self, name: str) -> str | None:
+        """Why the ready graph of a place did not take a call, if there was one that it did not."""
+        region = self._regions.get(name)
+        return region.declined if region is not None else self._past_reasons.get(name)
