@@ -35,19 +35,16 @@ from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
 from .prompts import Progress, Prompts
-from .regions.plan import Plan
-from .registry import resolve_backend
 from .report import deepcache_report, model_report, strict_problem
-from .runtime.calls import is_capturable
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
-from .runtime.replays import CLEAN_CALLS, Replays
-from .runtime.scope import Scope, Target
+from .runtime.replays import CLEAN_CALLS
+from .runtime.scope import Target
 from .runtime.session import Options, Session
-from .runtime.specials import Specials
 from .runtime.verified import Verified
 from .settings import Settings
 from .signing import Signer
+from .starting import Starter
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -56,10 +53,6 @@ __all__ = ["Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
 
 #: Calls of one size until it is surely captured: weights come, graphs are compared, twice clean.
 _WARM_CALLS = CLEAN_CALLS + 3
-_EXACT_NEEDS = (
-    "that needs an NVIDIA GPU, a UNet, and VRAM for captured steps in the settings: "
-    "runs as without this node"
-)
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
 
@@ -131,6 +124,7 @@ class Engine:
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
+        self._starter = Starter(self._graphs, self._verified, self._captured, settings)
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -360,7 +354,8 @@ class Engine:
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
         """Put a session on a copy of one of the host's objects, or why there is none."""
         try:
-            session = self._make_session(attached, options, backend)
+            name = f"{attached.sort}-{next(self._numbers)}"
+            session = self._starter.start(attached, options, backend, identifier=name)
         except RequirementError as error:
             attached.note(str(error))
             logger.warning("Runs as without Warmgraph: %s", error)
@@ -368,73 +363,6 @@ class Engine:
         attached.attach(session, self)
         self._sessions[session.id] = session
         return session
-
-    def _make_session(self, attached: Attached, options: Options, choice: str) -> Session:
-        replays = self._replays(attached)
-        notes: Sequence[str] = ()
-        make_plan = attached.plan
-        try:
-            if options.form is CallForm.EXACT:
-                needs = "" if replays else f"; {_EXACT_NEEDS}"
-                raise RequirementError(f"exact: nothing is compiled{needs}")
-            plan = make_plan()
-            if isinstance(plan, str):
-                raise RequirementError(plan)
-            device = attached.target().device
-            if device.index:  # kernels are loaded on the first one
-                raise RequirementError(
-                    f"models run compiled on the first GPU only, not on {device}"
-                )
-            resolution = resolve_backend(choice, attached.target().device.type)
-            notes = resolution.refused
-            if resolution.backend.name == "eager":
-                raise RequirementError("; ".join(notes) or "backend eager is chosen")
-        except RequirementError as error:
-            if replays is None or choice == "eager":
-                raise
-            notes = [f"{error}; its calls are replayed as the host makes them"]
-            make_plan, plan = Plan, Plan()
-            resolution = resolve_backend("eager", attached.target().device.type)
-        assert attached.root is not None
-        scope = Scope(
-            attached.root,
-            attached.holder,
-            make_plan,
-            plan,
-            resolution.backend,
-            self._graphs,
-            self._verified,
-            replays,
-            Specials(
-                partial(self._runs_before_special, options.form, pays=_special_pays(attached))
-            ),
-        )
-        identifier = f"{attached.sort}-{next(self._numbers)}"
-        name = type(attached.holder).__name__
-        session = Session(identifier, name, resolution.backend, options, scope)
-        session.notes += notes
-        return session
-
-    def _replays(self, attached: Attached) -> Replays | None:
-        """What captures the calls of one of the host's objects, where that can be."""
-        if attached.sort == "vae" or attached.root is None:
-            return None
-        if not self._settings.captured_vram_share:
-            return None
-        device = attached.target().device
-        if device.type != "cuda" or device.index or torch.version.cuda is None:
-            return None
-        if not is_capturable(attached.root):
-            return None
-        return Replays(self._captured, self._verified)
-
-    def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
-        """After how many runs of one size it gets graphs of its own; None: never."""
-        if form is CallForm.SPECIALISED:
-            return 1
-        return (
-            self._settings.runs_before_special or None if form is CallForm.AUTO and pays else None
-        )
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
@@ -546,11 +474,6 @@ class Engine:
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
         self._hooks.on_change()
-
-
-def _special_pays(attached: Attached) -> bool:
-    """Whether graphs of one size were measured to be quicker: not for VAEs, not yet on CPUs."""
-    return attached.sort != "vae" and attached.target().device.type == "cuda"
 
 
 def _machine() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import eager, engine
+from warmgraph_backends import eager, starting
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.runtime import specials as specials_module
 from warmgraph_backends.runtime.graphs import Graph
@@ -73,7 +73,7 @@ def test_without_being_asked_for_no_size_is_special(probed: Probed) -> None:
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where hot sizes get graphs of their own by themselves."""
-    monkeypatch.setattr(engine, "_special_pays", lambda attached: True)
+    monkeypatch.setattr(starting, "_special_pays", lambda attached: True)
 
 
 def test_warm_up_makes_no_size_hot(
