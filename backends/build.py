@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import keys
+from . import keys, torch_private
 from .capture import Program, capture
 from .contract import Description
 from .errors import BuildError
@@ -32,7 +33,8 @@ def prepare(hello: dict[str, Any]) -> None:
     """Import the host under the parent's own arguments: attention choice and dtypes hang on them.
 
     Args:
-        hello: "argv" (the parent's sys.argv) and "host" (folder of the ComfyUI tree).
+        hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree) and "spool" (the
+            builder's own folder).
     """
     sys.argv = list(hello["argv"])
     sys.path.insert(0, hello["host"])
@@ -46,6 +48,7 @@ def prepare(hello: dict[str, Any]) -> None:
     if not torch.cuda.is_available():
         # Generated C++ gets as many threads as the process has when it is built.
         torch.set_num_threads(os.cpu_count() or 1)
+        torch_private.remember_vector_instructions(Path(hello["spool"]))
 
 
 def run(

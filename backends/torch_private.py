@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import importlib.abc
 import importlib.util
 import inspect
@@ -97,6 +98,36 @@ def kept(value: torch.Tensor) -> torch.Tensor:
         return value
     result: torch.Tensor = torch.ops._inductor_test.realize(value)
     return result
+
+
+def remember_vector_instructions(folder: Path) -> None:
+    """Let this process know which of the CPU's vector instructions the compiler can use, where
+    another one has tried: torch starts a process to try each, which takes seconds.
+
+    Args:
+        folder: holds an empty file for each that works, named by what it hangs on: compiler, torch
+            and code.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    known: Any = cpu_vec_isa
+    check = known.VecISA.check_build
+    fingerprint = getattr(known, "_get_isa_dry_compile_fingerprint", None)
+    if fingerprint is None:
+        return
+
+    def remembered(self: Any, code: str) -> bool:
+        name = hashlib.sha256(f"{fingerprint(self._arch_flags)}\n{code}".encode()).hexdigest()
+        mark = folder / f"{name[:32]}.works"
+        if mark.exists():
+            return True
+        works: bool = check(self, code)
+        if works:
+            with contextlib.suppress(OSError):
+                mark.touch()
+        return works
+
+    known.VecISA.check_build = remembered
 
 
 def call_whole(operator: torch._ops.OpOverload) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import platform
 import re
 import subprocess
 import sys
@@ -230,3 +231,30 @@ def test_settings_are_scoped_to_the_compile(packed: Packed) -> None:
 
     assert config.size_asserts and not config.assume_32bit_indexing
     assert not _config.backed_size_oblivious
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="for x86 processors")
+def test_vector_instructions_are_tried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    tried = []
+    check = VecISA.check_build
+
+    def counting(self: VecISA, code: str) -> bool:
+        tried.append(code)
+        return check(self, code)
+
+    monkeypatch.setattr(VecISA, "check_build", counting)
+    torch_private.remember_vector_instructions(tmp_path)
+    first = VecAVX2().check_build(VecISA._avx_code)
+    if not first:
+        pytest.skip("no C++ compiler, or no AVX2")
+    monkeypatch.setattr(VecISA, "check_build", counting)  # as in another process
+    torch_private.remember_vector_instructions(tmp_path)
+    assert VecAVX2().check_build(VecISA._avx_code)
+    assert tried == [VecISA._avx_code]
+    for _ in range(2):
+        assert not VecAVX2().check_build("this is no C++")
+    assert len(tried) == 3, "what fails may work another time"
