@@ -154,6 +154,8 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     _open_page(page, server)  # so that the loader's list has the model
     _open_shipped(page, "text_to_image")
     _set_widget(page, "KSampler", "steps", 1)
+    for side in ("width", "height"):
+        _set_widget(page, "EmptyLatentImage", side, 512)
     _set_widget(page, "KSampler", "control_after_generate", "fixed")
     _run(page, server)
     assert set(workflows.glob("*.graphs")) == before, "a tab that was never saved has no folder"
