@@ -18,6 +18,7 @@ from .capture import Program, capture
 from .contract import Description
 from .errors import BuildError
 from .layout import is_laid_out
+from .protocol import REMEMBERED
 from .regions.plan import region_sources
 from .regions.registry import form_of
 from .registry import backend_named
@@ -48,7 +49,7 @@ def prepare(hello: dict[str, Any]) -> None:
     if not torch.cuda.is_available():
         # Generated C++ gets as many threads as the process has when it is built.
         torch.set_num_threads(os.cpu_count() or 1)
-        torch_private.remember_vector_instructions(Path(hello["spool"]))
+        torch_private.remember_vector_instructions(Path(hello["spool"]), suffix=REMEMBERED)
 
 
 def run(

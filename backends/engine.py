@@ -354,8 +354,8 @@ class Engine:
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
         """Put a session on a copy of one of the host's objects, or why there is none."""
         try:
-            name = f"{attached.sort}-{next(self._numbers)}"
-            session = self._starter.start(attached, options, backend, identifier=name)
+            identifier = f"{attached.sort}-{next(self._numbers)}"
+            session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(str(error))
             logger.warning("Runs as without Warmgraph: %s", error)

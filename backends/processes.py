@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from .protocol import ProtocolError, read_message, skip_noise, write_message
+from .protocol import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
@@ -221,14 +221,16 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def sweep(spool: Path) -> None:
-    """Remove what killed builders left behind: caches and results, two days old or more."""
+    """Remove what killed builders left behind, and what is to be tried anew now and then: caches,
+    results and what workers remember, two days old or more.
+    """
     before = time.time() - STALE_SECONDS
     with contextlib.suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{CACHE_PREFIX}*"):
             with contextlib.suppress(OSError):
                 if folder.is_dir() and not folder.is_symlink() and folder.stat().st_mtime < before:
                     shutil.rmtree(folder, ignore_errors=True)
-        for file in spool.glob("*.part"):
+        for file in [*spool.glob("*.part"), *spool.glob(f"*{REMEMBERED}")]:
             with contextlib.suppress(OSError):
                 if file.stat().st_mtime < before:
                     file.unlink()

@@ -22,6 +22,8 @@ from typing import Any, BinaryIO
 
 MARK = b"\n\x00warmgraph worker\x00."
 MESSAGE_LIMIT_BYTES = 1 << 28
+#: Suffix of what workers leave for one another in the spool; may be removed at any time.
+REMEMBERED = ".works"
 _LENGTH = struct.Struct(">I")
 
 

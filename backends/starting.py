@@ -36,7 +36,9 @@ class Starter:
     def __init__(
         self, graphs: Graphs, verified: Verified, captured: GraphMemory, settings: Settings
     ) -> None:
-        """Args: all graphs of the process, its memory of comparisons and of captured calls."""
+        """Args: what all sessions of the process share: graphs, comparisons, captured calls,
+        settings.
+        """
         self._graphs = graphs
         self._verified = verified
         self._captured = captured

@@ -21,6 +21,7 @@ import inspect
 import io
 import os
 import pickle
+import platform
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -100,25 +101,28 @@ def kept(value: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def remember_vector_instructions(folder: Path) -> None:
+def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
     """Let this process know which of the CPU's vector instructions the compiler can use, where
     another one has tried: torch starts a process to try each, which takes seconds.
 
+    Whether the CPU has them torch asks the CPU, in every process.
+
     Args:
-        folder: holds an empty file for each that works, named by what it hangs on: compiler, torch
-            and code.
+        folder: holds an empty file for each that works, named by what it hangs on: machine,
+            compiler, torch, flags and code. Where it is removed, they are tried anew.
+        suffix: of the files' names.
     """
     from torch._inductor import cpu_vec_isa
 
     known: Any = cpu_vec_isa
-    check = known.VecISA.check_build
+    check = getattr(known.VecISA, "check_build", None)
     fingerprint = getattr(known, "_get_isa_dry_compile_fingerprint", None)
-    if fingerprint is None:
+    if check is None or fingerprint is None:
         return
 
     def remembered(self: Any, code: str) -> bool:
-        name = hashlib.sha256(f"{fingerprint(self._arch_flags)}\n{code}".encode()).hexdigest()
-        mark = folder / f"{name[:32]}.works"
+        facts = "\n".join((platform.node(), fingerprint(self._arch_flags), code))
+        mark = folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}{suffix}"
         if mark.exists():
             return True
         works: bool = check(self, code)
@@ -134,8 +138,8 @@ def call_whole(operator: torch._ops.OpOverload) -> None:
     """Have Inductor call one of torch's operators in this process, although it knows how to take it
     apart.
 
-    It does so by itself where nobody said so, but not with `CI` in the environment: there that is
-    an error to it.
+    It does so by itself where nobody said so, but with `CI` in the environment that is an error
+    (torch 2.10 and 2.11, `make_fallback` in torch/_inductor/lowering.py).
     """
     from torch._inductor import lowering
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Workers try most of a CPU's vector instructions out once for each folder of theirs: not here.
+# Spares workers most trials of the CPU's vector instructions, which each folder of theirs needs.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # torch's threads sleep while they wait for one another: on a machine that others share, those that
@@ -77,7 +77,8 @@ def start_server(
 
     `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None,
     graphs_from=None)`: a fresh base directory unless one is given; `Server.restart()` keeps it.
-    `graphs_from` is a server whose store and signing key are copied, to spare a test the builds.
+    `graphs_from` is a server whose store and private folder (signing key, comparisons, settings)
+    are copied, to spare a test the builds.
     """
     started: list[Server] = []
 
@@ -93,7 +94,7 @@ def start_server(
             base or tmp_path_factory.mktemp("base"), host_tree, pack=pack, narrow=narrow
         )
         for part in ("models/compiled_graphs", "user/__warmgraph"):
-            if graphs_from is not None and (graphs_from.base / part).is_dir():
+            if graphs_from is not None and (graphs_from.base / part).is_dir():  # nothing runs there
                 shutil.copytree(graphs_from.base / part, base / part, dirs_exist_ok=True)
         server = Server(host_tree, base, **options)
         started.append(server)

@@ -78,7 +78,7 @@ class Forwards:
         """Keep no module and no weights; what is told of them stays."""
         self.past_calls = self.calls
         self._past_reasons = {n: r.declined for n, r in self._regions.items() if r.declined}
-        self._plan, self._weights = Plan(), None
+        self._plan, self._kinds, self._weights = Plan(), {}, None
         self._start_anew()
 
     # --- a run ------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Forwards:
             region.declined = None
         if self.specials is not None:
             for key in self.specials.begin_run():
-                lost = self.specials.add(key, self._graph_of, special)
+                lost = self.specials.add(key, self._any_shape, special)
                 if lost is not None:
                     give_back(lost[0])
                     self._forget(lost[1])
@@ -165,7 +165,7 @@ class Forwards:
                 served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
         return ForwardSet(installed, tuple(served) or EXACT)
 
-    def _graph_of(self, name: str) -> Graph | None:
+    def _any_shape(self, name: str) -> Graph | None:
         kind = self._kinds.get(name)
         return None if kind is None else kind.graph
 

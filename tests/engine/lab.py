@@ -35,7 +35,7 @@ class Lab:
         private = root / _PRIVATE
         private.mkdir(exist_ok=True)
         self.settings = Settings(private)
-        self.settings.update({"idle_s": 600})  # workers start once for all tests
+        self.settings.update({"idle_s": 600})  # its workers start once
         self.engine = Engine(
             paths=Paths(store=self.store, private=private, workflows=lambda user: self.workflows),
             settings=self.settings,

@@ -48,12 +48,16 @@ def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, mo
     for name in ("warmgraph-worker-old", "warmgraph-worker-new", "warmgraph-old", "spool"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
-    for file in (spool / "1.2.part", spool / "3.4.part", spool / "kept.txt"):
+    for file in (
+        *(spool / "1.2.part", spool / "3.4.part", spool / "kept.txt"),
+        *(spool / "old.works", spool / "new.works"),
+    ):
         file.write_text("x")
     for path in (
         tmp_path / "warmgraph-worker-old",
         tmp_path / "warmgraph-old",
         spool / "1.2.part",
+        spool / "old.works",
         spool / "kept.txt",
     ):
         os.utime(path, (old, old))
@@ -63,7 +67,12 @@ def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, mo
         "warmgraph-old",
         "warmgraph-worker-new",
     ]
-    assert sorted(path.name for path in spool.iterdir()) == ["3.4.part", "file", "kept.txt"]
+    assert sorted(path.name for path in spool.iterdir()) == [
+        "3.4.part",
+        "file",
+        "kept.txt",
+        "new.works",
+    ]
 
 
 def test_a_script_that_is_no_worker_dies_with_its_exit_code_and_words(tmp_path):

@@ -5,7 +5,9 @@ Triton's interpreter, which has float16 but no bfloat16 products. `tests/gpu` ru
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,16 +68,20 @@ def test_a_compiled_graph_adds_onto_its_own_sum_and_changes_no_input() -> None:
 
 
 def test_a_sum_is_compiled_in_place_on_a_machine_of_continuous_integration(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `CI` set Inductor lowers no operator that it could take apart, unless it is told to."""
+    """With `CI` set Inductor calls no operator that it could take apart, unless it is told to."""
     from torch._inductor.lowering import lowerings
 
     monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
     monkeypatch.delitem(lowerings, aten.addmm_.default, raising=False)
     tensors = [torch.randn(2, 16, 64), *_weights()]
-    exported = torch.export.export(_FeedForward(), tuple(tensors))
-    module, _ = _compiled(exported.graph_module)
+    graph_module = torch.export.export(_FeedForward(), tuple(tensors)).graph_module
+    with monkeypatch.context() as patch, pytest.raises(Exception, match="a decomposition exists"):
+        patch.setattr(torch_private, "call_whole", lambda _: None)
+        _compiled(copy.deepcopy(graph_module))
+    module, _ = _compiled(graph_module)
     torch.testing.assert_close(module.call(list(tensors))[0], _FeedForward()(*tensors)[0])
 
 

@@ -247,14 +247,17 @@ def test_vector_instructions_are_tried_out_once(
         return check(self, code)
 
     monkeypatch.setattr(VecISA, "check_build", counting)
-    torch_private.remember_vector_instructions(tmp_path)
+    torch_private.remember_vector_instructions(tmp_path, suffix=".works")
     first = VecAVX2().check_build(VecISA._avx_code)
     if not first:
         pytest.skip("no C++ compiler, or no AVX2")
     monkeypatch.setattr(VecISA, "check_build", counting)  # as in another process
-    torch_private.remember_vector_instructions(tmp_path)
+    torch_private.remember_vector_instructions(tmp_path, suffix=".works")
     assert VecAVX2().check_build(VecISA._avx_code)
     assert tried == [VecISA._avx_code]
+    other = VecAVX2()
+    other._arch_flags += " -mno-avx512f"
+    assert other.check_build(VecISA._avx_code) and len(tried) == 2, "by other flags"
     for _ in range(2):
         assert not VecAVX2().check_build("this is no C++")
-    assert len(tried) == 3, "what fails may work another time"
+    assert len(tried) == 4, "what fails may work another time"
