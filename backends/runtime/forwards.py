@@ -57,7 +57,8 @@ class Forwards:
     def _start_anew(self) -> None:
         self._regions: dict[str, Region] = {}
         self._special_regions: dict[tuple[str, str], Either] = {}
-        self._any_size = ForwardSet([], EXACT)
+        #: What serves a call of which nothing is known.
+        self.any_shape = ForwardSet([], EXACT)
         self._of_size: dict[Hashable, ForwardSet] = {}
         self._version = -1  # of the graphs that they were made for
 
@@ -96,7 +97,7 @@ class Forwards:
             region.declined = None
         if self.specials is not None:
             for key in self.specials.begin_run():
-                lost = self.specials.add(key, self._any_shape, special)
+                lost = self.specials.add(key, self._graph_at, special)
                 if lost is not None:
                     give_back(lost[0])
                     self._forget(lost[1])
@@ -118,16 +119,11 @@ class Forwards:
         if self._version == self._graphs.version:
             return
         self._version = self._graphs.version
-        self._any_size = self._make_set(lambda _, region: region)
+        self.any_shape = self._make_set(lambda _, region: region)
         self._of_size = {}
         if self.specials is not None:
             for key, graphs in self.specials.complete().items():
                 self._of_size[key] = self._make_set(partial(self._special, graphs))
-
-    @property
-    def any_size(self) -> ForwardSet:
-        """What serves a call of which nothing is known."""
-        return self._any_size
 
     def of(self, key: Hashable, *, complete: bool) -> ForwardSet:
         """What serves a call of this signature now.
@@ -136,13 +132,13 @@ class Forwards:
             complete: whether no more any-shape graphs will come.
         """
         if self.specials is None or not complete:
-            return self._any_size
-        if self.specials.see(key) and self._any_size.installed:
+            return self.any_shape
+        if self.specials.see(key) and self.any_shape.installed:
             record, recorded = self.specials.record(key)
-            return self._any_size._replace(
+            return self.any_shape._replace(
                 installed=self._make_set(record).installed, recorded=recorded
             )
-        return self._of_size.get(key, self._any_size)
+        return self._of_size.get(key, self.any_shape)
 
     # --- regions ----------------------------------------------------------------------------------
 
@@ -165,7 +161,7 @@ class Forwards:
                 served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
         return ForwardSet(installed, tuple(served) or EXACT)
 
-    def _any_shape(self, name: str) -> Graph | None:
+    def _graph_at(self, name: str) -> Graph | None:
         kind = self._kinds.get(name)
         return None if kind is None else kind.graph
 

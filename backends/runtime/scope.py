@@ -279,7 +279,7 @@ class Scope:
             if isinstance(call, str):
                 if self.replays is not None:
                     self.replays.reasons[call] += 1
-                return self._run(partial(host, *args, **kwargs), self.forwards.any_size.installed)
+                return self._run(partial(host, *args, **kwargs), self.forwards.any_shape.installed)
             complete = not any(graph.is_coming for graph in self.graphs)
             serving = self.forwards.of(call.key, complete=complete)
             if self.replays is None or self._anchors is None:
