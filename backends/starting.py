@@ -70,7 +70,7 @@ class Starter:
                 raise RequirementError(
                     f"models run compiled on the first GPU only, not on {device}"
                 )
-            resolution = resolve_backend(choice, attached.target().device.type)
+            resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
                 raise RequirementError("; ".join(notes) or "backend eager is chosen")

@@ -77,8 +77,8 @@ def start_server(
 
     `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None,
     graphs_from=None)`: a fresh base directory unless one is given; `Server.restart()` keeps it.
-    `graphs_from` is a server whose store and private folder (signing key, comparisons, settings)
-    are copied, to spare a test the builds.
+    `graphs_from` is a server that runs nothing now: its store and private folder (signing key,
+    comparisons, settings) are copied, to spare a test the builds.
     """
     started: list[Server] = []
 
@@ -94,7 +94,7 @@ def start_server(
             base or tmp_path_factory.mktemp("base"), host_tree, pack=pack, narrow=narrow
         )
         for part in ("models/compiled_graphs", "user/__warmgraph"):
-            if graphs_from is not None and (graphs_from.base / part).is_dir():  # nothing runs there
+            if graphs_from is not None and (graphs_from.base / part).is_dir():
                 shutil.copytree(graphs_from.base / part, base / part, dirs_exist_ok=True)
         server = Server(host_tree, base, **options)
         started.append(server)

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+#: In place of the host's notes of what it fetched, for a module of which it has none.
+_NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
+
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
     """Tell whether a module's weights come to the device by the host's dynamic VRAM."""
@@ -151,9 +154,6 @@ def _noting_holds(modules: Sequence[Any], held: list[Any]) -> Iterator[None]:
             module._v = place
             if note.held:
                 held.append(module)
-
-
-_NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
 
 def forget_prefetch(module: Any) -> None:

@@ -38,9 +38,9 @@ class ForwardSet(NamedTuple):
 class Forwards:
     """The sets of forwards of one root module, and its regions, which they call."""
 
-    def __init__(self, graphs: Graphs, verified: Verified, specials: Specials | None) -> None:
+    def __init__(self, graphs: Graphs, verified: Verified, specials: Specials) -> None:
         """Args: all graphs of the process, the memory of comparisons, and which calls get graphs of
-        their own sizes; None where none do.
+        their own sizes.
         """
         self._graphs = graphs
         self._verified = verified
@@ -72,8 +72,7 @@ class Forwards:
         self.past_calls = self.calls
         self._plan, self._kinds, self._weights = plan, kinds, weights
         self._start_anew()
-        if self.specials is not None:
-            self.specials.clear()
+        self.specials.clear()
 
     def let_go(self) -> None:
         """Keep no module and no weights; what is told of them stays."""
@@ -95,12 +94,11 @@ class Forwards:
         """
         for region in self._regions.values():
             region.declined = None
-        if self.specials is not None:
-            for key in self.specials.begin_run():
-                lost = self.specials.add(key, self._graph_at, special)
-                if lost is not None:
-                    give_back(lost[0])
-                    self._forget(lost[1])
+        for key in self.specials.begin_run():
+            lost = self.specials.add(key, self._graph_at, special)
+            if lost is not None:
+                give_back(lost[0])
+                self._forget(lost[1])
 
     def end_run(self) -> None:
         """Keep no weights beyond a run."""
@@ -120,10 +118,10 @@ class Forwards:
             return
         self._version = self._graphs.version
         self.any_shape = self._make_set(lambda _, region: region)
-        self._of_size = {}
-        if self.specials is not None:
-            for key, graphs in self.specials.complete().items():
-                self._of_size[key] = self._make_set(partial(self._special, graphs))
+        self._of_size = {
+            key: self._make_set(partial(self._special, graphs))
+            for key, graphs in self.specials.complete().items()
+        }
 
     def of(self, key: Hashable, *, complete: bool) -> ForwardSet:
         """What serves a call of this signature now.
@@ -131,7 +129,7 @@ class Forwards:
         Args:
             complete: whether no more any-shape graphs will come.
         """
-        if self.specials is None or not complete:
+        if not complete:
             return self.any_shape
         if self.specials.see(key) and self.any_shape.installed:
             record, recorded = self.specials.record(key)

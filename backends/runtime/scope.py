@@ -80,7 +80,7 @@ class Scope:
         self._graphs = graphs
         self._verified = verified
         self.replays = replays
-        self.forwards = Forwards(graphs, verified, specials)
+        self.forwards = Forwards(graphs, verified, specials or Specials(lambda: None))
         self._unread = unread_options(root)
         self._anchors: Anchors | None = None
         self._foreign_code: str | None = None
@@ -111,13 +111,11 @@ class Scope:
     @property
     def special_graphs(self) -> list[Graph]:
         """The graphs for the sizes of hot calls."""
-        specials = self.forwards.specials
-        return [] if specials is None else specials.graphs
+        return self.forwards.specials.graphs
 
     def count_sizes(self, wanted: bool) -> None:
         """Say whether calls from now on count towards graphs of their own sizes."""
-        if self.forwards.specials is not None:
-            self.forwards.specials.counts = wanted
+        self.forwards.specials.counts = wanted
 
     @property
     def compiled_calls(self) -> int:
@@ -138,7 +136,7 @@ class Scope:
             self._graphs,
             self._verified,
             None if self.replays is None else self.replays.fresh(),
-            None if self.forwards.specials is None else self.forwards.specials.fresh(),
+            self.forwards.specials.fresh(),
         )
         other.describe(self._weights.device, self._dtype)
         return other

@@ -48,11 +48,8 @@ def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, mo
     for name in ("warmgraph-worker-old", "warmgraph-worker-new", "warmgraph-old", "spool"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
-    for file in (
-        *(spool / "1.2.part", spool / "3.4.part", spool / "kept.txt"),
-        *(spool / "old.works", spool / "new.works"),
-    ):
-        file.write_text("x")
+    for name in ("1.2.part", "3.4.part", "kept.txt", "old.works", "new.works"):
+        (spool / name).write_text("x")
     for path in (
         tmp_path / "warmgraph-worker-old",
         tmp_path / "warmgraph-old",
