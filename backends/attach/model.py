@@ -99,6 +99,7 @@ def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     elif executor.original != own:
         foreign = "another node puts its own function in place of the model's"
     inner = None
-    if executor.idx + 1 < len(executor.wrappers):
+    if scope is not None and executor.idx + 1 < len(executor.wrappers):
         inner = "another node wraps the model's own call"
+        executor.original = partial(scope.innermost, executor.original)
     return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)

@@ -25,7 +25,7 @@ from warmgraph_backends.runtime.graph_memory import GraphMemory
 from warmgraph_backends.runtime.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.runtime.weights import ModelWeights
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
-from warmgraph_backends.sources import Watch
+from warmgraph_backends.watch import Watch
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab
