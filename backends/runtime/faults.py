@@ -8,7 +8,12 @@ not tried again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from ..host import is_interrupt
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +21,10 @@ logger = logging.getLogger(__name__)
 STEP = "steps"
 #: The part that stands for captured calls.
 CAPTURES = "captured calls"
+#: What people are told about a run; no call hangs on it.
+TELLING = "telling"
+_COSTS: dict[Hashable, str] = {TELLING: "the report may lack it"}
+_COST = "the host's own code runs until the model is loaded anew"
 
 
 class Faults:
@@ -28,6 +37,22 @@ class Faults:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def spare(
+        self, part: Hashable, doing: str, task: Callable[..., T], *args: Any, **named: Any
+    ) -> T | None:
+        """Do something of ours that the host's call does not need; None where it failed.
+
+        Raises:
+            The host's interrupt alone.
+        """
+        try:
+            return task(*args, **named)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self.note(part, doing, error)
+            return None
+
     def note(self, part: Hashable, label: str, error: BaseException) -> str:
         """Turn a part off; the log has the trace, once.
 
@@ -35,7 +60,7 @@ class Faults:
             What to tell in a report.
         """
         words = f"{label} failed ({type(error).__name__}: {_first_line(error)})"
-        words += "; the host's own code runs until the model is loaded anew"
+        words += f"; {_COSTS.get(part, _COST)}"
         self._found[part] = words
         if words not in self._told:
             self._told.add(words)

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from ..contract import Backend, Description
-from ..host import is_interrupt, pause_host_compiler
+from ..host import pause_host_compiler
 from ..keys import target
 from ..packs import foreign_class
 from ..regions.plan import Dispatch, Place, Plan
@@ -46,8 +46,6 @@ class Target(NamedTuple):
     dtype: torch.dtype
     patches: Mapping[str, Any]
 
-
-T = TypeVar("T")
 
 #: A module and the forward that it gets.
 Placed = tuple[torch.nn.Module, Callable[..., Any]]
@@ -257,6 +255,11 @@ class Scope:
         if self.replays is not None:
             self.replays.drop()
 
+    def unloaded(self) -> None:
+        """The host took the model off its device: nothing is held for it any more."""
+        self.faults.clear()
+        self.faults.spare(CAPTURES, "giving captured calls back", self.drop_captured)
+
     def call(
         self,
         host: Callable[..., Any],
@@ -276,7 +279,7 @@ class Scope:
         """
         with self._lock:
             plain = partial(host, *args, **kwargs)
-            step = self._try(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
+            step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
             if step is None:
                 return self._run(plain, ())
             if step.call is None or self.replays is None or self._anchors is None:
@@ -284,7 +287,7 @@ class Scope:
             else:
                 result = self._replayed(host, plain, step, step.call)
             if step.serving.recorded is not None:
-                self._try(STEP, "recording sizes", step.serving.recorded)
+                self.faults.spare(STEP, "recording sizes", step.serving.recorded)
             return result
 
     def _prepare(
@@ -313,7 +316,7 @@ class Scope:
         runner = partial(self._run, installed=step.serving.installed)
         attempt = None
         if self.faults.of(CAPTURES) is None:
-            attempt = self._try(
+            attempt = self.faults.spare(
                 CAPTURES,
                 "replaying a step",
                 self.replays.attempt,
@@ -330,20 +333,10 @@ class Scope:
         if attempt.result is not None:
             return attempt.result
         result = runner(plain, compiled=attempt.compiled)
-        self._try(CAPTURES, "watching a step", self.replays.settle, attempt, self._anchors, result)
+        self.faults.spare(
+            CAPTURES, "watching a step", self.replays.settle, attempt, self._anchors, result
+        )
         return result
-
-    def _try(
-        self, part: str, doing: str, task: Callable[..., T], *args: Any, **named: Any
-    ) -> T | None:
-        """Do something of ours around the host's call; what goes wrong costs only speed."""
-        try:
-            return task(*args, **named)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            self.faults.note(part, doing, error)
-            return None
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
@@ -389,7 +382,7 @@ class Scope:
         the step began; what they replaced is theirs.
         """
         if self._placed and self._foreign.replaced_code():
-            self._try(STEP, "looking within a step", self._withdraw)
+            self.faults.spare(STEP, "looking within a step", self._withdraw)
         return host(*args, **kwargs)
 
     def _withdraw(self) -> None:
