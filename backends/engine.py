@@ -392,7 +392,7 @@ class Engine:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, target: Target) -> None:
+    def begin(self, session: Session, target: Callable[[], Target]) -> None:
         """A run starts: look again at what may have changed since the node ran."""
         self._prompts.begin()
         self.look(session, target)
@@ -405,7 +405,7 @@ class Engine:
             faults = session.scope.faults
             faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
-    def look(self, session: Session, target: Target) -> None:
+    def look(self, session: Session, target: Callable[[], Target]) -> None:
         """Look again at what may have changed since the node ran.
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
@@ -414,7 +414,8 @@ class Engine:
         if faults.of(STEP) is None:
             faults.spare(STEP, "looking at the model", self._look, session, target)
 
-    def _look(self, session: Session, target: Target) -> None:
+    def _look(self, session: Session, ask: Callable[[], Target]) -> None:
+        target = ask()
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
         self._captured.sweep()
