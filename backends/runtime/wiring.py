@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ..foreign import objection
+from ..packs import owner_of
 from ..regions.plan import Dispatch, Passage, Plan
-from ..sources import Watch, fingerprint
+from ..sources import Watch, fingerprint, is_foreign
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
 _HOMES = (
@@ -106,7 +108,12 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     """
     forward = getattr(type(root), "_forward", type(root).forward)
     classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
-    found = fingerprint([forward], classes, watch)
+    through: list[Any] = []
+    found = fingerprint([forward], classes, watch, through)
+    for function in through:  # `functools.wraps` gives another pack's the names of the host's
+        problem = objection(function) if is_foreign(function) else None
+        if problem is not None:
+            return f"code of {owner_of(function)} takes part: it {problem}"
     for name in found:
         if name.partition(":")[0].partition(".")[0] not in _HOMES:
             return f"code of another package takes part ({name})"

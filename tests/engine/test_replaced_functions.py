@@ -1,4 +1,4 @@
-"""Packs that replace the host's functions when they are imported: their code is what is compiled."""
+"""Packs that replace the host's functions when they are imported: their code is compiled."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from warmgraph_backends.regions.plan import Place, Plan, describe_place
 from warmgraph_backends.regions.spatial import spatial_transformer_change
 from warmgraph_backends.regions.unet import FORMS, SYMBOLS
 from warmgraph_backends.registry import backend_named
-from warmgraph_backends.sources import attributes_read
+from warmgraph_backends.runtime.wiring import replaced_function
+from warmgraph_backends.sources import Watch, attributes_read
 from warmgraph_backends.transplant import transplanted
 from warmgraph_tools.inprocess import Host
 
@@ -309,6 +310,16 @@ def test_a_wrapped_spatial_transformer_stays_its_packs(host: Host, install_pack:
     )
     install_pack("Spatial", files)
     assert spatial_transformer_change() == "Spatial replaces SpatialTransformer.forward"
+
+
+@pytest.mark.parametrize("case", [None, "counts its calls", "keeps an activation"])
+def test_only_what_a_graph_can_stand_for_is_captured(
+    host: Host, install_pack: Install, case: str | None
+) -> None:
+    changes, problem = REFUSED[case] if case else ({}, "")
+    install_pack("Around", wraps(**changes))
+    found = replaced_function(torch.nn.Sequential(block()), Watch())
+    assert found == (f"code of Around takes part: it {problem}" if case else None)
 
 
 # --- in a worker ----------------------------------------------------------------------------------
