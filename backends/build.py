@@ -16,6 +16,7 @@ import torch
 from . import keys, torch_private
 from .capture import Program, capture
 from .contract import Description
+from .describe import named_code
 from .errors import BuildError
 from .layout import is_laid_out
 from .protocol import REMEMBERED
@@ -23,6 +24,7 @@ from .regions.plan import region_sources
 from .regions.registry import form_of
 from .registry import backend_named
 from .tolerance import relative_l2, within
+from .transplant import Guests, transplanted
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
 _CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
@@ -70,11 +72,23 @@ def run(
             graph differs from eager.
     """
     description = Description.from_dict(task["description"])
+    if description.packs:  # as in the server: the host was there before the packs came
+        named_code(description.module)
+    with transplanted(description.packs) as guests:
+        return _build(task, description, guests, measure)
+
+
+def _build(
+    task: dict[str, Any],
+    description: Description,
+    guests: Guests,
+    measure: Callable[[], AbstractContextManager[None]],
+) -> tuple[bytes, dict[str, Any]]:
     backend = backend_named(task["backend"])
     form = form_of(description.family, description.form)
     started = time.monotonic()
-    _check_key(task, description, form)
-    program = capture(description, form)
+    _check_key(task, description, form, guests)
+    program = _capture(description, form, guests)
     captured = time.monotonic()
     compiled = backend.compile(program, measure=measure)
     built = time.monotonic()
@@ -95,7 +109,20 @@ def run(
     return compiled.payload, facts
 
 
-def _check_key(task: dict[str, Any], description: Description, form: Any) -> None:
+def _capture(description: Description, form: Any, guests: Guests) -> Program:
+    """Export a kind, and see that what other packs have in it is all a graph can do."""
+    if not guests.any:
+        return capture(description, form)
+    try:
+        program = capture(description, form)
+    except BuildError as error:
+        raise BuildError(guests.blame(error.reason)) from error
+    smallest = program.example({s.name: s.minimum for s in description.symbols})
+    guests.check_options(lambda: program.run(*smallest))
+    return program
+
+
+def _check_key(task: dict[str, Any], description: Description, form: Any, guests: Guests) -> None:
     """The key must come out the same here, or this process sees another host or torch."""
     here = region_sources(form, description.module)
     if here != description.sources:
@@ -103,6 +130,8 @@ def _check_key(task: dict[str, Any], description: Description, form: Any) -> Non
             n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
         ]
         names = ", ".join(sorted(changed)[:3])
+        if guests.any:
+            raise BuildError(guests.blame(f"run by itself, its file leaves other code ({names})"))
         raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:

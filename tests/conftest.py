@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -67,6 +68,49 @@ def host(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield inprocess.boot(host_tree, base)
     finally:
         sys.argv = argv
+
+
+class InstallPack(Protocol):
+    """Put a pack into the host's custom nodes and import it as the host does."""
+
+    def __call__(self, name: str, files: dict[str, str]) -> Path: ...
+
+
+@pytest.fixture
+def install_pack(host: Host) -> Iterator[InstallPack]:
+    """`install_pack(name, {path: text})`: returns its folder. Afterwards the packs are gone, and
+    what they put into the host's and torch's places is put back.
+    """
+    import comfy.ldm.modules.attention as attention
+    import torch
+
+    places: list[tuple[Any, str]] = [
+        (attention.BasicTransformerBlock, "forward"),
+        (attention.SpatialTransformer, "forward"),
+        (attention, "optimized_attention"),
+        (torch.nn.functional, "scaled_dot_product_attention"),
+        (torch.nn.GroupNorm, "forward"),
+    ]
+    before = [(owner, name, vars(owner)[name]) for owner, name in places]
+    modules, folders = set(sys.modules), []
+
+    def install(name: str, files: dict[str, str]) -> Path:
+        folder = host.base / "custom_nodes" / name
+        folders.append(folder)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, "utf-8")
+        assert asyncio.run(host.nodes.load_custom_node(str(folder)))
+        return folder
+
+    yield install
+    for owner, attribute, value in before:
+        setattr(owner, attribute, value)
+    for module in [m for m in sys.modules if m not in modules]:
+        if any(module.startswith(str(folder)) for folder in folders):
+            del sys.modules[module]
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
 from ..packs import foreign_class, is_known
+from ..replaced import describe_packs
 from ..rewrites import rewritten
 from ..sources import attributes_read, fingerprint
 from ..watch import Watch
@@ -174,6 +175,8 @@ def describe_place(
         children=form.children,
         hidden=form.hidden,
     )
+    through: list[Callable[..., Any]] = []
+    sources = region_sources(form, described, watch, through)
     return Description(
         family=form.family,
         form=form.name,
@@ -181,24 +184,29 @@ def describe_place(
         module=described,
         inputs=inputs,
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
-        sources=region_sources(form, described, watch),
+        sources=sources,
         device=device,
         layout=form.layout,
+        packs=describe_packs(described, through),
     )
 
 
 def region_sources(
-    form: Form, described: dict[str, Any], watch: Watch | None = None
+    form: Form,
+    described: dict[str, Any],
+    watch: Watch | None = None,
+    through: list[Callable[..., Any]] | None = None,
 ) -> dict[str, str]:
     """Hash all code that a region is made of: the form's reference, the module tree's, rewrites.
 
     Args:
         described: the module tree (`describe.describe_module`).
         watch: gets the names that this hangs on.
+        through: gets the functions.
     """
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
-    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch)
+    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
 
 
 def quick_signature(place: Place) -> tuple[Any, ...]:

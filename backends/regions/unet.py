@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..foreign import options_kept
 from ..layout import CHANNELS_LAST
 from .plan import (
     Call,
@@ -263,6 +264,8 @@ def _up(call: Call, host: Forward) -> Forward:
 
 
 def _block(call: Call, host: Forward) -> Forward:
+    kept = options_kept(getattr(host, "func", host))  # by another pack's forward, if it has one
+
     def forward(
         x: torch.Tensor,
         context: torch.Tensor | None = None,
@@ -273,6 +276,8 @@ def _block(call: Call, host: Forward) -> Forward:
         if reason is None and context is not None:
             result = call(x, context)
             if result is not None:
+                for owner, name in kept:
+                    setattr(owner, name, options)
                 return result
         else:
             call.decline(reason or "called without a context")

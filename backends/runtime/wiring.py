@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..packs import is_known
+from ..foreign import objection
+from ..packs import is_known, owner_of
 from ..regions.plan import Dispatch, Passage, Plan
-from ..sources import fingerprint
+from ..sources import fingerprint, is_foreign
 from ..watch import Watch
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
@@ -100,7 +101,12 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     """
     forward = getattr(type(root), "_forward", type(root).forward)
     classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
-    found = fingerprint([forward], classes, watch)
+    through: list[Any] = []
+    found = fingerprint([forward], classes, watch, through)
+    for function in through:  # `functools.wraps` gives another pack's the names of the host's
+        problem = objection(function) if is_foreign(function) else None
+        if problem is not None:
+            return f"code of {owner_of(function)} takes part: it {problem}"
     for name in found:
         if not is_known(name.partition(":")[0]):
             return f"code of another package takes part ({name})"

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 linear = torch.nn.functional.linear
 #: Of a sum of products in these dtypes.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
-#: batch, tokens, columns, depth: the prompts of SDXL, SD1.5 and SD2, a long one, the rows of a small
+#: batch, tokens, columns, depth: prompts of SDXL, SD1.5 and SD2, a long one, the rows of a small
 #: image, one token.
 PROMPTS = [
     (2, 77, 1280, 2048),
