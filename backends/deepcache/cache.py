@@ -33,6 +33,7 @@ _STEPS_ASIDE = (
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
 )
 _REPLACED = "steps aside: another node replaces the UNet's own forward, which it would cut in two"
+_SWAPPED = "steps aside: another node runs the UNet by a class of its own ({} of {})"
 _UNLIKE = "steps aside: with these patches the outer blocks do not give what the whole model gives"
 
 
@@ -132,6 +133,8 @@ class DeepCache:
         """Why the rest of this run is the host's, if it is."""
         if _ANOTHER_CACHE in options:
             return _STEPS_ASIDE
+        if (kind := self.branch.foreign_class()) is not None:
+            return _SWAPPED.format(kind.__name__, kind.__module__.partition(".")[0])
         own = getattr(executor.original, "__func__", None) is type(self._unet)._forward
         return None if own else _REPLACED
 
