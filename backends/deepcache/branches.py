@@ -16,6 +16,7 @@ import torch
 
 from ..regions.plan import Passage, shallow_copy
 from ..runtime.variant import Variant
+from .guard import own_part
 
 _AFTER_MIDDLE = "middle_block_after_patch"
 
@@ -79,7 +80,7 @@ class Branch:
         """
         from comfy.ldm.modules.diffusionmodules import openaimodel as host
 
-        unet = self.whole.of
+        unet: Any = self.whole.of
         if type(unet) is not host.UNetModel:
             return type(unet)
         classes = map(type, (*unet.input_blocks, *unet.output_blocks))
@@ -87,15 +88,18 @@ class Branch:
         own = host.TimestepEmbedSequential
         return next((kind for kind in (middle, *classes) if kind is not own), None)
 
-    def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own.
+    def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own,
+        or None where another node's function ran in place of the block.
 
         Args:
             As of the host's `UNetModel._forward`.
+
+        Raises:
+            OwnError: the feature could not be kept.
         """
         try:
             output = self._full._forward(*args, **kwargs)
-            assert self._tap.feature is not None
             return output, self._tap.feature
         finally:
             self._tap.feature = None
@@ -117,12 +121,17 @@ class Branch:
         Args:
             feature: it may be used again: what patches do to it in place is not seen outside.
             Others: as of the host's `UNetModel._forward`.
+
+        Raises:
+            OwnError: what the blocks are to be given could not be made.
         """
-        options = self._options(transformer_options or {})
+        with own_part():
+            options = self._options(transformer_options or {})
+            residuals = self._control(control)
         self._source.feature = feature
         try:
             output: torch.Tensor = self._shallow._forward(
-                x, timesteps, context, y, self._control(control), options, **kwargs
+                x, timesteps, context, y, residuals, options, **kwargs
             )
             return output
         finally:
@@ -155,7 +164,8 @@ class _Tap(Passage):
     feature: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.feature = x.clone()
+        with own_part():
+            self.feature = x.clone()
         return x
 
 
@@ -165,8 +175,9 @@ class _Source(Passage):
     feature: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.feature is not None
-        return self.feature.clone()
+        with own_part():
+            assert self.feature is not None
+            return self.feature.clone()
 
 
 class _ShiftedOptions(dict[str, Any]):
@@ -178,11 +189,12 @@ class _ShiftedOptions(dict[str, Any]):
         self._passed = False
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name == "block" and value[0] == "output":
-            value = ("output", value[1] + self._outputs)
-            if not self._passed and "transformer_index" in self:
-                self._passed = True
-                self["transformer_index"] += self._transformers
+        with own_part():
+            if name == "block" and value[0] == "output":
+                value = ("output", value[1] + self._outputs)
+                if not self._passed and "transformer_index" in self:
+                    self._passed = True
+                    self["transformer_index"] += self._transformers
         super().__setitem__(name, value)
 
 
