@@ -15,7 +15,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -449,21 +448,14 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
-        session.workflow = self._hooks.current_workflow()
-        session.filed = False
-        self._graphs.when_loaded(partial(self._filing.file, session))
+        self._filing.expect(session, self._hooks.current_workflow())
+        self._graphs.when_loaded(self._filing.file)
         self._hooks.on_change()
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
-        """A saved workflow was queued: bring its graphs along if it has another file name by now.
-
-        The host may serve a prompt from its cache without any of our nodes running.
-        """
-        for session in list(self._sessions.values()):
-            known = session.workflow
-            if known and known.id == workflow.id and known.path != workflow.path:
-                session.workflow, session.filed = workflow, False
-                self._graphs.when_loaded(partial(self._filing.file, session))
+        """A saved workflow was queued, by another file name than before perhaps."""
+        self._filing.moved(workflow)
+        self._graphs.when_loaded(self._filing.file)
 
     def _folders(self, session: Session) -> list[Path]:
         folder = self._filing.folder(session, self._hooks.current_workflow())
@@ -471,9 +463,8 @@ class Engine:
 
     def _changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
+        self._filing.file()
         for session in list(self._sessions.values()):
-            if not session.filed:
-                self._filing.file(session)
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
         self._hooks.on_change()

@@ -53,9 +53,6 @@ class Session:
         self.asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
         self.reused: set[str] = set()
-        #: The saved workflow of the last run, and whether its graph folder holds all there is.
-        self.workflow: Any = None
-        self.filed = True
         #: Whether the log has said that all requested graphs have come.
         self.told = True
         self._warned: set[str] = set()
