@@ -214,6 +214,8 @@ def compile_wrapper(
     known = len(PyCodeCache.modules)
     if last_pass is not None:
         config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
+    if not _reads_sizes_unasked():
+        config = {**config, "size_asserts": True}
     indices = _wide_indices() if wide else contextlib.nullcontext()
     with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
         artifact: Any = standalone_compile(
@@ -231,6 +233,21 @@ def compile_wrapper(
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
     raise BuildError("Inductor's generated module was not found")
+
+
+def _reads_sizes_unasked() -> bool:
+    """Whether generated code gives each size that it uses a name, whatever it asserts.
+
+    From torch 2.14 on it names those of tensors only for its asserts about them (`codegen_inputs`
+    in torch/_inductor/codegen/wrapper.py, told by an argument that came with it); what is packed
+    has no asserts in either case.
+    """
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    assign = getattr(PythonWrapperCodegen, "codegen_input_symbol_assignment", None)
+    return assign is not None and (
+        "deferred_symbol_assignments" not in inspect.signature(assign).parameters
+    )
 
 
 def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
