@@ -224,7 +224,11 @@ class Graphs:
         error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else str(error)
-            logger.warning("%s: %s", _stays(graph), reason)
+            if isinstance(error, WarmgraphError) and error.final:
+                graph.attempts = MAX_ATTEMPTS
+                self._warn_once(f"Nothing is built until the server starts anew: {error}")
+            else:
+                logger.warning("%s: %s", _stays(graph), reason)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
             return

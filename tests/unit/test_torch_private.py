@@ -18,6 +18,7 @@ import torch
 
 from warmgraph_backends import lean_source, torch_private
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
+from warmgraph_backends.self_test import self_test
 
 ROOT = Path(__file__).resolve().parents[2]
 Packed = tuple[str, bytes]
@@ -54,7 +55,7 @@ def packed() -> Packed:
 
 
 def test_the_self_test_passes_here() -> None:
-    torch_private.self_test("cpu")
+    self_test("cpu")
 
 
 def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> None:
@@ -213,7 +214,7 @@ def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         patch.delattr(torch._inductor, "standalone_compile")
         assert f"torch {version} has no standalone_compile" in str(torch_private.missing_api())
         with pytest.raises(RequirementError, match="has no standalone_compile"):
-            torch_private.self_test("cpu")
+            self_test("cpu")
     with monkeypatch.context() as patch:
         patch.setattr(torch._inductor, "standalone_compile", _without_aot)
         assert "aot" not in inspect.signature(torch._inductor.standalone_compile).parameters
@@ -237,7 +238,7 @@ def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_self_test_names_the_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_source, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
     with pytest.raises(RequirementError, match=r"(packing|loading|running) failed with torch"):
-        torch_private.self_test("cpu")
+        self_test("cpu")
 
 
 def test_a_graph_that_changes_its_input_is_refused() -> None:
