@@ -200,7 +200,8 @@ class Attendant:
         answer = process.receive()
         self._set_deadline(None)
         if "ready" not in answer:
-            failure = BuildError(f"build workers cannot start here ({answer.get('unfit', answer)})")
+            reason = f"build workers cannot start here ({answer.get('unfit', answer)})"
+            failure = BuildError(reason, final=answer.get("final") is True)
             failure.__cause__ = WorkerError(str(answer.get("trace", "")))
             raise failure
         logger.debug("Build worker %s ready after %s s", process.pid, answer.get("seconds"))
@@ -289,6 +290,10 @@ class Attendant:
 
 
 def _read_failure(answer: dict[str, Any]) -> BuildError:
-    error = BuildError(str(answer.get("error")), remedy=str(answer.get("remedy") or ""))
+    error = BuildError(
+        str(answer.get("error")),
+        remedy=str(answer.get("remedy") or ""),
+        final=answer.get("final") is True,
+    )
     error.__cause__ = WorkerError(str(answer.get("trace", "")))
     return error

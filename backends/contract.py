@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from .errors import RequirementError
 from .layout import CONTIGUOUS
 
 FORMAT_VERSION = 1
@@ -204,6 +205,9 @@ class Backend(Protocol):
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Compile a `capture.Program`; worker side only. Raises BuildError."""
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Say why a build failed if no other one can succeed here either; worker side only."""
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and

@@ -45,12 +45,16 @@ def validate_length(name: str, text: str) -> str:
 
 
 class WarmgraphError(Exception):
-    """Base of all errors; the text is `reason`, followed by `remedy` where there is one."""
+    """Base of all errors; the text is `reason`, followed by `remedy` where there is one.
 
-    def __init__(self, reason: str, *, remedy: str = "") -> None:
+    `final` says that it will be the same for as long as this process lives: nothing is tried again.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = "", final: bool = False) -> None:
         super().__init__(f"{reason}; {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
+        self.final = final
 
 
 class RequirementError(WarmgraphError):

@@ -17,6 +17,7 @@ from . import attention, products, torch_private
 from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
+from .self_test import self_test
 
 PAYLOAD_VERSION = 4  # also raised when a kernel or a pass of our own is mended
 #: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
@@ -126,9 +127,16 @@ class Inductor:
             raise BuildError(
                 f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-                f"{_diagnosis(description.device)}"
             ) from error
         return Compiled(payload, {"binary_bytes": binary_bytes})
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Try a one-line graph: where that fails, too, it is torch and not the region."""
+        try:
+            self_test(device)
+        except RequirementError as error:
+            return error
+        return None
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
@@ -146,12 +154,3 @@ def _config(description: Description) -> dict[str, Any]:
     if description.is_special:  # only these call kernels of our own
         config[torch_private.OWN_KERNELS] = True
     return config
-
-
-def _diagnosis(device: str) -> str:
-    """Whether a one-line graph goes through: if not, it is torch and not the region that fails."""
-    try:
-        torch_private.self_test(device)
-    except RequirementError as error:
-        return f" (nothing compiles here: {error.reason})"
-    return ""

@@ -54,7 +54,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         prepare(hello)
         from .graph_file import compress_payload
     except BaseException as error:  # the outermost frame: everything becomes words
-        channel.send({"unfit": one_line(error), "trace": _trace(error)})
+        channel.send({"unfit": _words(error), "final": _is_final(error), "trace": _trace(error)})
         channel.wait_for_the_end()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
     spool, stem = Path(hello["spool"]), channel.cache.name
@@ -97,7 +97,8 @@ def _do(
             {
                 "job": number,
                 "ok": False,
-                "error": error.reason if isinstance(error, WarmgraphError) else one_line(error),
+                "error": _words(error),
+                "final": _is_final(error),
                 "remedy": error.remedy if isinstance(error, WarmgraphError) else "",
                 "trace": _trace(error),
                 "clean": deliberate,
@@ -199,6 +200,14 @@ class _Gate:
                 self._depth -= 1
                 if self._depth == 0:
                     self._channel.send({"measure": "end"})
+
+
+def _words(error: BaseException) -> str:
+    return error.reason if isinstance(error, WarmgraphError) else one_line(error)
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, WarmgraphError) and error.final
 
 
 def one_line(error: BaseException) -> str:

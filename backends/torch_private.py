@@ -1,4 +1,4 @@
-"""Every use of torch's private APIs, in one room, with a self-test that says in words what broke.
+"""Every use of torch's private APIs, in one room; `self_test` says in words what broke.
 
 Compile side: `compile_wrapper` runs `standalone_compile(..., aot=True)` and returns Inductor's
 generated module; `pack` takes out of it what a call needs (its Python source without kernel
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from .errors import BuildError, GraphFileError, RequirementError
+from .errors import BuildError, GraphFileError
 from .lean_source import lean_source
 
 #: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
@@ -95,10 +95,30 @@ def kept(value: torch.Tensor) -> torch.Tensor:
     """
     try:
         import torch._inductor.test_operators  # registers it
-    except ImportError:
+
+        realize: Any = torch.ops._inductor_test.realize
+    except (ImportError, AttributeError):
         return value
-    result: torch.Tensor = torch.ops._inductor_test.realize(value)
+    result: torch.Tensor = realize(value)
     return result
+
+
+def is_surely(condition: Any) -> bool:
+    """Whether a condition over symbolic sizes holds for all that they may be; asking narrows
+    nothing.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
+def start_no_compilers() -> None:
+    """Have Inductor compile in this process: a worker is a process for that already."""
+    from torch._inductor import config
+
+    settings: Any = config
+    if hasattr(settings, "compile_threads"):
+        settings.compile_threads = 1
 
 
 def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
@@ -112,10 +132,12 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
             compiler, torch, flags and code. Where it is removed, they are tried anew.
         suffix: of the files' names.
     """
-    from torch._inductor import cpu_vec_isa
-
+    try:
+        from torch._inductor import cpu_vec_isa
+    except ImportError:
+        return
     known: Any = cpu_vec_isa
-    check = getattr(known.VecISA, "check_build", None)
+    check = getattr(getattr(known, "VecISA", None), "check_build", None)
     fingerprint = getattr(known, "_get_isa_dry_compile_fingerprint", None)
     if check is None or fingerprint is None:
         return
@@ -144,18 +166,29 @@ def call_whole(operator: torch._ops.OpOverload) -> None:
     from torch._inductor import lowering
 
     known: Any = lowering
-    if operator not in known.lowerings:
+    if operator not in known.lowerings and hasattr(known, "make_fallback"):
         known.make_fallback(operator, warn=False)
 
 
 def missing_api() -> str | None:
-    """Return which private API this torch lacks, in words, or None."""
+    """Return which private API this torch lacks, in words, or None; never raises.
+
+    Only what can be seen without importing a compiler; the rest is for the `self_test` of a worker
+    whose build failed.
+    """
     try:
-        from torch._inductor import standalone_compile
-        from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
-        from torch.fx.experimental import _config
+        return _missing_api()
     except ImportError as error:
         return f"torch {torch.__version__} lacks {error.name or error}"
+    except Exception as error:
+        return f"torch {torch.__version__} is another one: {type(error).__name__}: {error}"
+
+
+def _missing_api() -> str | None:
+    from torch._inductor import standalone_compile
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch.fx.experimental import _config
+
     # On some versions a submodule has the function's name, and is found in its place.
     if (
         not callable(standalone_compile)
@@ -167,7 +200,8 @@ def missing_api() -> str | None:
     if not hasattr(_config, "backed_size_oblivious"):
         return f"torch {torch.__version__} has no backed_size_oblivious setting"
     if not hasattr(StaticTritonCompileResult, "make_launcher"):
-        return f"torch {torch.__version__} has no static Triton launcher"
+        name = "StaticTritonCompileResult.make_launcher"
+        return f"torch {torch.__version__} has no static Triton launcher ({name})"
     return None
 
 
@@ -214,6 +248,8 @@ def compile_wrapper(
     known = len(PyCodeCache.modules)
     if last_pass is not None:
         config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
+    if not _reads_sizes_unasked():
+        config = {**config, "size_asserts": True}
     indices = _wide_indices() if wide else contextlib.nullcontext()
     with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
         artifact: Any = standalone_compile(
@@ -231,6 +267,23 @@ def compile_wrapper(
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
     raise BuildError("Inductor's generated module was not found")
+
+
+def _reads_sizes_unasked() -> bool:
+    """Whether generated code gives each size that it uses a name, whatever it asserts.
+
+    From torch 2.14 on it names those of tensors only for its asserts about them (`codegen_inputs`
+    in torch/_inductor/codegen/wrapper.py, told by an argument that came with it); what is packed
+    has no asserts in either case.
+    """
+    try:
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    except ImportError:
+        return False
+    assign = getattr(PythonWrapperCodegen, "codegen_input_symbol_assignment", None)
+    return assign is not None and (
+        "deferred_symbol_assignments" not in inspect.signature(assign).parameters
+    )
 
 
 def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
@@ -336,47 +389,6 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
             f"its payload does not load with torch {torch.__version__}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def self_test(device: str) -> None:
-    """Compile, pack, unpack and run a one-line graph on `device`.
-
-    Raises:
-        RequirementError: in words, which step of the route does not work with this torch.
-    """
-    step = "finding the private APIs"
-    try:
-        if (missing := missing_api()) is not None:
-            raise RequirementError(missing)
-        step = "exporting with symbolic sizes"
-        rows = torch.export.Dim("rows", min=1, max=1024)
-        with torch.no_grad(), size_oblivious():
-            sample = torch.ones(2, 8, device=device)
-            exported = torch.export.export(
-                _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
-            )
-        step = "compiling"
-        module, source = compile_wrapper(exported.graph_module, CONFIG)
-        module.call([sample])
-        step = "packing"
-        payload, _ = pack(module, source)
-        step = "loading"
-        call = unpack(payload)
-        step = "running"
-        value = torch.full((3, 8), 2.0, device=device)
-        if not torch.allclose(call([value])[0], _Probe()(value)):
-            raise RequirementError("a loaded graph computed something else")
-    except RequirementError:
-        raise
-    except Exception as error:
-        raise RequirementError(
-            f"{step} failed with torch {torch.__version__}: {type(error).__name__}: {error}"
-        ) from error
-
-
-class _Probe(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.silu(x) + x.mean(dim=1, keepdim=True)
 
 
 class _Kernel:

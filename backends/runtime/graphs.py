@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Graphs:
         key = keys.graph_key(description, target)
         with self._lock:
             if key not in self._graphs:
-                self._graphs[key] = Graph(key, description, backend, self._note_change)
+                self._graphs[key] = Graph(key, description, backend, self._dropped)
             return self._graphs[key]
 
     def forget(self, graph: Graph) -> None:
@@ -237,7 +238,11 @@ class Graphs:
         error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else str(error)
-            logger.warning("%s: %s", _stays(graph), reason)
+            if isinstance(error, WarmgraphError) and error.final:
+                graph.attempts = MAX_ATTEMPTS
+                self._warn_once(f"Nothing is built until the server starts anew: {error}")
+            else:
+                logger.warning("%s: %s", _stays(graph), reason)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
             return
@@ -300,6 +305,12 @@ class Graphs:
     def _note_change(self) -> None:
         self.version = next(self._versions)  # from any thread: no two changes are one number
         _logged(self._on_change)  # whoever listens has no say in what a graph is
+
+    def _dropped(self) -> None:
+        """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
+        self.version = next(self._versions)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._loader.submit(_logged, self._on_change)
 
 
 def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A worker for the builder's tests: the real protocol and the real serving loop, other tasks.
 
-Its hello may hold "unfit" (fail at the start), "die_at_start", "hang_at_start" and "roll" (a file
-that gets a line for each process started). A task is {"do": name, ...}.
+Its hello may hold "unfit" and "unfit_for_good" (fail at the start), "die_at_start", "hang_at_start"
+and "roll" (a file that gets a line for each process started). A task is {"do": name, ...}.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def prepare(hello: dict[str, Any]) -> None:
         time.sleep(600)
     if hello.get("unfit"):
         raise RuntimeError(hello["unfit"])
+    if hello.get("unfit_for_good"):
+        raise errors.RequirementError(hello["unfit_for_good"], final=True)
 
 
 def run(task: dict[str, Any], *, measure: serving.Measure) -> tuple[bytes, dict[str, Any]]:
@@ -74,6 +76,10 @@ def fail(task: dict[str, Any], measure: serving.Measure) -> None:
 
 def refuse(task: dict[str, Any], measure: serving.Measure) -> None:
     raise errors.RequirementError("no Triton here", remedy="install it")
+
+
+def refuse_for_good(task: dict[str, Any], measure: serving.Measure) -> None:
+    raise errors.BuildError("nothing compiles here", remedy="update torch", final=True)
 
 
 def die(task: dict[str, Any], measure: serving.Measure) -> None:
@@ -146,8 +152,8 @@ def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[st
 TASKS = {
     function.__name__: function
     for function in (
-        sleep, fail, refuse, die, make_noise, flood_stderr, take_times, die_measuring,
-        die_before_the_answer, describe_process, start_compiler, unprintable_facts,
+        sleep, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
+        die_measuring, die_before_the_answer, describe_process, start_compiler, unprintable_facts,
     )
 }  # fmt: skip
 
