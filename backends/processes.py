@@ -10,11 +10,9 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -22,12 +20,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from .protocol import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
+from . import temporary
+from .protocol import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
-CACHE_PREFIX = "warmgraph-worker-"
-STALE_SECONDS = 2 * 24 * 3600.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
 _REMOVE = """
@@ -64,7 +61,7 @@ class WorkerProcess:
         """
         if not sys.executable:
             raise OSError("this Python does not know its own executable (sys.executable is empty)")
-        self.cache = Path(tempfile.mkdtemp(prefix=CACHE_PREFIX))
+        self.cache = temporary.make("worker")
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), str(script)],
@@ -76,7 +73,7 @@ class WorkerProcess:
                 creationflags=_creation_flags(),
             )
         except BaseException:
-            shutil.rmtree(self.cache, ignore_errors=True)
+            temporary.remove(self.cache)
             raise
         self.pid = self._process.pid
         self._stdin = cast(BinaryIO, self._process.stdin)
@@ -147,7 +144,7 @@ class WorkerProcess:
         for stream in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        _remove_tree(self.cache)
+        temporary.remove(self.cache)
 
     def _reap(self, timeout_s: float) -> bool:
         """Wait for the process's end and kill what it started; False when the time is over."""
@@ -221,19 +218,25 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def sweep(spool: Path) -> None:
-    """Remove what killed builders left behind, and what is to be tried anew now and then: caches,
-    results and what workers remember, two days old or more.
+    """Remove what killed processes left behind, and what is to be tried anew now and then:
+    temporary folders and results of those that have ended, and what workers remember once it is
+    two days old.
     """
-    before = time.time() - STALE_SECONDS
-    with contextlib.suppress(OSError):
-        for folder in Path(tempfile.gettempdir()).glob(f"{CACHE_PREFIX}*"):
+    temporary.sweep()
+    before = time.time() - temporary.STALE_SECONDS
+    with contextlib.suppress(OSError), os.scandir(spool) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
-                if folder.is_dir() and not folder.is_symlink() and folder.stat().st_mtime < before:
-                    shutil.rmtree(folder, ignore_errors=True)
-        for file in [*spool.glob("*.part"), *spool.glob(f"*{REMEMBERED}")]:
-            with contextlib.suppress(OSError):
-                if file.stat().st_mtime < before:
-                    file.unlink()
+                changed = entry.stat(follow_symlinks=False).st_mtime
+                if entry.name.endswith(REMEMBERED):
+                    left = changed < before
+                elif entry.name.endswith(RESULT):
+                    owner = temporary.owner_of(entry.name.removesuffix(RESULT).rpartition(".")[0])
+                    left = temporary.is_abandoned(owner, changed)
+                else:
+                    left = False
+                if left:
+                    os.unlink(entry.path)
 
 
 def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str, str]:
@@ -274,13 +277,3 @@ def _creation_flags() -> int:
         return subprocess.BELOW_NORMAL_PRIORITY_CLASS | subprocess.CREATE_NO_WINDOW
     else:
         return 0  # the worker lowers its own priority: `preexec_fn` is unsafe among threads
-
-
-def _remove_tree(folder: Path) -> None:
-    # On Windows a file stays while a compiler that the worker started still runs.
-    for _ in range(5):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.2)
-    logger.info("Left %s behind: still in use, removed at a later start", folder)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
 from .errors import WarmgraphError
 from .processes import remove_after_me
-from .protocol import MARK, encode_message, read_message
+from .protocol import MARK, RESULT, encode_message, read_message
 
 if TYPE_CHECKING:
     from .graph_file import CompressedPayload
@@ -78,7 +78,7 @@ def _do(
     try:
         raw, facts = run(message["task"], measure=gate.measure)
         payload = compress(raw)
-        file = spool / f"{stem}.{number}.part"
+        file = spool / f"{stem}.{number}{RESULT}"
         file.write_bytes(payload.data)
         return encode_message(
             {
