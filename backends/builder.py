@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
-from .processes import sweep
+from .processes import Keeper, sweep
 from .schedule import (
     WORKERS_WHILE_BUSY,
     MeasuringGate,
@@ -93,6 +93,7 @@ class Builder:
         """
         self._hello = hello
         self._spool = spool
+        self._keeper = Keeper(spool)
         self._workers = workers
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
@@ -311,6 +312,7 @@ class Builder:
                 script=self._script,
                 hello=self._hello,
                 spool=self._spool,
+                keeper=self._keeper,
                 gate=self._gate,
                 time_limit_s=self._time_limit_s,
                 start_limit_s=self._start_limit_s,

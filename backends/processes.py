@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from . import temporary
+from .keeper import VARIABLE, end_processes_of
 from .protocol import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
+KEEPER = Path(__file__).with_name("keeper.py")
+_KEEPER_S = 5.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
 _REMOVE = """
@@ -48,11 +51,20 @@ class WorkerProcess:
     `send`, `receive` and `end` belong to one thread; `kill` may be called from any.
     """
 
-    def __init__(self, script: Path, *, cwd: str | None = None, threads: int = 1) -> None:
-        """Start `script` with this interpreter.
+    def __init__(
+        self,
+        script: Path,
+        *,
+        keeper: Keeper | None = None,
+        cwd: str | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Start `script` with this interpreter, from a thread that lives as long as the process:
+        with it, Linux ends it.
 
         Args:
             script: a script that serves the protocol.
+            keeper: clears up if this process is killed.
             cwd: working directory; the server's own if there is no such folder.
             threads: processor threads that its numeric libraries use.
 
@@ -62,7 +74,10 @@ class WorkerProcess:
         if not sys.executable:
             raise OSError("this Python does not know its own executable (sys.executable is empty)")
         self.cache = temporary.make("worker")
+        self._keeper = keeper
         try:
+            if keeper:
+                keeper.watch(self.cache)
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), str(script)],
                 stdin=subprocess.PIPE,
@@ -73,7 +88,7 @@ class WorkerProcess:
                 creationflags=_creation_flags(),
             )
         except BaseException:
-            temporary.remove(self.cache)
+            self._clear_up()
             raise
         self.pid = self._process.pid
         self._stdin = cast(BinaryIO, self._process.stdin)
@@ -144,7 +159,13 @@ class WorkerProcess:
         for stream in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
                 stream.close()
+        end_processes_of([self.cache])  # a compiler in a session of its own was in no group
+        self._clear_up()
+
+    def _clear_up(self) -> None:
         temporary.remove(self.cache)
+        if self._keeper:
+            self._keeper.release(self.cache)
 
     def _reap(self, timeout_s: float) -> bool:
         """Wait for the process's end and kill what it started; False when the time is over."""
@@ -181,6 +202,75 @@ class WorkerProcess:
             rest = rest[-_LINE_CHARACTERS:]
         self._lines.append(rest.decode("utf-8", "replace").rstrip())
         stream.close()
+
+
+class Keeper:
+    """The server's end of the process that clears up if the server is killed (`keeper.py`).
+
+    There is one as long as there are workers. Safe to use from any thread.
+    """
+
+    def __init__(self, spool: Path) -> None:
+        """Args: the folder that results travel through; nothing is started yet."""
+        self._spool = spool
+        self._lock = threading.Lock()
+        self._folders: set[Path] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._warned = False
+
+    def watch(self, folder: Path) -> None:
+        """Take a worker's cache folder on the list; never raises."""
+        if not sys.platform.startswith("linux"):
+            return  # workers look after their server themselves there
+        with self._lock:
+            self._folders.add(folder)
+            try:
+                if self._process is None or self._process.poll() is not None:
+                    self._process = self._start()
+                    self._tell("+", *self._folders)
+                else:
+                    self._tell("+", folder)
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    logger.warning(
+                        "If this server is killed, what its workers do may go on: %s", error
+                    )
+
+    def release(self, folder: Path) -> None:
+        """Take a folder off the list; with the last one the process ends. Never raises."""
+        with self._lock:
+            self._folders.discard(folder)
+            process = self._process
+            if process is None or process.stdin is None:
+                return
+            with contextlib.suppress(OSError):
+                self._tell("-", folder)
+            if self._folders:
+                return
+            self._process = None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_KEEPER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(self._spool)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a signal to the server's whole group must not end it
+        )
+
+    def _tell(self, sign: str, *folders: Path) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        records = b"".join(sign.encode() + os.fsencode(folder) + b"\0" for folder in folders)
+        self._process.stdin.write(records)
+        self._process.stdin.flush()
 
 
 def remove_after_me(folder: Path) -> None:
@@ -245,6 +335,7 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
     scratch.mkdir()
     return {
         **base,
+        VARIABLE: str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",

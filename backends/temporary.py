@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import owners
+from .keeper import end_processes_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,12 @@ def owner_of(name: str) -> owners.Owner | None:
 
 def sweep() -> None:
     """Remove the folders of processes that have ended, and what is two days old where nobody can
-    tell; nothing of another user, and nothing through a link.
+    tell; nothing of another user, and nothing through a link. What still runs for such a folder
+    is ended before.
     """
-    for folder in _abandoned():
+    folders = _abandoned()
+    end_processes_of(folders)
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
         logger.debug("Removed %s, which a process has left behind", folder)
 

@@ -538,7 +538,7 @@ def test_no_worker_outlives_its_server(tmp_path, how):
     temp.mkdir()
     environment = {**os.environ, "TMPDIR": str(temp)}
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "1" if how is None else "0"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", *["end"] * (how is None)],
         env=environment,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -564,7 +564,7 @@ def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
     """A fork holds the server's end of the pipe open: the worker must look at its parent too."""
     pid_file = tmp_path / "pids"
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "0", "fork"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", "fork"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
