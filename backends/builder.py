@@ -264,7 +264,11 @@ class Builder:
     def _supervise(self) -> None:
         with contextlib.suppress(OSError):
             self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(self._spool)
+        # Beside the first builds: folders that were left may be large, and their programs stubborn.
+        with contextlib.suppress(RuntimeError):  # no room for a thread: at the next start
+            threading.Thread(
+                target=sweep, args=(self._spool,), name="warmgraph-sweep", daemon=True
+            ).start()
         while True:
             try:
                 if not self._tick():

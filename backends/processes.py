@@ -212,7 +212,7 @@ class Keeper:
 
     def __init__(self, spool: Path) -> None:
         """Args: the folder that results travel through; nothing is started yet."""
-        self._spool = spool
+        self._spool = os.path.abspath(spool)
         self._lock = threading.Lock()
         self._folders: set[Path] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -259,10 +259,11 @@ class Keeper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(KEEPER), str(os.getpid()), str(self._spool)],
+            [sys.executable, "-I", "-S", os.path.abspath(KEEPER), str(os.getpid()), self._spool],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            cwd=os.sep,
             start_new_session=True,  # a signal to the server's whole group must not end it
         )
 

@@ -101,7 +101,8 @@ def sweep() -> None:
     end_processes_of(folders)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-        logger.debug("Removed %s, which a process has left behind", folder)
+    if folders:
+        logger.info("Removed %d temporary folders of processes that were killed", len(folders))
 
 
 def is_abandoned(owner: owners.Owner | None, changed: float) -> bool:

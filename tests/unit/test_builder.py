@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends import attendant
+from warmgraph_backends import builder as builder_module
 from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 
@@ -149,6 +150,16 @@ def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypa
     assert time.monotonic() - start < 0.9
     for future in futures:
         result_of(future)
+
+
+def test_no_job_waits_until_what_others_left_is_removed(make, monkeypatch):
+    swept = threading.Event()
+    monkeypatch.setattr(builder_module, "sweep", lambda spool: swept.wait(PATIENCE_S))
+    try:
+        result_of(make().submit(job("sleep")))
+        assert not swept.is_set()
+    finally:
+        swept.set()
 
 
 def test_a_key_that_waits_or_runs_is_built_once(make, tmp_path):
