@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
-from .processes import sweep
+from .processes import Keeper, sweep
 from .schedule import (
     WORKERS_WHILE_BUSY,
     MeasuringGate,
@@ -95,6 +95,7 @@ class Builder:
         """
         self._hello = hello
         self._spool = spool
+        self._keeper = Keeper(spool)
         self._workers = workers
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
@@ -272,7 +273,11 @@ class Builder:
     def _supervise(self) -> None:
         with contextlib.suppress(OSError):
             self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(self._spool)
+        # Beside the first builds: folders that were left may be large, and their programs stubborn.
+        with contextlib.suppress(RuntimeError):  # no room for a thread: at the next start
+            threading.Thread(
+                target=sweep, args=(self._spool,), name="warmgraph-sweep", daemon=True
+            ).start()
         while True:
             try:
                 if not self._tick():
@@ -320,6 +325,7 @@ class Builder:
                 script=self._script,
                 hello=self._hello,
                 spool=self._spool,
+                keeper=self._keeper,
                 gate=self._gate,
                 time_limit_s=self._time_limit_s,
                 start_limit_s=self._start_limit_s,

@@ -27,6 +27,7 @@ from .attach import model as attach_model
 from .attach import vae as attach_vae
 from .attach.base import Attached, Note
 from .builder import Builder
+from .claims import Claims
 from .contract import CallForm, WhenMissing
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
@@ -104,9 +105,10 @@ class Engine:
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
+        signer = Signer(paths.private)
         self._store = Store(
             paths.store,
-            Signer(paths.private),
+            signer,
             cap_bytes=lambda: settings.store_cap_bytes,
             private=paths.private,
         )
@@ -119,7 +121,9 @@ class Engine:
             is_busy=self._prompts.is_busy,
             on_change=hooks.on_change,
         )
-        self._graphs = Graphs(self._store, self._builder, self._changed)
+        claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
+        self._graphs = Graphs(self._store, self._builder, claims, self._changed)
+        self._graphs.when_loaded(claims.sweep)
         self._verified = Verified(paths.private, _machine())
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)

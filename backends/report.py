@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .builder import Builder
+from .claims import BY_ANOTHER_SERVER
 from .deepcache.cache import DeepCache
 from .runtime.graphs import State
 from .runtime.replays import Replays
@@ -48,7 +49,10 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         },
         "captured": _captured([each.replays for each in session.scopes]),
         "misses": [
-            {"kind": g.description.label, "reason": g.reason or g.state.value}
+            {
+                "kind": g.description.label,
+                "reason": BY_ANOTHER_SERVER if g.built_elsewhere else g.reason or g.state.value,
+            }
             for g in ours
             if g.state is not State.READY
             # Of its own sizes a model has graphs on top of those that serve them already.

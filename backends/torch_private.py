@@ -22,7 +22,6 @@ import io
 import os
 import pickle
 import platform
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 
+from . import temporary
 from .errors import BuildError, GraphFileError
 from .lean_source import lean_source
 
@@ -375,10 +375,10 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
     """
     try:
         parts = _Unpickler(io.BytesIO(payload)).load()
-        with tempfile.TemporaryDirectory(prefix="warmgraph-") as folder:
+        with temporary.made("load") as folder:
             kernels: dict[str, Any] = {}
             for name, (result, binary) in parts["triton"].items():
-                kernels[name] = _Kernel(_launcher(result, binary, Path(folder), device_index))
+                kernels[name] = _Kernel(_launcher(result, binary, folder, device_index))
             for name, library in parts["cpp"].items():
                 kernels[name] = _load_library(library)
         return _execute(parts["source"], kernels)
@@ -493,7 +493,6 @@ def _library_of(kernel: Any) -> Path:
     return Path(path)
 
 
-_libraries: contextlib.ExitStack = contextlib.ExitStack()
 _libraries_lock = threading.Lock()
 _library_folder: list[Path] = []
 
@@ -503,9 +502,8 @@ def _load_library(binary: bytes) -> Any:
     import hashlib
 
     with _libraries_lock:
-        if not _library_folder:
-            folder = tempfile.TemporaryDirectory(prefix="warmgraph-", ignore_cleanup_errors=True)
-            _library_folder.append(Path(_libraries.enter_context(folder)))
+        if not _library_folder or not _library_folder[0].is_dir():  # systems clear up, too
+            _library_folder[:] = [temporary.make_for_life("kernels")]
         digest = hashlib.sha256(binary).hexdigest()[:32]
         path = _library_folder[0] / f"{digest}.so"
         if not path.exists():

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import keys
 from ..builder import Builder, BuildResult, Job
+from ..claims import Claims
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, GraphFileError, WarmgraphError
 from ..graph_file import CompressedPayload, Fault, RefusedFileError
@@ -72,6 +73,8 @@ class Graph:
         self.bytes: int | None = None
         self.binary_bytes = 0
         self.attempts = 1
+        #: Whether another server that shares the store builds it.
+        self.built_elsewhere = False
         #: Whether to build it if no file serves; asked once its load has failed.
         self.build_wanted = False
 
@@ -89,6 +92,7 @@ class Graph:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
         self.attempts = MAX_ATTEMPTS
+        self.built_elsewhere = False
         self._on_drop()  # what was captured with it must not be replayed any more
 
 
@@ -97,10 +101,15 @@ class Graphs:
     own.
     """
 
-    def __init__(self, store: Store, builder: Builder, on_change: Callable[[], None]) -> None:
-        """Args: where files are, who builds, and what to call (from any thread) after a change."""
+    def __init__(
+        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
+    ) -> None:
+        """Args: where files are, who builds, what keeps servers from building the same, and what
+        to call (from any thread) after a change.
+        """
         self._store = store
         self._builder = builder
+        self._claims = claims
         self._on_change = on_change
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
@@ -154,13 +163,14 @@ class Graphs:
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
+        self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""
         self._loader.submit(_logged, task)
 
-    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...]) -> None:
+    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], first: bool = True) -> None:
         try:
             if self._load(graph, folders):
                 return
@@ -181,9 +191,28 @@ class Graphs:
             build = graph.build_wanted
             graph.state = State.BUILDING if build else State.MISSING
         if build:
-            self._build(graph)
+            self._claim_and_build(graph, folders, first)
         else:
             self._set(graph, State.MISSING)
+
+    def _claim_and_build(self, graph: Graph, folders: tuple[Path, ...], first: bool) -> None:
+        """Build a graph, or have it looked for again when another server has built it."""
+
+        def look_again(first: bool = True) -> None:
+            if graph.state is State.BUILDING:
+                self._load_or_build(graph, folders, first)
+            else:  # dropped meanwhile
+                self._claims.release(graph.key)
+
+        graph.built_elsewhere = not self._claims.take(
+            graph.key, lambda: self._loader.submit(_logged, look_again)
+        )
+        if graph.built_elsewhere:
+            self._set(graph, State.BUILDING)
+        elif first and graph.refused is None and self._store.find(graph.key) is not None:
+            look_again(first=False)  # it came between the look and the claim
+        else:
+            self._build(graph)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -299,6 +328,9 @@ class Graphs:
             return list(self._graphs.values())
 
     def _set(self, graph: Graph, state: State) -> None:
+        if state is not State.BUILDING:
+            graph.built_elsewhere = False
+            self._claims.release(graph.key)
         graph.state = state
         self._note_change()
 

@@ -6,6 +6,7 @@ and "roll" (a file that gets a line for each process started). A task is {"do": 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -35,6 +36,16 @@ while True:
         with open(f"{sys.argv[1]}/sub/{sys.argv[2]} {number}", "w") as file:
             file.write("x")
     time.sleep(0.001)
+"""
+STUBBORN = """
+import os, sys, time
+while True:
+    try:
+        os.makedirs(sys.argv[1], exist_ok=True)
+        open(sys.argv[1] + "/object", "w").close()
+    except OSError:
+        pass
+    time.sleep(0.002)
 """
 
 
@@ -145,6 +156,16 @@ def start_compiler(task: dict[str, Any], measure: serving.Measure) -> None:
     exec(SCRIBBLE, {})  # noqa: S102
 
 
+def hold_the_interpreter(task: dict[str, Any], measure: serving.Measure) -> None:
+    """No thread of this process runs from here on, and its compiler is in no group of its own."""
+    command = [sys.executable, "-c", STUBBORN, HELLO["cache"]]
+    child = subprocess.Popen(command, start_new_session=True)
+    spool, cache = Path(HELLO["spool"]), Path(HELLO["cache"])
+    (spool / f"{cache.name}.1.part").write_bytes(b"half a graph")
+    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {cache}")
+    ctypes.PyDLL(None).sleep(120)
+
+
 def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
     return {"object": object()}
 
@@ -153,7 +174,8 @@ TASKS = {
     function.__name__: function
     for function in (
         sleep, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
-        die_measuring, die_before_the_answer, describe_process, start_compiler, unprintable_facts,
+        die_measuring, die_before_the_answer, describe_process, start_compiler,
+        hold_the_interpreter, unprintable_facts,
     )
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends import attendant
+from warmgraph_backends import builder as builder_module
 from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 
@@ -149,6 +150,16 @@ def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypa
     assert time.monotonic() - start < 0.9
     for future in futures:
         result_of(future)
+
+
+def test_no_job_waits_until_what_others_left_is_removed(make, monkeypatch):
+    swept = threading.Event()
+    monkeypatch.setattr(builder_module, "sweep", lambda spool: swept.wait(PATIENCE_S))
+    try:
+        result_of(make().submit(job("sleep")))
+        assert not swept.is_set()
+    finally:
+        swept.set()
 
 
 def test_a_key_that_waits_or_runs_is_built_once(make, tmp_path):
@@ -586,7 +597,7 @@ def test_no_worker_outlives_its_server(tmp_path, how):
     temp.mkdir()
     environment = {**os.environ, "TMPDIR": str(temp)}
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "1" if how is None else "0"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", *["end"] * (how is None)],
         env=environment,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -612,7 +623,7 @@ def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
     """A fork holds the server's end of the pipe open: the worker must look at its parent too."""
     pid_file = tmp_path / "pids"
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "0", "fork"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", "fork"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import lean_source, torch_private
+from warmgraph_backends import lean_source, owners, temporary, torch_private
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
 from warmgraph_backends.self_test import self_test
 
@@ -67,6 +68,18 @@ def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> 
         assert arguments == []
 
 
+def test_folders_that_kernels_are_loaded_from_name_their_owner(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries' folder stays with the process, and is made anew where a system removed it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch_private, "_library_folder", [tmp_path / "removed"])
+    call = torch_private.unpack(packed[1])
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    torch.testing.assert_close(call([weight, x])[0], probe_result(weight, x))
+    assert [temporary.owner_of(folder.name) for folder in tmp_path.iterdir()] == [owners.me()]
+
+
 def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -> None:
     source, payload = packed
     assert "async_compile.cpp" in source and "#include" in source
@@ -108,7 +121,7 @@ package = importlib.util.module_from_spec(spec)
 sys.modules["warmgraph_backends"] = package
 spec.loader.exec_module(package)
 import torch
-from warmgraph_backends import lean_source, torch_private
+from warmgraph_backends import lean_source, owners, temporary, torch_private
 call = torch_private.unpack(Path(payload).read_bytes())
 data = torch.load(expected)
 result = call([data["weight"], data["x"]])[0]
