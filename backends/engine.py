@@ -36,6 +36,7 @@ from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
 from .prompts import Progress, Prompts
 from .report import deepcache_report, model_report, strict_problem
+from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.replays import CLEAN_CALLS
@@ -401,19 +402,17 @@ class Engine:
         self._prompts.end(sampled=sampled)
         self.tell(session)
         if not self._settings.keeps_captured:
-            self._captured.drop_all()
+            faults = session.scope.faults
+            faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
     def look(self, session: Session, target: Target) -> None:
         """Look again at what may have changed since the node ran.
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
         """
-        session.problem = None
-        try:
-            self._look(session, target)
-        except Exception as error:
-            logger.exception("%s runs as without Warmgraph", session.name)
-            session.problem = f"looking at the model failed: {error}"
+        faults = session.scope.faults
+        if faults.of(STEP) is None:
+            faults.spare(STEP, "looking at the model", self._look, session, target)
 
     def _look(self, session: Session, target: Target) -> None:
         if session.scope.is_stale(target):
@@ -442,9 +441,12 @@ class Engine:
             self._prompts.wait(session.graphs, self._builder, None)
 
     def tell(self, session: Session) -> None:
-        """File a run's graphs with the workflow and tell what ran."""
+        """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""
         for scope in session.scopes:
-            scope.end_run()
+            scope.faults.spare(STEP, "ending a run", scope.end_run)
+        session.scope.faults.spare(TELLING, "telling what ran", self._tell, session)
+
+    def _tell(self, session: Session) -> None:
         session.warn_once()
         session.workflow = self._hooks.current_workflow()
         session.filed = False

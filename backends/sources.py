@@ -22,6 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from .describe import HOST_STATE
+from .watch import Owner, Watch
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
 _NOT_TRACED = frozenset(
@@ -43,21 +44,6 @@ _NOT_FOLLOWED = (
 _HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _OWN = __name__.rpartition(".")[0]
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
-
-
-class Watch:
-    """Remembers what names led to while hashing, to see at little cost whether that still holds."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-
-    def add(self, scope: Any, name: str, value: Any) -> None:
-        """Remember that `name` in `scope` (a namespace dict) is `value`."""
-        self._seen[id(scope), name] = (scope, name, value)
-
-    def changed(self) -> bool:
-        """Tell whether any name leads to something else now."""
-        return any(scope.get(name) is not value for scope, name, value in self._seen.values())
 
 
 def fingerprint(
@@ -125,25 +111,36 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
     pending = ["forward"]
     while pending:
         name = pending.pop()
-        if name in named or name in _NOT_TRACED or name in HOST_STATE:
+        if name in named or name in HOST_STATE or not hasattr(cls, name):
             continue
         named.add(name)
         for owner in cls.__mro__:
-            if name not in vars(owner) or _outside(owner.__module__):
+            watch.add(owner, name)
+            if name not in vars(owner):
                 continue
             value = vars(owner)[name]
             function = getattr(value, "fget", getattr(value, "__func__", value))
             code = getattr(function, "__code__", None)
+            if _outside(owner.__module__):
+                if code is not None:
+                    _watch_torch(function, watch)
+                    pending += code.co_names
+                break  # what it inherits is torch's own affair
+            if name in _NOT_TRACED:
+                continue
             if code is not None and not _outside(function.__module__):
                 reached.append(function)
                 for inner in _codes(code):
                     pending += inner.co_names
             elif code is None and not name.startswith("__") and (text := _value(value)) is not None:
                 values[f"{owner.__module__}:{owner.__qualname__}.{name}"] = text
-            else:
-                continue
-            watch.add(vars(owner), name, value)
     return reached
+
+
+def _watch_torch(function: Any, watch: Watch) -> None:
+    """Watch what a method of torch calls: `torch.nn.functional`'s functions, for the most part."""
+    for chain in _global_chains(function.__code__):
+        _resolve(function.__globals__, chain, {}, [], watch)
 
 
 @lru_cache(maxsize=4096)
@@ -185,26 +182,35 @@ def _resolve(
     if chain[0] not in scope:
         return
     value, where = scope[chain[0]], f"{scope.get('__name__')}:{chain[0]}"
-    name, names = chain[0], scope
+    name, holder = chain[0], scope  # type: str, Owner
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
             break
         if isinstance(value, type):
+            name, holder = part, value
             where = f"{value.__module__}:{value.__qualname__}.{part}"
         else:
+            name, holder = part, vars(value)
             where = f"{value.__name__}:{part}"
-        name, names = part, vars(value)
         value = getattr(value, part)
     owner, function = where.partition(":")[0], getattr(value, "__func__", value)
+    if callable(value) and not isinstance(value, type):
+        _watch_name(holder, name, watch)
     if isinstance(function, types.FunctionType):
         if function.__name__ not in _NOT_TRACED and not _outside(function.__module__):
             callees.append(function)
-            watch.add(names, name, names.get(name))
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
-        watch.add(names, name, names.get(name))
+        _watch_name(holder, name, watch)
+
+
+def _watch_name(holder: Owner, name: str, watch: Watch) -> None:
+    if isinstance(holder, type):
+        watch.add_attribute(holder, name)
+    else:
+        watch.add(holder, name)
 
 
 @lru_cache(maxsize=4096)

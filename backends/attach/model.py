@@ -11,6 +11,7 @@ import torch
 from ..host import compute_dtype
 from ..regions.plan import Plan
 from ..regions.registry import plan_model
+from ..runtime.faults import STEP
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from ..runtime.variant import Variant
@@ -85,20 +86,21 @@ def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
     """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
     if unpatch_all:
         for scope in session.scopes:
-            scope.drop_captured()
+            scope.unloaded()
 
 
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
     root = executor.class_obj
-    scope = session.scope_of(root)
+    scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
     own = root.call if isinstance(root, Variant) else getattr(root, "_forward", None)
     if scope is None:
         foreign = "another copy of the model runs (hooks or several GPUs)"
     elif executor.original != own:
         foreign = "another node puts its own function in place of the model's"
     inner = None
-    if executor.idx + 1 < len(executor.wrappers):
+    if scope is not None and executor.idx + 1 < len(executor.wrappers):
         inner = "another node wraps the model's own call"
+        executor.original = partial(scope.innermost, executor.original)
     return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)

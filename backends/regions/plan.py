@@ -23,8 +23,10 @@ import torch
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
+from ..packs import foreign_class
 from ..rewrites import rewritten
-from ..sources import Watch, attributes_read, fingerprint
+from ..sources import attributes_read, fingerprint
+from ..watch import Watch
 
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
@@ -250,6 +252,8 @@ def unary(call: Call, host: Forward) -> Forward:
 
 def unknown_layer(layer: Any) -> str:
     """Say that a family has no form for a module."""
+    if (owner := foreign_class(type(layer))) is not None:
+        return owner
     return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
 
 
