@@ -178,24 +178,23 @@ class Graphs:
         given.
         """
         try:
-            self._find(graph, folders)
+            if self._find(graph, folders):
+                return
             with self._lock:  # from here on another request finds the graph missing
-                missing = graph.state is State.LOADING
-                build = missing and graph.build_wanted
-                if missing:
-                    graph.state = State.BUILDING if build else State.MISSING
+                build = graph.build_wanted
+                graph.state = State.BUILDING if build else State.MISSING
             if build:
                 self._build(graph)
-            elif missing:
+            else:
                 self._set(graph, State.MISSING)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, "loading or building it failed", error)
 
-    def _find(self, graph: Graph, folders: tuple[Path, ...]) -> None:
-        """Load a graph from a file; else leave it loading, with a reason if it is not built."""
+    def _find(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
+        """Load a graph from a file; where there is none, say why unless it is to be built."""
         try:
             if self._load(graph, folders):
-                return
+                return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = _refusal(error), error.remedy
@@ -210,11 +209,12 @@ class Graphs:
             if graph.reason is None and graph.refused is not None:
                 graph.reason, graph.remedy = graph.refused
             graph.reason = graph.reason or self._explain_missing(graph, folders)
+        return False
 
     def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:
         """End a graph's way at the boundary of a thread, where nothing else has."""
         logger.error("%s: %s", graph.description.label, what, exc_info=error)
-        if graph.is_pending or graph.state is State.FAILED:
+        if graph.state is not State.READY:
             graph.reason = f"{what}: {_words(error)}"
             self._set(graph, State.FAILED)
 
