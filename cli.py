@@ -74,10 +74,10 @@ def trust(folder: Path, signer: Signer) -> int:
                 raise GraphFileError(problem)
             manifest, payload = read_for_trust(path)
             if read_header(path).is_signed(signer):
-                print(f"already trusted: {path.name} ({_kind(manifest)})")
+                print(f"already trusted: {path.name} ({manifest.kind})")
             else:
-                write_whole(path, encode(manifest, payload, signer))
-                print(f"trusted: {path.name} ({_kind(manifest)})")
+                write_whole(path, encode(manifest.data, payload, signer))
+                print(f"trusted: {path.name} ({manifest.kind})")
             trusted += 1
         except (GraphFileError, OSError, ValueError) as error:
             print(f"refused: {ascii(path.name)[1:-1]}: {_plain(error)}")
@@ -114,8 +114,8 @@ def _explain_file(path: Path, problem: str, signer: Signer) -> dict[str, Any] | 
         if problem:
             raise GraphFileError(problem)
         header = read_header(path)
-        manifest = header.manifest
-        print(f"  kind: {_kind(manifest)}")
+        manifest = header.read().data
+        print(f"  kind: {_plain(manifest['kind'])}")
         for name in ("built", "target"):
             facts = manifest.get(name)
             if isinstance(facts, dict):
@@ -150,7 +150,7 @@ def _fit(manifest: dict[str, Any]) -> list[str]:
     if backend is None or device not in ("cuda", "cpu"):
         return [f"does not fit: made by backend {name} for {device}, which is not known here"]
     unmet = [item.reason for item in backend.requirements(device) if not item.met]
-    reasons = unmet or explain_target({"target": facts}, target(device, backend))
+    reasons = unmet or explain_target(facts, target(device, backend))
     if reasons:
         return [f"does not fit: {reason}" for reason in reasons]
     return ["fits this machine; ComfyUI's own code is compared when a model is loaded"]
@@ -170,10 +170,6 @@ def _graph_files(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, f"it is a link that leads out of {folder}"
         else:
             yield path, ""
-
-
-def _kind(manifest: dict[str, Any]) -> str:
-    return _plain(manifest.get("kind", "of unknown kind"))
 
 
 def _plain(value: object) -> str:

@@ -15,9 +15,12 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from .errors import RequirementError
-from .layout import CONTIGUOUS
 
 FORMAT_VERSION = 1
+
+#: How the activations of a region lie in memory (`layout` lays them out).
+CONTIGUOUS = "contiguous"
+CHANNELS_LAST = "channels_last"
 
 Measure = Callable[[], AbstractContextManager[None]]
 """Opens the gate around kernel measurements: a running prompt meets one of them at a time."""

@@ -3,6 +3,7 @@
 WarmgraphError              base: `reason` says why, `remedy` what to do
 ├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
 ├── DescriptionError        a module cannot be written down for a worker
+├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
 ├── BuildError              a build failed, was killed or ran out of time
 ├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
 │   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
@@ -63,6 +64,14 @@ class RequirementError(WarmgraphError):
 
 class DescriptionError(WarmgraphError):
     """A module cannot be written down as plain data, so no worker can rebuild it."""
+
+
+class ManifestError(WarmgraphError):
+    """What a graph file or a worker says about a graph is not as it must be; `field` names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
 
 
 class BuildError(WarmgraphError):

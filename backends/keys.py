@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .canonical import canonical_json, sha256_hex
 from .contract import FORMAT_VERSION, Backend, Description
+from .manifest import Manifest
 
 
 def target(device: str, backend: Backend) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def target(device: str, backend: Backend) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         "device": device,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_source": getattr(torch.version, "git_version", None),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "platform": f"{platform.system()}-{platform.machine()}",
@@ -71,9 +73,8 @@ def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
     return sha256_hex(canonical_json(parts).encode())
 
 
-def explain_target(manifest: dict[str, Any], target_facts: dict[str, Any]) -> list[str]:
-    """Say in words how a graph file's target differs from this machine's; empty: it fits."""
-    made_for = manifest.get("target", {})
+def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
+    """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
     words = {"capability": "GPU compute capability", "torch_source": "torch build"}
     lines = []
     for name in sorted({*made_for, *target_facts}):
@@ -83,22 +84,22 @@ def explain_target(manifest: dict[str, Any], target_facts: dict[str, Any]) -> li
     return lines
 
 
-def explain_structure(manifest: dict[str, Any], description: Description) -> list[str]:
+def explain_structure(manifest: Manifest, description: Description) -> list[str]:
     """Say in words how a graph file's region differs from a kind of the same form; empty: it
     fits.
     """
-    theirs, ours = manifest.get("structure", {}), structure(description)
+    theirs, ours = manifest.structure, structure(description)
     lines = []
-    if theirs.get("module") != ours["module"]:
+    if theirs["module"] != ours["module"]:
         lines.append("the region's layers, sizes or dtypes differ")
-    changed = _differing(theirs.get("sources", {}), ours["sources"])
+    changed = _differing(theirs["sources"], ours["sources"])
     if changed:
         lines.append("the host's code changed: " + ", ".join(changed[:4]))
-    recorded = {name: manifest.get(name) for name in ("inputs", "symbols")}
+    recorded = {"inputs": manifest.inputs, "symbols": manifest.symbols}
     if canonical_json(recorded) != canonical_json(inputs(description)):
         lines.append("its inputs differ")
     return lines
 
 
-def _differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

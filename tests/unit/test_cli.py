@@ -18,6 +18,8 @@ from warmgraph_backends.registry import backend_named
 from warmgraph_backends.signing import KEY_FILE, Signer
 from warmgraph_backends.store import Store
 
+from . import saved
+
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
 KEY, OTHER = sha256_hex("a graph"), sha256_hex("another graph")
 RAW = b"the graph itself " * 500
@@ -41,12 +43,11 @@ def copied_folder(tmp_path: Path, facts: dict[str, object] | None = None) -> Pat
     """Return a `NAME.graphs` that came from another machine."""
     there, folder = machine(tmp_path, "there"), tmp_path / "My Flow.graphs"
     for key in (KEY, OTHER):
-        manifest = {
-            "key": key,
-            "kind": "ResBlock 320->640",
-            "target": facts or {"torch": "2.11.0", "device": "cpu", "backend": "eager"},
-            "built": {"seconds": 12.5, "host": "0.30.0", "date": "2026-08-24"},
-        }
+        manifest = saved.manifest(
+            key,
+            target=facts or {"torch": "2.11.0", "device": "cpu", "backend": "eager"},
+            built={"seconds": 12.5, "phases": {}, "date": "2026-08-24"},
+        )
         there.put(manifest, compress_payload(RAW))
         assert there.link(key, folder)
     return folder
@@ -72,7 +73,7 @@ def test_a_copied_folder_loads_once_it_is_trusted(tmp_path: Path) -> None:
         graph = machine(tmp_path, "here").load(key, [folder])
         assert graph is not None
         assert graph.payload == RAW
-        assert graph.manifest["built"]["seconds"] == 12.5
+        assert graph.manifest.build_seconds == 12.5
     assert sorted(os.listdir(folder)) == sorted(file_name(key, hidden=True) for key in (KEY, OTHER))
     again = run("trust", folder, "--base-directory", tmp_path / "here")
     assert again.stdout.count("already trusted: ") == 2
@@ -182,13 +183,20 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
 
 def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
     there, folder = machine(tmp_path, "there"), tmp_path / "x.graphs"
-    there.put({"key": KEY, "kind": "\x1b[2Jx\nsigned\u202e"}, compress_payload(RAW))
+    there.put(saved.manifest(KEY), compress_payload(RAW))
     there.link(KEY, folder)
+    path = folder / file_name(KEY, hidden=True)
+    odd = saved.changed(
+        path.read_bytes(), lambda m: m.update(kind="\x1b[2Jx\nsigned\u202e"), there._signer
+    )
+    path.unlink()
+    path.write_bytes(odd)
     (folder / "\x1b[2J.safetensors").write_bytes(b"")
     done = run("explain", folder, "--user-directory", tmp_path / "there" / "user")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\u202e" not in done.stdout
-    assert "kind: \\x1b[2Jx\\nsigned\\u202e" in done.stdout
+    assert "kind must be printable text" in done.stdout
+    assert "'\\x1b[2Jx\\nsigned\\u202e'" in done.stdout
 
 
 def test_it_runs_from_any_folder_and_finds_the_user_folder_beside_custom_nodes(

@@ -18,10 +18,13 @@ import torch
 from warmgraph_backends import keys, torch_private
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.inductor import Inductor
+from warmgraph_backends.manifest import read_manifest
 from warmgraph_backends.regions.plan import Place, describe_place
 from warmgraph_backends.regions.registry import plan_model
 from warmgraph_backends.registry import backend_named
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
+
+from . import saved
 
 ROOT = Path(__file__).resolve().parents[2]
 Change = Callable[[Any], None]
@@ -381,17 +384,19 @@ def test_the_gpus_capability_and_cuda_are_part_of_its_target() -> None:
 
 def test_a_miss_is_explained_in_words() -> None:
     here = keys.target("cpu", Inductor())
-    manifest = {
-        "structure": keys.structure(sample()),
-        **keys.inputs(sample()),
-        "target": {**here, "torch": "2.10.0", "capability": "8.9"},
+    made_for = {**here, "torch": "2.10.0", "capability": "8.9"}
+    whole = {
+        **saved.manifest("0" * 64, structure=keys.structure(sample()), **keys.inputs(sample())),
+        "target": made_for,
+        "format": 1,
+        "payload": {"sha256": "0" * 64, "bytes": 1, "raw_bytes": 1, "compression": "zlib"},
     }
-    assert keys.explain_target({"target": here}, here) == []
-    assert keys.explain_target(manifest, here) == [
+    assert keys.explain_target(here, here) == []
+    assert keys.explain_target(made_for, here) == [
         "GPU compute capability: made for 8.9, this machine has None",
         f"torch: made for 2.10.0, this machine has {torch.__version__}",
     ]
-    stored = json.loads(json.dumps(manifest))
+    stored = read_manifest(json.loads(json.dumps(whole)))
     assert keys.explain_structure(stored, sample()) == []
     changed = sample(sources={"a:B.forward": "fedcba9876543210"})
     assert keys.explain_structure(stored, changed) == ["the host's code changed: a:B.forward"]
