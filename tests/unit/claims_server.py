@@ -74,7 +74,7 @@ class Server:
         """Have these kinds loaded or built."""
         wanted = []
         for kind in kinds:
-            module = {"class": kind, "modules": []}
+            module = {"class": kind, "attributes": {}, "parameters": {}, "modules": []}
             description = Description("test", "form", kind, module, (), (), device="cpu")
             wanted.append(self.graphs.graph(description, Echo(), {"device": "cpu"}))
         self.graphs.request(wanted, [], build=True)
