@@ -168,8 +168,9 @@ class Graphs:
         self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
-            if graph.state is State.LOADING:
+            if graph.state is State.LOADING or graph.built_elsewhere:
                 graph.reason, graph.state = _CLOSED, State.MISSING
+                graph.built_elsewhere = False
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""

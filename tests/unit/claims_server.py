@@ -52,6 +52,13 @@ class Echo:
         return lambda _: payload
 
 
+def describe(kind: str) -> tuple[Description, Echo, dict[str, Any]]:
+    """What `Graphs.graph` takes for a kind without layers."""
+    module = {"class": kind, "parameters": {}, "modules": []}
+    description = Description("test", "form", kind, module, (), (), device="cpu")
+    return description, Echo(), {"device": "cpu"}
+
+
 class Server:
     """One server: what the engine has, without a host."""
 
@@ -74,9 +81,7 @@ class Server:
         """Have these kinds loaded or built."""
         wanted = []
         for kind in kinds:
-            module = {"class": kind, "attributes": {}, "parameters": {}, "modules": []}
-            description = Description("test", "form", kind, module, (), (), device="cpu")
-            wanted.append(self.graphs.graph(description, Echo(), {"device": "cpu"}))
+            wanted.append(self.graphs.graph(*describe(kind)))
         self.graphs.request(wanted, [], build=True)
         return wanted
 

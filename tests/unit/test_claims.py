@@ -159,7 +159,7 @@ def test_a_graph_whose_builder_is_killed_is_built_by_who_waits(
     serve, hold, servers: ModuleType, tmp_path: Path
 ) -> None:
     server = serve()
-    key = server.graphs.graph(*described(servers, "one")).key
+    key = server.graphs.graph(*servers.describe("one")).key
     holder = hold(key)
     (graph,) = server.want(["one"])
     time.sleep(0.7)
@@ -188,7 +188,7 @@ def test_a_prompt_that_waits_for_graphs_waits_for_those_of_other_servers_and_can
     serve, hold, servers: ModuleType
 ) -> None:
     server = serve()
-    holder = hold(server.graphs.graph(*described(servers, "one")).key)
+    holder = hold(server.graphs.graph(*servers.describe("one")).key)
     graphs = server.want(["one"])
     server.graphs.settle()
     said: list[str] = []
@@ -215,7 +215,7 @@ def test_who_waits_longer_than_its_patience_builds_itself(
     serve, hold, servers: ModuleType, tmp_path: Path
 ) -> None:
     server = serve(patience_s=0.3)
-    hold(server.graphs.graph(*described(servers, "one")).key)
+    hold(server.graphs.graph(*servers.describe("one")).key)
     assert servers.settle(server.want(["one"])) == ["ready"]
     assert built(tmp_path) == {"one": 1}
     assert len(files(tmp_path)) == 1  # the other's claim is left to it
@@ -236,7 +236,7 @@ def test_a_graph_that_was_dropped_meanwhile_is_not_built(
     serve, hold, servers: ModuleType, tmp_path: Path
 ) -> None:
     server = serve()
-    holder = hold(server.graphs.graph(*described(servers, "one")).key)
+    holder = hold(server.graphs.graph(*servers.describe("one")).key)
     (graph,) = server.want(["one"])
     server.graphs.settle()
     graph.drop("it was wrong")
@@ -248,11 +248,14 @@ def test_a_graph_that_was_dropped_meanwhile_is_not_built(
     assert not built(tmp_path) and not server.claims._waiting
 
 
-def described(servers: ModuleType, kind: str) -> tuple[Any, Any, dict[str, Any]]:
-    """What `Server.want` asks for, to know its key beforehand."""
-    module = {"class": kind, "modules": []}
-    description = servers.Description("test", "form", kind, module, (), (), device="cpu")
-    return description, servers.Echo(), {"device": "cpu"}
+def test_a_server_that_closes_waits_for_no_other(serve, hold, servers: ModuleType) -> None:
+    server = serve()
+    hold(server.graphs.graph(*servers.describe("one")).key)
+    graphs = server.want(["one"])
+    server.graphs.settle()
+    server.close()
+    assert servers.settle(graphs, 1) == ["missing"]
+    assert "closed" in graphs[0].reason and not graphs[0].built_elsewhere
 
 
 def test_the_second_to_ask_waits_until_the_first_releases(make) -> None:
