@@ -62,7 +62,7 @@ def mutate(data: Any, rng: random.Random) -> Any:
     part = data
     while True:
         inner = [c for c in (part.values() if isinstance(part, dict) else part) if _is_open(c)]
-        if not inner or rng.random() < 0.3:
+        if not inner or rng.random() < 0.5:
             break
         part = rng.choice(inner)
     names: list[Any] = list(part) if isinstance(part, dict) else list(range(len(part)))
