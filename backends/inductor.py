@@ -17,17 +17,8 @@ from . import attention, products, torch_private
 from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
+from .options import CHANNELS_LAST_CONFIG, inductor_fingerprint
 from .self_test import self_test
-
-PAYLOAD_VERSION = 4  # also raised when a kernel or a pass of our own is mended
-#: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
-_CHANNELS_LAST_CONFIG: dict[str, Any] = {
-    # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
-    "force_layout_optimization": True,
-    # A norm summed by channel reads its input often enough that Inductor would write the input
-    # out once more, in float32: a fifth of the decoder's peak.
-    "realize_acc_reads_threshold": 32,
-}
 
 
 class Inductor:
@@ -83,17 +74,11 @@ class Inductor:
 
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Versions and options that change generated code."""
-        facts: dict[str, Any] = {
-            "payload": PAYLOAD_VERSION,
-            "options": dict(sorted(torch_private.CONFIG.items())),
-            "channels_last": _CHANNELS_LAST_CONFIG,
-            "persistent_row": torch_private.PERSISTENT_ROW,
-        }
-        if device == "cuda":
-            import triton
+        if device != "cuda":
+            return inductor_fingerprint(device, None)
+        import triton
 
-            facts["triton"] = triton.__version__
-        return facts
+        return inductor_fingerprint(device, triton.__version__)
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Compile a `capture.Program`; the kernels measure themselves on one call at the example
@@ -148,7 +133,7 @@ def _config(description: Description) -> dict[str, Any]:
     """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
     config = dict(torch_private.CONFIG)
     if description.layout == CHANNELS_LAST:
-        config.update(_CHANNELS_LAST_CONFIG)
+        config.update(CHANNELS_LAST_CONFIG)
     if description.wide:
         config["assume_32bit_indexing"] = False
     if description.is_special:  # only these call kernels of our own

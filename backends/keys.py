@@ -8,8 +8,6 @@ sizes of symbolic dims and object identities are in none of them.
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from .canonical import canonical_json, sha256_hex
 from .contract import FORMAT_VERSION, Backend, Description
 from .manifest import Manifest
+from .target import TorchFacts, compose_target
 
 
 def target(device: str, backend: Backend) -> dict[str, Any]:
@@ -27,21 +26,17 @@ def target(device: str, backend: Backend) -> dict[str, Any]:
         device: "cuda" or "cpu".
         backend: adds its own name, version and options.
     """
-    facts: dict[str, Any] = {
-        "device": device,
-        "torch": str(torch.__version__),
-        "torch_source": getattr(torch.version, "git_version", None),
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "platform": f"{platform.system()}-{platform.machine()}",
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "backend": backend.name,
-        **backend.fingerprint(device),
-    }
+    capability = None
     if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        facts["capability"] = f"{major}.{minor}"
-        facts["cuda"] = torch.version.cuda or torch.version.hip
-    return facts
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    facts = TorchFacts(
+        version=str(torch.__version__),
+        git_version=getattr(torch.version, "git_version", None),
+        cuda=torch.version.cuda or torch.version.hip,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        capability=capability,
+    )
+    return compose_target(device, backend.name, backend.fingerprint(device), facts)
 
 
 def structure(description: Description) -> dict[str, Any]:
@@ -71,17 +66,6 @@ def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
         "target": target_facts,
     }
     return sha256_hex(canonical_json(parts).encode())
-
-
-def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
-    """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
-    words = {"capability": "GPU compute capability", "torch_source": "torch build"}
-    lines = []
-    for name in sorted({*made_for, *target_facts}):
-        theirs, ours = made_for.get(name), target_facts.get(name)
-        if theirs != ours:
-            lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
-    return lines
 
 
 def explain_structure(manifest: Manifest, description: Description) -> list[str]:

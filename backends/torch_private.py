@@ -33,21 +33,9 @@ import torch
 from . import temporary
 from .errors import BuildError, GraphFileError
 from .lean_source import lean_source
+from .options import CONFIG as CONFIG
+from .options import PERSISTENT_ROW
 
-#: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
-#: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
-CONFIG: dict[str, Any] = {
-    "assume_32bit_indexing": True,
-    "size_asserts": False,
-    "alignment_asserts": False,
-    "scalar_asserts": False,
-    "comment_origin": False,
-    "triton.autotune_at_compile_time": False,
-    "triton.cudagraphs": False,
-}
-#: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
-#: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed.
-PERSISTENT_ROW = 2048
 #: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
 OWN_KERNELS = "static_launch_user_defined_triton_kernels"
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")

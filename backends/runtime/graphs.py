@@ -26,6 +26,7 @@ from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
 from ..graph_file import Fault, RefusedFileError, unpack_payload
 from ..manifest import Facts, read_facts, read_seconds
 from ..store import Store
+from ..target import explain_target
 
 logger = logging.getLogger(__name__)
 
@@ -372,7 +373,7 @@ class Graphs:
             if manifest is None:
                 continue
             target = keys.target(graph.description.device, graph.backend)
-            lines = keys.explain_target(manifest.target, target)
+            lines = explain_target(manifest.target, target)
             lines += keys.explain_structure(manifest, graph.description)
             if lines:
                 return "no saved graph fits: " + "; ".join(lines[:3])

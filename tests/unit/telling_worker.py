@@ -2,8 +2,8 @@
 
 A task is {"steps": [...]}; a step is {"answer": changes of a good answer, "without": names of what
 it lacks, "fifo": true for a named pipe as its file}, {"text": JSON text, in which $job and $stem
-stand for what they are}, {"raw": hex of bytes} or {"read": true}. It imports nothing of the pack:
-it starts at once.
+stand for what they are}, {"raw": hex of bytes}, {"read": true} or {"leave": true}. It imports
+nothing of the pack: it starts at once.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def main() -> None:
                 write(bytes.fromhex(step["raw"]))
             elif "read" in step:
                 read()
+            elif "leave" in step:
+                sys.exit(3)
             elif "text" in step:
                 text = step["text"].replace("$job", str(number)).replace("$stem", stem)
                 write(frame(text))
