@@ -16,7 +16,7 @@ from . import keys, torch_private
 from .capture import Program, capture
 from .contract import Backend, Description, Measure
 from .describe import named_code
-from .errors import BuildError, RequirementError
+from .errors import BuildError, RequirementError, WarmgraphError
 from .layout import is_laid_out
 from .protocol import REMEMBERED
 from .regions.plan import region_sources
@@ -84,6 +84,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             if broken is None:
                 raise
             words = f"nothing compiles here: {broken.reason}"
+            if not broken.final:  # what failed is of interest, too
+                words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
             raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
 
 

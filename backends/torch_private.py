@@ -463,12 +463,19 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
 
 
+#: Kernels stay on the GPU while the process lives. From torch 2.13 on one goes with its object
+#: (`close` in torch/_inductor/runtime/static_triton_launcher.py), which a captured call that still
+#: replays the kernel, or one that waits for the GPU, would not survive.
+_loaded: list[Any] = []
+
+
 def _launcher(result: Any, binary: bytes, folder: Path, device_index: int) -> Callable[..., None]:
     path = folder / f"{result.kernel.hash}.cubin"
     path.write_bytes(binary)
     result.kernel.cubin_path = str(path)
     result.compile_meta["device"] = device_index
     launcher: Callable[..., None] = result.make_launcher()
+    _loaded.append(result.kernel)
     return launcher
 
 

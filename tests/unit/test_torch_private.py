@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pickle
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,28 @@ def test_a_block_of_nothing_but_asserts_stays_a_block() -> None:
     )
     assert "assert_" not in lean
     compile(lean, "lean", "exec")
+
+
+def test_a_loaded_kernel_outlives_the_graph_that_it_came_with(tmp_path: Path) -> None:
+    """Torch takes it from the GPU with its object, from 2.13 on; captured calls may replay it."""
+
+    class Kernel:
+        hash = "0" * 8
+
+    class Result:
+        def __init__(self) -> None:
+            self.kernel, self.compile_meta = Kernel(), {}
+
+        def make_launcher(self) -> Callable[..., None]:
+            return lambda: None
+
+    result = Result()
+    kernel = weakref.ref(result.kernel)
+    launcher = torch_private._launcher(result, b"binary", tmp_path, 0)
+    assert result.compile_meta == {"device": 0}
+    del result, launcher
+    gc.collect()
+    assert kernel() is not None
 
 
 _FRESH = """
