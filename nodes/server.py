@@ -66,7 +66,10 @@ class ReportEvent:
         with self._lock:
             self._pending = False
             self._sent = time.monotonic()
-        self._send()
+        try:
+            self._send()
+        except Exception:  # the timer's thread ends here
+            logger.exception("Open pages were not told of a change")
 
 
 def register() -> None:
