@@ -207,9 +207,9 @@ class Engine:
         """
         clone, cache = attach_deepcache.apply(model, options)
         cache.on_end = self._hooks.on_change
-        identifier = f"deepcache-{next(self._numbers)}"
-        self._caches.add(identifier, cache)
-        return clone, identifier
+        cache.id = f"deepcache-{next(self._numbers)}"
+        self._caches.add(cache.id, cache)
+        return clone, cache.id
 
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
@@ -291,7 +291,7 @@ class Engine:
         usage = self._store.usage()
         return {
             "models": [model_report(s, self._builder, None) for s in self._sessions.values()],
-            "deepcaches": {name: deepcache_report(cache) for name, cache in self._caches.items()},
+            "deepcaches": [deepcache_report(cache) for cache in self._caches.values()],
             "builds": self._graphs.builds,
             "loads": self._graphs.loads,
             "building": progress._asdict(),

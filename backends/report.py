@@ -111,6 +111,7 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
     """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
     return {
+        "id": cache.id,
         "schedule": options.schedule.value,
         "interval": options.interval,
         "branch": cache.branch.number,
@@ -130,7 +131,7 @@ def deepcache_text(report: dict[str, Any]) -> str:
     if report["problem"] is not None:
         return f"DeepCache: {report['problem']}"
     if not report["ran"]:
-        return "DeepCache: nothing sampled yet"
+        return "DeepCache: what it did is shown here once a run has ended"
     counts = ", ".join(
         f"{chunk['role']} {chunk['full']} full + {chunk['shallow']} shallow"
         for chunk in report["chunks"]

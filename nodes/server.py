@@ -20,7 +20,7 @@ from server import PromptServer
 
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.folders import list_folders
-from ..backends.report import render_text
+from ..backends.report import deepcache_text, render_text
 from ..backends.settings import Settings
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
@@ -133,8 +133,8 @@ def report_payload() -> dict[str, Any]:
         for report in snapshot["models"]
     ]
     caches = [
-        {**report, "id": name, "summary": deepcache_summary(report)}
-        for name, report in snapshot["deepcaches"].items()
+        {**report, "summary": deepcache_summary(report), "text": deepcache_text(report)}
+        for report in snapshot["deepcaches"]
     ]
     return {**snapshot, "models": models, "deepcaches": caches}
 
