@@ -34,7 +34,7 @@ class Wiring:
         """Remember the tree; its modules are kept alive until this object goes."""
         modules = list(root.modules())
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
-        self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
+        self._counts = [(m, m._modules, len(m._modules)) for m in modules if m._modules]
         self._modules = modules
         self._settings = _settings(modules)
         self._own = [m.__dict__ for m in modules]
@@ -45,7 +45,8 @@ class Wiring:
     def changed(self) -> bool:
         """Tell whether a module was replaced, added or taken away."""
         return any(table.get(name) is not child for table, name, child in self._links) or any(
-            len(table) != count for table, count in self._counts
+            len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
+            for module, table, count in self._counts
         )
 
     def foreign(self) -> str | None:
