@@ -23,6 +23,7 @@ import torch
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
+from ..packs import pack_of
 from ..replaced import describe_packs
 from ..rewrites import rewritten
 from ..sources import Watch, attributes_read, fingerprint
@@ -120,11 +121,13 @@ class Plan:
         dispatches: every module whose forward can be replaced.
         outside: (place, reason) of what stays the host's, in words.
         symbols: the declared sizes, by name.
+        guests: (place, whose) of layers that other packs added; they are no places of the model's.
     """
 
     dispatches: list[Dispatch] = field(default_factory=list)
     outside: list[tuple[str, str]] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    guests: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def places(self) -> list[Place]:
@@ -258,7 +261,9 @@ def unary(call: Call, host: Forward) -> Forward:
 
 def unknown_layer(layer: Any) -> str:
     """Say that a family has no form for a module."""
-    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
+    module = type(layer).__module__
+    pack = pack_of(module)
+    return f"no region for {type(layer).__qualname__} of {module if pack is None else pack.name}"
 
 
 def _own_forward(module: torch.nn.Module) -> Forward:
