@@ -15,7 +15,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
 from .prompts import Progress, Prompts
 from .report import deepcache_report, model_report, strict_problem
+from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graph, Graphs, State
 from .runtime.replays import CLEAN_CALLS
@@ -391,7 +391,7 @@ class Engine:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, target: Target) -> None:
+    def begin(self, session: Session, target: Callable[[], Target]) -> None:
         """A run starts: look again at what may have changed since the node ran."""
         self._prompts.begin()
         self.look(session, target)
@@ -401,21 +401,20 @@ class Engine:
         self._prompts.end(sampled=sampled)
         self.tell(session)
         if not self._settings.keeps_captured:
-            self._captured.drop_all()
+            faults = session.scope.faults
+            faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
-    def look(self, session: Session, target: Target) -> None:
+    def look(self, session: Session, target: Callable[[], Target]) -> None:
         """Look again at what may have changed since the node ran.
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
         """
-        session.problem = None
-        try:
-            self._look(session, target)
-        except Exception as error:
-            logger.exception("%s runs as without Warmgraph", session.name)
-            session.problem = f"looking at the model failed: {error}"
+        faults = session.scope.faults
+        if faults.of(STEP) is None:
+            faults.spare(STEP, "looking at the model", self._look, session, target)
 
-    def _look(self, session: Session, target: Target) -> None:
+    def _look(self, session: Session, ask: Callable[[], Target]) -> None:
+        target = ask()
         if session.scope.is_stale(target):
             session.describe(target.device, target.dtype)
         self._captured.sweep()
@@ -442,25 +441,21 @@ class Engine:
             self._prompts.wait(session.graphs, self._builder, None)
 
     def tell(self, session: Session) -> None:
-        """File a run's graphs with the workflow and tell what ran."""
+        """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""
         for scope in session.scopes:
-            scope.end_run()
+            scope.faults.spare(STEP, "ending a run", scope.end_run)
+        session.scope.faults.spare(TELLING, "telling what ran", self._tell, session)
+
+    def _tell(self, session: Session) -> None:
         session.warn_once()
-        session.workflow = self._hooks.current_workflow()
-        session.filed = False
-        self._graphs.when_loaded(partial(self._filing.file, session))
+        self._filing.expect(session, self._hooks.current_workflow())
+        self._graphs.when_loaded(self._filing.file)
         self._hooks.on_change()
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
-        """A saved workflow was queued: bring its graphs along if it has another file name by now.
-
-        The host may serve a prompt from its cache without any of our nodes running.
-        """
-        for session in list(self._sessions.values()):
-            known = session.workflow
-            if known and known.id == workflow.id and known.path != workflow.path:
-                session.workflow, session.filed = workflow, False
-                self._graphs.when_loaded(partial(self._filing.file, session))
+        """A saved workflow was queued, by another file name than before perhaps."""
+        self._filing.moved(workflow)
+        self._graphs.when_loaded(self._filing.file)
 
     def _folders(self, session: Session) -> list[Path]:
         folder = self._filing.folder(session, self._hooks.current_workflow())
@@ -468,9 +463,8 @@ class Engine:
 
     def _changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
+        self._filing.file()
         for session in list(self._sessions.values()):
-            if not session.filed:
-                self._filing.file(session)
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
         self._hooks.on_change()

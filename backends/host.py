@@ -61,6 +61,13 @@ def pause_host_compiler() -> AbstractContextManager[Any]:
     return scope if isinstance(scope, AbstractContextManager) else nullcontext()
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether an error is the host's way to end a prompt that the user cancelled."""
+    from comfy.model_management import InterruptProcessingException
+
+    return isinstance(error, InterruptProcessingException)
+
+
 def total_vram(device: torch.device) -> int:
     """Bytes of memory of the host's device, as the host counts them."""
     import comfy.model_management

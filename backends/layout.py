@@ -42,3 +42,11 @@ def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
     if layout == CHANNELS_LAST:
         return _CHANNELS_LAST.get(tensor.dim(), torch.contiguous_format)
     return torch.contiguous_format
+
+
+def aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor as graphs take it, in this layout at a 16-byte address; another one is
+    copied, as operators would.
+    """
+    laid_out = lay_out(value, layout)
+    return laid_out.clone() if laid_out.data_ptr() % 16 else laid_out

@@ -1,4 +1,4 @@
-"""Whose code something is: which pack in the host's folders of custom nodes a module belongs to."""
+"""Whose code something is: the host's, or which pack's in the host's folders of custom nodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .sources import is_foreign, origin
-
 _OWN = __name__.rpartition(".")[0]
-_HOSTS = ("comfy", "comfy_extras", "comfy_kitchen", "comfy_aimdo", "torch", "builtins", "__main__")
+#: Packages whose code is no pack's.
+_HOMES = frozenset(
+    (
+        *("comfy", "comfy_extras", "comfy_kitchen", "comfy_aimdo", "torch"),
+        *("abc", "builtins", "collections", "typing"),
+    )
+)
 
 
 class Pack(NamedTuple):
@@ -18,6 +22,16 @@ class Pack(NamedTuple):
     name: str
     folder: Path | None
     file: Path
+
+
+def is_known(module: str | None) -> bool:
+    """Tell whether a module's code is the host's, torch's or Python's own."""
+    return (module or "").partition(".")[0] in _HOMES
+
+
+def origin(function: Any) -> str:
+    """Return the name of the module that a function's code is of, whatever it wraps."""
+    return str(getattr(function, "__globals__", {}).get("__name__") or "")
 
 
 def pack_of(module: str) -> Pack | None:
@@ -39,6 +53,11 @@ def pack_of(module: str) -> Pack | None:
     return None
 
 
+def pack_of_function(function: Any) -> Pack | None:
+    """Return the pack whose code a function is, whatever it wraps; None where it is none's."""
+    return pack_of(origin(function))
+
+
 def owner_of(part: Any) -> str:
     """Name whose a class or function is, for people: a pack's folder, or else a package."""
     module = origin(part) or str(getattr(part, "__module__", None) or "an unknown module")
@@ -46,15 +65,18 @@ def owner_of(part: Any) -> str:
     return module.partition(".")[0] if pack is None else pack.name
 
 
-def pack_of_function(function: Any) -> Pack | None:
-    """Return the pack whose code a function is, whatever it wraps; None where it is none's."""
-    return pack_of(origin(function)) if is_foreign(function) else None
+def foreign_class(cls: type) -> str | None:
+    """Say whose a class is, if it is neither the host's nor torch's."""
+    if is_known(cls.__module__):
+        return None
+    return f"{cls.__name__} is another node's own class ({owner_of(cls)})"
 
 
-def is_hosts_class(cls: type) -> bool:
+def is_made_of_the_hosts(cls: type) -> bool:
     """Tell whether a class is the host's or torch's, or derives from one of the host's."""
-    homes = [str(base.__module__).partition(".")[0] for base in cls.__mro__]
-    return homes[0] in _HOSTS or "comfy" in homes
+    return is_known(cls.__module__) or any(
+        base.__module__.partition(".")[0] == "comfy" for base in cls.__mro__
+    )
 
 
 def _folder(whole: Path, file: Path) -> Path | None:

@@ -19,8 +19,8 @@ from .contract import PackFile
 from .describe import named_code
 from .errors import DescriptionError
 from .foreign import objection
-from .packs import Pack, pack_of, pack_of_function
-from .sources import codes, hash_code, is_foreign, origin
+from .packs import Pack, origin, pack_of, pack_of_function
+from .sources import codes, hash_code, is_foreign
 
 _LARGEST_BYTES = 1 << 20
 

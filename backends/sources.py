@@ -23,6 +23,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from .describe import HOST_STATE
+from .packs import origin
+from .watch import Owner, Watch, namespace
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
 _NOT_TRACED = frozenset(
@@ -53,21 +55,6 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {
 #: Methods of torch's layers that other packs are known to replace.
 _OF_TORCH = ("forward", "_conv_forward")
 _DEEPEST = 8  # functions around one another; those within are hashed without their order
-
-
-class Watch:
-    """Remembers what names led to while hashing, to see at little cost whether that still holds."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-
-    def add(self, scope: Any, name: str, value: Any) -> None:
-        """Remember that `name` in `scope` (a namespace dict) is `value`."""
-        self._seen[id(scope), name] = (scope, name, value)
-
-    def changed(self) -> bool:
-        """Tell whether any name leads to something else now."""
-        return any(scope.get(name) is not value for scope, name, value in self._seen.values())
 
 
 def fingerprint(
@@ -160,25 +147,36 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
     pending = ["forward"]
     while pending:
         name = pending.pop()
-        if name in named or name in _NOT_TRACED or name in HOST_STATE:
+        if name in named or name in HOST_STATE or not hasattr(cls, name):
             continue
         named.add(name)
         for owner in cls.__mro__:
-            if name not in vars(owner) or _outside(owner.__module__):
+            watch.add(owner, name)
+            if name not in vars(owner):
                 continue
             value = vars(owner)[name]
             function = getattr(value, "fget", getattr(value, "__func__", value))
             code = getattr(function, "__code__", None)
+            if _outside(owner.__module__):
+                if code is not None:
+                    _watch_torch(function, watch)
+                    pending += code.co_names
+                break  # what it inherits is torch's own affair
+            if name in _NOT_TRACED:
+                continue
             if code is not None and not _is_outside(function):
                 reached.append(function)
                 for inner in codes(code):
                     pending += inner.co_names
             elif code is None and not name.startswith("__") and (text := _value(value)) is not None:
                 values[f"{owner.__module__}:{owner.__qualname__}.{name}"] = text
-            else:
-                continue
-            watch.add(vars(owner), name, value)
     return reached
+
+
+def _watch_torch(function: Any, watch: Watch) -> None:
+    """Watch what a method of torch calls: `torch.nn.functional`'s functions, for the most part."""
+    for chain in global_chains(function.__code__):
+        _resolve(function.__globals__, chain, {}, [], watch)
 
 
 @lru_cache(maxsize=4096)
@@ -220,26 +218,35 @@ def _resolve(
     if chain[0] not in scope:
         return
     value, where = scope[chain[0]], f"{_known_as(str(scope.get('__name__')))}:{chain[0]}"
-    name, names = chain[0], scope
+    name, holder = chain[0], scope  # type: str, Owner
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
             break
         if isinstance(value, type):
+            name, holder = part, value
             where = f"{value.__module__}:{value.__qualname__}.{part}"
         else:
+            name, holder = part, vars(value)
             where = f"{value.__name__}:{part}"
-        name, names = part, vars(value)
         value = getattr(value, part)
     owner, function = where.partition(":")[0], getattr(value, "__func__", value)
+    if callable(value) and not isinstance(value, type):
+        _watch_name(holder, name, watch)
     if isinstance(function, types.FunctionType):
         if function.__name__ not in _NOT_TRACED and not _is_outside(function):
             callees.append(function)
-            watch.add(names, name, names.get(name))
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
-        watch.add(names, name, names.get(name))
+        _watch_name(holder, name, watch)
+
+
+def _watch_name(holder: Owner, name: str, watch: Watch) -> None:
+    if isinstance(holder, type):
+        watch.add_attribute(holder, name)
+    else:
+        watch.add(holder, name)
 
 
 @lru_cache(maxsize=4096)
@@ -324,11 +331,6 @@ def _known_as(module: str) -> str:
 # --- functions that are neither the host's nor torch's --------------------------------------------
 
 
-def origin(function: Callable[..., Any]) -> str:
-    """Return the name of the module that a function's code is of, whatever it wraps."""
-    return str(getattr(function, "__globals__", {}).get("__name__") or "")
-
-
 def is_foreign(part: Callable[..., Any]) -> bool:
     """Tell whether a function's code is another pack's: not the host's, torch's or ours."""
     home = origin(part)
@@ -349,9 +351,9 @@ def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
             function = vars(owner).get(name)
             if not isinstance(function, types.FunctionType):
                 continue
+            watch.add(owner, name)
             if not _is_outside(function):
                 found.append(function)
-                watch.add(vars(owner), name, function)
             else:
                 found += _replaced_operators(function.__code__, watch)
     return found
@@ -360,19 +362,20 @@ def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
 def _replaced_operators(code: types.CodeType, watch: Watch) -> list[Callable[..., Any]]:
     """What stands in the place of torch's own operators that a code object names."""
     found: list[Callable[..., Any]] = []
-    for space, name in _operators(code):
-        function = space.get(name)
+    for owner, name in _operators(code):
+        watch.add(owner, name)
+        function = namespace(owner).get(name)
         if isinstance(function, types.FunctionType) and not _is_outside(function):
             found.append(function)
-            watch.add(space, name, function)
     return found
 
 
 @lru_cache(maxsize=4096)
-def _operators(code: types.CodeType) -> list[tuple[Any, str]]:
-    """(namespace, name) of torch's operators that a code object may reach, through torch's own."""
-    spaces = [vars(torch.nn.functional), vars(torch), vars(torch.Tensor)]
-    found: dict[tuple[int, str], tuple[Any, str]] = {}
+def _operators(code: types.CodeType) -> list[tuple[Owner, str]]:
+    """(owner, name) of torch's operators that a code object may reach, through torch's own."""
+    functional = vars(torch.nn.functional)
+    owners: list[Owner] = [functional, vars(torch), torch.Tensor]
+    found: dict[tuple[int, str], tuple[Owner, str]] = {}
     names = [name for inner in codes(code) for name in inner.co_names]
     seen: set[str] = set()
     while names:
@@ -380,12 +383,13 @@ def _operators(code: types.CodeType) -> list[tuple[Any, str]]:
         if name in seen:
             continue
         seen.add(name)
-        for space in spaces:
-            if name not in space:
+        for owner in owners:
+            value = namespace(owner).get(name)
+            if value is None:
                 continue
-            found[id(space), name] = (space, name)
-            inner = getattr(space[name], "__code__", None)
-            if inner is not None and space is spaces[0] and _is_outside(space[name]):
+            found[id(owner), name] = (owner, name)
+            inner = getattr(value, "__code__", None)
+            if inner is not None and owner is functional and _is_outside(value):
                 names += inner.co_names
     return list(found.values())
 

@@ -13,6 +13,7 @@ from .attach.base import Attached
 from .contract import CallForm
 from .errors import RequirementError
 from .regions.plan import Plan
+from .regions.registry import may_be_swapped
 from .registry import resolve_backend
 from .runtime.calls import is_capturable
 from .runtime.graph_memory import GraphMemory
@@ -64,7 +65,9 @@ class Starter:
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
-                raise RequirementError(plan)
+                if attached.root is None or not may_be_swapped(attached.root):
+                    raise RequirementError(plan)
+                plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.target().device
             if device.index:  # kernels are loaded on the first one
                 raise RequirementError(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from .contract import PackFile
 from .errors import BuildError
+from .packs import origin
 from .replaced import blame
-from .sources import origin
 
 _HOMES = ("comfy", "torch.nn", "torch.functional")
 _NOTHING = object()

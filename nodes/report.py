@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.errors import shown, validate_length
 from ..backends.report import render_text
 from . import server
 from .progress import node_progress
@@ -149,12 +150,12 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     for entry in _entries(text, "sizes", "1024x1024, 720x960"):
         match = re.fullmatch("([0-9]{1,6}) *[xX*\u00d7] *([0-9]{1,6})", entry)
         if match is None:
-            raise ValueError(f"sizes must be entries such as 1024x1024, got {entry!r}")
+            raise ValueError(f"sizes must be entries such as 1024x1024, got {shown(entry)}")
         width, height = int(match[1]), int(match[2])
         for side in (width, height):
             if not LATENT_PIXEL <= side <= MAX_SIDE:
                 raise ValueError(
-                    f"sides must be from {LATENT_PIXEL} to {MAX_SIDE} pixels, got {entry!r}"
+                    f"sides must be from {LATENT_PIXEL} to {MAX_SIDE} pixels, got {shown(entry)}"
                 )
         sizes.append((width, height))
     return list(dict.fromkeys(sizes))
@@ -170,12 +171,15 @@ def parse_batches(text: str) -> list[int]:
     for entry in _entries(text, "batches", "1, 2, 4"):
         number = int(entry) if re.fullmatch(r"[0-9]{1,6}", entry) else 0
         if not 1 <= number <= MAX_BATCH:
-            raise ValueError(f"batches must be whole numbers from 1 to {MAX_BATCH}, got {entry!r}")
+            raise ValueError(
+                f"batches must be whole numbers from 1 to {MAX_BATCH}, got {shown(entry)}"
+            )
         batches.append(number)
     return list(dict.fromkeys(batches))
 
 
 def _entries(text: str, name: str, example: str) -> list[str]:
+    validate_length(name, text)
     entries = [entry.strip() for entry in re.split(r"[,;\n]", text) if entry.strip()]
     if not entries:
         raise ValueError(f"{name} must have at least one entry, such as {example}")

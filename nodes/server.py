@@ -31,6 +31,8 @@ EVENT = "warmgraph.report"
 EVENTS_PER_SECOND = 5
 STORE_FOLDER = "compiled_graphs"
 PRIVATE_USER = "warmgraph"
+#: Of a request that changes settings, in bytes.
+MAX_BODY = 64 * 1024
 FOLDER_LIST_SECONDS = 1.0
 
 _engine_lock = threading.Lock()
@@ -148,9 +150,11 @@ async def post_settings(request: web.Request) -> web.Response:
     if request.content_type != "application/json":
         return _refusal(415, f"content type must be application/json, got {request.content_type}")
     try:
-        changes = await request.json()
+        changes = json.loads(await _read_body(request))
     except ValueError as error:
-        return _refusal(400, f"body must be JSON, got {error}")
+        return _refusal(400, f"body must be JSON of at most {MAX_BODY >> 10} KiB: {error}")
+    except RecursionError:
+        return _refusal(400, "body must be JSON, got one that is nested too deeply")
     try:
         values = await asyncio.to_thread(get_settings().update, changes)
     except ValueError as error:
@@ -159,6 +163,23 @@ async def post_settings(request: web.Request) -> web.Response:
         logger.warning("Settings are in force but cannot be kept: %s", error)
         return _refusal(500, f"settings are in force but cannot be kept: {error.strerror}")
     return web.json_response(values)
+
+
+async def _read_body(request: web.Request) -> bytes:
+    """Return a request's body; one that is too large is not read any further.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    body = bytearray()
+    if (request.content_length or 0) <= MAX_BODY:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > MAX_BODY:
+                break
+        else:
+            return bytes(body)
+    raise ValueError("it is larger")
 
 
 def send_node_text(text: str, node_id: str | None) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from ..regions.plan import Plan
 from ..regions.registry import plan_model
+from ..runtime.faults import STEP
 from ..runtime.scope import Scope, Target
 from ..runtime.session import Session
 from .base import Note, Runs
@@ -130,14 +131,17 @@ class _Hold:
         session, control = self.session, self._control()
         if _is_per_run(type(control)):
             if self._own is None:
-                self._own = session.scope.over(module, partial(plan_model, module))
-            session.scope = self._own
+                make_plan = partial(plan_model, module)
+                self._own = session.scope.faults.spare(
+                    STEP, "preparing a ControlNet", session.scope.over, module, make_plan
+                )
+            session.scope = self._own or session.scope
         foreign = None
         if module is not session.scope.root:
             foreign = "another copy of the network runs (several GPUs, or another node's)"
         elif not self._open:
             self._open = True
-            self._runs.look(session, _target(control, module))
+            self._runs.look(session, partial(_target, control, module))
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
@@ -149,7 +153,7 @@ class _Hold:
             self._open = False
             self._runs.tell(self.session)
         if self._own is not None:
-            self._own.let_go()
+            self._own.faults.spare(STEP, "letting a ControlNet go", self._own.let_go)
             self._own = None
 
 

@@ -11,10 +11,11 @@ import torch
 from ..host import compute_dtype
 from ..regions.plan import Plan
 from ..regions.registry import plan_model
+from ..runtime.faults import STEP
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from ..runtime.variant import Variant
-from .base import KEY, Note, Runs
+from .base import KEY, Note, Runs, when_unloaded
 
 
 class AttachedModel:
@@ -28,7 +29,7 @@ class AttachedModel:
 
         clone = model.clone()
         clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_DETACH):
+        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
             clone.remove_callbacks_with_key(kind, KEY)
         self.value = self.patcher = clone
         self.holder = clone.model
@@ -47,7 +48,7 @@ class AttachedModel:
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, partial(_step, session))
         clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _begins(session, runs))
         clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _ends(session, runs))
-        clone.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, partial(_detached, session))
+        when_unloaded(clone, session)
 
     def note(self, text: str) -> None:
         self.value.set_attachments(KEY, Note(text))
@@ -73,7 +74,7 @@ def is_step(wrapper: Any) -> bool:
 
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
     """The host's ON_PRE_RUN callback, called with the patcher that runs: a clone of ours, maybe."""
-    return lambda patcher: runs.begin(session, _target(patcher))
+    return lambda patcher: runs.begin(session, partial(_target, patcher))
 
 
 def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
@@ -81,24 +82,18 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
     return lambda _patcher: runs.end(session, sampled=True)
 
 
-def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
-    """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
-    if unpatch_all:
-        for scope in session.scopes:
-            scope.drop_captured()
-
-
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
     root = executor.class_obj
-    scope = session.scope_of(root)
+    scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
     own = root.call if isinstance(root, Variant) else getattr(root, "_forward", None)
     if scope is None:
         foreign = "another copy of the model runs (hooks or several GPUs)"
     elif executor.original != own:
         foreign = "another node puts its own function in place of the model's"
     inner = None
-    if executor.idx + 1 < len(executor.wrappers):
+    if scope is not None and executor.idx + 1 < len(executor.wrappers):
         inner = "another node wraps the model's own call"
+        executor.original = partial(scope.innermost, executor.original)
     return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)

@@ -12,6 +12,7 @@ in `regions.registry`. Nothing else in the package knows about model families.
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ import torch
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
-from ..packs import pack_of
+from ..packs import foreign_class, is_known
 from ..replaced import describe_packs
 from ..rewrites import rewritten
-from ..sources import Watch, attributes_read, fingerprint
+from ..sources import attributes_read, fingerprint
+from ..watch import Watch
 
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
@@ -106,7 +108,11 @@ class Dispatch:
 
     def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
         """Make the forward of each module that gets one."""
-        made = [(self.module, self.make(calls, _own_forward(self.module)))]
+        own = _own_forward(self.module)
+        forward = self.make(calls, own)
+        if not is_known(getattr(type(self.module).forward, "__globals__", {}).get("__name__")):
+            forward = _as_described(forward, own)
+        made = [(self.module, forward)]
         if self.follower is not None:
             module, make = self.follower
             made.append((module, make(_own_forward(module))))
@@ -261,13 +267,27 @@ def unary(call: Call, host: Forward) -> Forward:
 
 def unknown_layer(layer: Any) -> str:
     """Say that a family has no form for a module."""
-    module = type(layer).__module__
-    pack = pack_of(module)
-    return f"no region for {type(layer).__qualname__} of {module if pack is None else pack.name}"
+    if (owner := foreign_class(type(layer))) is not None:
+        return owner
+    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
 
 
 def _own_forward(module: torch.nn.Module) -> Forward:
     return partial(type(module).forward, module)
+
+
+def _as_described(forward: Forward, own: Forward) -> Forward:
+    """Leave the calls that are made in another way than the host's to what is bound on the class:
+    where a pack put its own forward there, its callers may be the pack's, too.
+    """
+    names = inspect.signature(forward).parameters.keys()
+
+    def tolerant(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) + len(kwargs) > len(names) or not kwargs.keys() <= names:
+            return own(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return tolerant
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

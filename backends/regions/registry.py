@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..packs import foreign_class
 from . import adapter, control, unet, vae, wan
 from .plan import Form, Plan
 
@@ -38,7 +39,9 @@ def form_of(family: str, name: str) -> Form:
 def plan_model(root: torch.nn.Module) -> Plan | str:
     """Cut a model of the host into regions, or say in a line why it stays as it is."""
     cls = type(root)
-    cut = _PLANS.get(f"{cls.__module__}:{cls.__qualname__}")
+    cut = _PLANS.get(_full_name(cls))
+    if cut is None and (owner := foreign_class(cls)) is not None:
+        return f"{owner}: runs as without this node"
     if cut is None:
         return f"no region plan for {cls.__name__} yet: runs as without this node"
     plan = cut(root)
@@ -46,3 +49,15 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
         reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
         return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
     return plan
+
+
+def may_be_swapped(root: torch.nn.Module) -> bool:
+    """Tell whether a model's class may have been put in place of one that is known here: nodes do
+    so for as long as their clone of the model is loaded.
+    """
+    _, *parents = type(root).__mro__
+    return any(_full_name(parent) in _PLANS for parent in parents)
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -86,7 +86,8 @@ def fetch_dynamic(
 
     fresh = [m for m in modules if not hasattr(m, "_prefetch")]
     found: dict[int, tuple[Any, Any]] = {}
-    stream = failure = None
+    stream = None
+    failure: Exception | None = None
     held = [m for m in modules if getattr(m, "_prefetch", _NOT_THERE)["signature"] is not None]
     try:
         with _noting_holds(fresh, held):
@@ -98,7 +99,7 @@ def fetch_dynamic(
             found[id(module)] = comfy.ops.resolve_cast_module_with_vbar(
                 module, dtype, device, dtype, None, False
             )
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:  # of whatever sort: what is held has to be let go
         failure = error
         for module in modules:
             # The host notes a page as good before a LoRA is applied to what lies there.
@@ -115,6 +116,8 @@ def fetch_dynamic(
 
     if failure is not None:
         release()
+        if not isinstance(failure, (RuntimeError, MemoryError)):
+            raise failure
         raise ValueError(f"they could not be brought over together: {failure}") from failure
     stays = len(held) == len(modules) and all(
         found[id(m)][0] is m._v_weight and found[id(m)][1] is m._v_bias for m in modules

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..host import is_interrupt
 from .anchors import Anchor
 from .calls import Call, FixedCallError, read_result
 from .joins import QuickJoins
@@ -58,6 +59,7 @@ class CudaGraph:
 
         Raises:
             CaptureError: the call does what cannot be captured, or there is no memory.
+            The host's interrupt, when the user cancelled meanwhile.
         """
         try:
             stream = _capture_stream(self._device)
@@ -77,6 +79,8 @@ class CudaGraph:
         except FixedCallError as error:
             raise CaptureError(str(error)) from error
         except Exception as error:  # whatever the call raises now, it did not when it ran
+            if is_interrupt(error):
+                raise
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 

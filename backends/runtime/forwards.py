@@ -12,6 +12,7 @@ import torch
 
 from ..contract import Description
 from ..regions.plan import Place, Plan
+from .faults import Faults
 from .graphs import Graph, Graphs, State
 from .kinds import Kind
 from .region import Region
@@ -38,12 +39,15 @@ class ForwardSet(NamedTuple):
 class Forwards:
     """The sets of forwards of one root module, and its regions, which they call."""
 
-    def __init__(self, graphs: Graphs, verified: Verified, specials: Specials) -> None:
-        """Args: all graphs of the process, the memory of comparisons, and which calls get graphs of
-        their own sizes.
+    def __init__(
+        self, graphs: Graphs, verified: Verified, specials: Specials, faults: Faults
+    ) -> None:
+        """Args: all graphs of the process, the memory of comparisons, which calls get graphs of
+        their own sizes, and which graphs are not used here because ours failed with them.
         """
         self._graphs = graphs
         self._verified = verified
+        self._faults = faults
         self.specials = specials
         #: Calls that were served by regions that are gone.
         self.past_calls = 0
@@ -170,10 +174,10 @@ class Forwards:
         region = self._regions.get(place.name)
         if region is None:
             assert self._weights is not None
-            region = Region(place, kind.graph, self._weights, self._verified)
+            region = Region(place, kind.graph, self._weights, self._verified, self._faults)
             self._regions[place.name] = region
         if region.wide is None and kind.wide is not None and kind.wide.state is State.READY:
-            region.wide = Region(place, kind.wide, region.source, self._verified)
+            region.wide = Region(place, kind.wide, region.source, self._verified, self._faults)
         return region
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
@@ -183,7 +187,7 @@ class Forwards:
             return region
         known = self._special_regions.get((name, graph.key))
         if known is None:
-            special = Region(region.place, graph, region.source, self._verified)
+            special = Region(region.place, graph, region.source, self._verified, self._faults)
             known = self._special_regions[name, graph.key] = Either(special, region)
         return known
 

@@ -7,6 +7,7 @@ missing -> building -> ready; a failed build is tried once more by a later promp
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import threading
 import time
@@ -43,7 +44,15 @@ class State(str, Enum):
 class Graph:
     """One kind on one target, and the callable for it once there is one."""
 
-    def __init__(self, key: str, description: Description, backend: Backend) -> None:
+    def __init__(
+        self,
+        key: str,
+        description: Description,
+        backend: Backend,
+        on_drop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Args: the kind, what compiled it, and who wants to know when it is dropped."""
+        self._on_drop = on_drop
         self.key = key
         self.description = description
         self.backend = backend
@@ -79,6 +88,7 @@ class Graph:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
         self.attempts = MAX_ATTEMPTS
+        self._on_drop()  # what was captured with it must not be replayed any more
 
 
 class Graphs:
@@ -95,7 +105,8 @@ class Graphs:
         self._graphs: dict[str, Graph] = {}
         self._warned: set[str] = set()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
-        #: Raised by one after each change of a state; sessions compare it before each step.
+        self._versions = itertools.count(1)
+        #: Another number after each change of a state; sessions compare it before each step.
         self.version = 0
         self.builds = 0
         self.loads = 0
@@ -104,7 +115,9 @@ class Graphs:
         """Return the process's one graph for a kind."""
         key = keys.graph_key(description, target)
         with self._lock:
-            return self._graphs.setdefault(key, Graph(key, description, backend))
+            if key not in self._graphs:
+                self._graphs[key] = Graph(key, description, backend, self._note_change)
+            return self._graphs[key]
 
     def forget(self, graph: Graph) -> None:
         """Let a graph go; asked for again, it is loaded anew."""
@@ -282,7 +295,10 @@ class Graphs:
 
     def _set(self, graph: Graph, state: State) -> None:
         graph.state = state
-        self.version += 1
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.version = next(self._versions)  # from any thread: no two changes are one number
         _logged(self._on_change)  # whoever listens has no say in what a graph is
 
 

@@ -1,5 +1,4 @@
-"""One place of a model bound to a graph: checks, weights, the call, and the first-use
-comparison."""
+"""One place of a model bound to a graph: checks, weights, the call."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..layout import lay_out
+from ..host import is_interrupt
+from ..layout import aligned
 from ..regions.plan import Place
-from ..tolerance import tells_nothing, within
 from .casting import same_device
+from .faults import Faults
 from .graphs import Graph
+from .trust import Trust
 from .verified import Verified
-from .weights import Fetched, ModelWeights, RegionWeights
+from .weights import ModelWeights, RegionWeights
 
 logger = logging.getLogger(__name__)
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
-#: The first comparison with eager takes at most so many elements of the largest tensor.
-MAX_COMPARED = 2**26
 #: Forms of a call's inputs that are remembered as good.
 MAX_KNOWN = 64
 
@@ -34,7 +33,8 @@ class Region:
     do it.
 
     A declined call is counted with its reason in `declined`; a graph that fails or differs from
-    eager is dropped for good and its reason kept on the graph.
+    eager is dropped for good and its reason kept on the graph. Whatever else of ours fails leaves
+    this kind to the host from then on (`faults`).
     """
 
     def __init__(
@@ -43,8 +43,11 @@ class Region:
         graph: Graph,
         source: ModelWeights,
         verified: Verified,
+        faults: Faults,
     ) -> None:
-        """Args: the place, its ready graph, the model's weights, and the memory of comparisons."""
+        """Args: the place, its ready graph, the model's weights, the memory of comparisons, and
+        what of ours failed in this session.
+        """
         self.place = place
         self.graph = graph
         self.declined: str | None = None
@@ -57,48 +60,64 @@ class Region:
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
-        #: Forms of all inputs together that were good as they came.
-        self._good: set[tuple[Any, ...]] = set()
-        self._verified = verified
-        self._trusted: set[str] = set()
+        #: Forms of all inputs together that were good as they came, with the largest tensor's
+        #: elements.
+        self._good: dict[tuple[Any, ...], int] = {}
+        self._trust = Trust(place, graph, verified)
+        self._faults = faults
 
     def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
+            return self.decline(fault)
+        try:
+            return self._compute(inputs)
+        except Exception as error:
+            if self._is_captured() or is_interrupt(error):
+                raise
+            label = self.graph.description.label
+            return self.decline(self._faults.note(self.graph.key, label, error))
+
+    def _compute(self, inputs: tuple[Any, ...]) -> torch.Tensor | None:
         graph = self.graph
         call = graph.call
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
         form = tuple(map(_form, inputs))
         ready: list[Any] = list(inputs)
-        if form not in self._good or any(_is_misplaced(value) for value in inputs):
+        elements = self._good.get(form)
+        if elements is None or any(_is_misplaced(value) for value in inputs):
             problem = self._problem(inputs)
             if problem is not None:
                 return self.decline(problem)
-            if not graph.description.wide and self._elements(inputs) > MAX_ELEMENTS:
+            elements = self._elements(inputs)
+            if not graph.description.wide and elements > MAX_ELEMENTS:
                 return self._run_wide(inputs)
             layout = graph.description.layout
-            ready = [
-                _aligned(value, layout) if torch.is_tensor(value) else value for value in ready
-            ]
+            ready = [aligned(value, layout) if torch.is_tensor(value) else value for value in ready]
             plain = all(isinstance(value, int) or type(value) is torch.Tensor for value in inputs)
             if plain and all(mine is given for mine, given in zip(ready, inputs, strict=True)):
-                self._remember(form)
+                self._remember(form, elements)
         try:
             weights = self._weights.fetch()
         except ValueError as error:
             return self.decline(f"its weights are not what the graph takes: {error}")
-        trusted = weights.weight_class in self._trusted or self._was_verified(weights.weight_class)
-        if not trusted and self._is_captured():
-            if weights.release is not None:
-                weights.release()
-            raise RuntimeError("a graph was not compared with eager yet")
         try:
+            trusted = self._trust.covers(weights.weight_class, elements)
+            if not trusted and self._is_captured():
+                raise RuntimeError("a graph was not compared with eager yet")
             arguments = [*weights.tensors, *ready]
-            sample = None if trusted else self._sample(ready)
+            sample = None if trusted else self._trust.sample(ready, elements)
             del ready  # the graph lets go of an input as soon as it can
             result = self._run(call, arguments)
             if result is None or sample is None:
                 return result
-            return self._compare(call, result, weights, sample)
+            try:
+                verdict = self._trust.compare(call, result, weights, sample)
+            except torch.OutOfMemoryError:
+                self.calls -= 1
+                return self.decline(
+                    "out of memory while comparing with the host, which ran this call"
+                )
         except torch.OutOfMemoryError:
             if self._is_captured():
                 raise
@@ -106,6 +125,11 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
+        if verdict.good:
+            return result
+        self.calls -= 1
+        self.decline(graph.reason or "")
+        return verdict.reference if sample.whole else None
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:
         """Why the graph cannot take these inputs, or None."""
@@ -120,10 +144,10 @@ class Region:
                     return f"{symbol} is {known} in {name} and {size} in {check.name}"
         return None
 
-    def _remember(self, form: tuple[Any, ...]) -> None:
+    def _remember(self, form: tuple[Any, ...], elements: int) -> None:
         if len(self._good) >= MAX_KNOWN:
             self._good.clear()
-        self._good.add(form)
+        self._good[form] = elements
 
     def _elements(self, inputs: Sequence[Any]) -> int:
         """Elements of the largest tensor of a call."""
@@ -171,72 +195,6 @@ class Region:
 
     def _is_captured(self) -> bool:
         return self.source.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-    def _was_verified(self, weight_class: str) -> bool:
-        graph = self.graph
-        if self._verified.has(graph.key, graph.payload_sha256, weight_class):
-            self._trusted.add(weight_class)
-            return True
-        return False
-
-    def _sample(self, inputs: list[Any]) -> tuple[list[Any], bool]:
-        """What to compare on, the inputs or a corner of them, and whether it is all there is.
-
-        Eager on all of it would need more memory beside the result than eager ever does.
-        """
-        specs = self.graph.description.inputs
-        elements = self._elements(inputs)
-        one_size = self.graph.description.is_special
-        if elements <= MAX_COMPARED or one_size or any(spec.dtype == "int" for spec in specs):
-            return inputs, True
-        sizes = {
-            dim: size
-            for spec, value in zip(specs, inputs, strict=True)
-            for dim, size in zip(spec.dims, value.shape, strict=True)
-            if isinstance(dim, str)
-        }
-        while elements > MAX_COMPARED and max(sizes.values()) > 1:
-            longest = max(sizes, key=lambda name: sizes[name])
-            elements = elements * (sizes[longest] // 2) // sizes[longest]
-            sizes[longest] //= 2
-        corners = []
-        for spec, value in zip(specs, inputs, strict=True):
-            for axis, dim in enumerate(spec.dims):
-                if isinstance(dim, str):
-                    value = value.narrow(axis, 0, sizes[dim])
-            corners.append(_aligned(value, self.graph.description.layout))
-        return corners, False
-
-    def _compare(
-        self,
-        call: Callable[[list[Any]], Any],
-        result: torch.Tensor,
-        weights: Fetched,
-        sample: tuple[list[Any], bool],
-    ) -> torch.Tensor | None:
-        """Compare with the host's own maths on the same inputs, once per file and class."""
-        graph = self.graph
-        inputs, whole = sample
-        try:
-            ours = result if whole else call([*weights.tensors, *inputs])[0]
-            reference = self.place.form.reference(self.place.module, *inputs)
-            good, error = within(ours, reference)
-        except torch.OutOfMemoryError:
-            self.calls -= 1
-            return self.decline("out of memory while comparing with the host, which ran this call")
-        if tells_nothing(reference):
-            return result  # right as far as that goes; the next call is compared
-        if good:
-            self._trusted.add(weights.weight_class)
-            self._verified.add(graph.key, graph.payload_sha256, weights.weight_class)
-            return result
-        self.calls -= 1
-        graph.drop(
-            f"differs from eager by {error:.1e} (relative L2) with {weights.weight_class} weights"
-        )
-        logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
-        self.decline(graph.reason or "")
-        return reference if whole else None
 
 
 class _Check:
@@ -288,11 +246,3 @@ def _form(value: Any) -> Any:
 
 def _is_misplaced(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.data_ptr() % 16 != 0
-
-
-def _aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
-    """Graphs take tensors of their layout at 16-byte addresses; others are copied, as operators
-    would.
-    """
-    laid_out = lay_out(value, layout)
-    return laid_out.clone() if laid_out.data_ptr() % 16 else laid_out

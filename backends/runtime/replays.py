@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -60,6 +60,24 @@ class _Signature:
     form: Hashable = None
 
 
+class Attempt(NamedTuple):
+    """What came of trying to replay a call.
+
+    Attributes:
+        result: what the call gave; None where it has to be made.
+        compiled: whether it is to be made through the regions' graphs then.
+        known: what is known of its signature.
+        in_place: whether the weights are where a captured call could read them.
+        compared: comparisons with eager that were made before.
+    """
+
+    result: Any
+    compiled: bool
+    known: _Signature
+    in_place: bool
+    compared: int
+
+
 class Replays:
     """The captured calls of one root module."""
 
@@ -79,49 +97,70 @@ class Replays:
         """Return one for another root module, over the same memory."""
         return Replays(self._memory, self._verified)
 
-    def call(
+    def attempt(
         self,
         host: Callable[..., Any],
         call: Call,
         *,
         anchors: Anchors,
         form: Hashable,
+        others: Hashable,
         complete: bool,
         runner: Runner,
-    ) -> Any:
-        """Compute one call, by replay where it can be.
+    ) -> Attempt:
+        """Compute one call by replay, where it can be; `settle` is to follow where it cannot.
 
         Args:
             host: the call as the host would make it.
             call: its arguments.
             anchors: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
+            others: which serve calls of any size; what was captured over them is right, too.
             complete: whether no more graphs will come; until then captures are exact.
-            runner: makes the call otherwise.
+            runner: makes the call while it is captured.
         """
-        plain = partial(runner, partial(host, *call.args, **call.kwargs))
         target = form if complete else EXACT
         known = self._known(call.key)
         if known.target != target:
             known.target, known.clean, known.refused = target, 0, None
         anchor = anchors.look()
+        graph = known.graph
+        result = None
         if anchor is None:
             self.reasons[anchors.problem or ""] += 1
-        elif known.graph is not None and (known.form == target or known.refused):
-            if not known.graph.fits(anchor):
-                self._memory.drop(known.graph)
+        elif graph is not None and (
+            known.form == target or (known.refused and known.form in (EXACT, others))
+        ):
+            if not graph.fits(anchor):
+                self._memory.drop(graph)
             else:
                 try:
-                    result = self._replay(known.graph, anchors, anchor, call)
+                    result = self._replay(graph, anchors, anchor, call)
                 except CaptureError as error:
-                    known.refused, result = str(error), None
-                if result is not None:
-                    return result
+                    known.refused = str(error)
         elif known.like is not None and known.clean >= CLEAN_CALLS:
             rerun = partial(_rerun, runner, host, compiled=complete)
-            if (result := self._capture(known, call, rerun, anchors, anchor)) is not None:
-                return result
-        return self._plain(known, anchors, plain, complete=complete)
+            result = self._capture(known, call, rerun, anchors, anchor)
+        in_place = anchors.problem is None
+        # What will be captured without graphs is run without them until then.
+        exact_next = not complete and known.refused is None and in_place
+        return Attempt(result, not exact_next, known, in_place, self._verified.count)
+
+    def settle(self, attempt: Attempt, anchors: Anchors, result: Any) -> None:
+        """Note what a call gave that was not replayed."""
+        known = attempt.known
+        anchors.settle()
+        known.like = None
+        if not attempt.in_place:  # the call that comes next may meet weights of another kind
+            known.clean = min(known.clean, 0)
+        elif known.refused is None and self._verified.count == attempt.compared:
+            try:
+                known.like = result_form(result)
+                known.clean += 1
+            except FixedCallError as error:
+                known.refused = str(error)
+        if known.refused is not None:
+            self.reasons[known.refused] += 1
 
     def _known(self, key: Hashable) -> _Signature:
         known = self._signatures.pop(key, None)
@@ -169,28 +208,6 @@ class Replays:
     def vram_bytes(self) -> int:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
-
-    def _plain(
-        self, known: _Signature, anchors: Anchors, plain: Callable[..., Any], *, complete: bool
-    ) -> Any:
-        in_place = anchors.problem is None
-        compared = self._verified.count
-        # What will be captured without graphs is run without them until then.
-        exact_next = not complete and known.refused is None and in_place
-        result = plain(compiled=not exact_next)
-        anchors.settle()
-        known.like = None
-        if not in_place:  # the call that comes next may meet weights of another kind
-            known.clean = min(known.clean, 0)
-        elif known.refused is None and self._verified.count == compared:
-            try:
-                known.like = result_form(result)
-                known.clean += 1
-            except FixedCallError as error:
-                known.refused = str(error)
-        if known.refused is not None:
-            self.reasons[known.refused] += 1
-        return result
 
     def _replay(self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call) -> Any:
         """The call's result, or None where the weights are not in place after all.

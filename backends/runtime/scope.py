@@ -17,19 +17,20 @@ import torch
 from ..contract import Backend, Description
 from ..host import pause_host_compiler
 from ..keys import target
+from ..packs import foreign_class
 from ..regions.plan import Dispatch, Place, Plan
-from ..sources import Watch
 from .anchors import Anchors
 from .calls import Call, FixedCallError, arithmetic, read_call, unread_options
 from .casting import same_device
-from .forwards import Forwards
+from .faults import CAPTURES, STEP, Faults
+from .foreign import Foreign
+from .forwards import Forwards, ForwardSet
 from .graphs import Graph, Graphs, State
 from .kinds import Kind, describe_kinds
 from .replays import Replays
 from .specials import Specials
 from .verified import Verified
 from .weights import ModelWeights
-from .wiring import Wiring, patched_places, replaced_function
 
 
 class Target(NamedTuple):
@@ -44,6 +45,18 @@ class Target(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     patches: Mapping[str, Any]
+
+
+#: A module and the forward that it gets.
+Placed = tuple[torch.nn.Module, Callable[..., Any]]
+
+
+class _Step(NamedTuple):
+    """How one call is to be made: through what, and as which data, if it is known by that."""
+
+    serving: ForwardSet
+    call: Call | None
+    complete: bool
 
 
 class Scope:
@@ -80,21 +93,18 @@ class Scope:
         self._graphs = graphs
         self._verified = verified
         self.replays = replays
-        self.forwards = Forwards(graphs, verified, specials or Specials(lambda: None))
+        self.faults = Faults()
+        self.forwards = Forwards(graphs, verified, specials or Specials(lambda: None), self.faults)
         self._unread = unread_options(root)
         self._anchors: Anchors | None = None
-        self._foreign_code: str | None = None
-        self._replaced: str | None = None
         self._weights: ModelWeights | None = None
-        self._wiring = Wiring(root)
-        self._marks: Any = None
+        self._foreign = Foreign(root, plan, (), whole_calls=False)
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
-        self._foreign: dict[str, str] = {}
-        self._watch = Watch()
         self._facts: dict[str, Any] = {}
         self._dtype: torch.dtype | None = None
         self._lock = threading.RLock()
+        self._placed: list[tuple[torch.nn.Module, Any]] = []
         self._inside = False
         self._run_open = False
 
@@ -166,8 +176,8 @@ class Scope:
             self.forwards.let_go()
             self.drop_captured()
             self._weights, self._anchors = None, None
-            self._wiring = Wiring(gone)
-            self._marks, self._patches = None, {}
+            self._foreign = Foreign(gone, self.plan, (), whole_calls=False)
+            self._patches = {}
             self._run_open = False
 
     # --- what the model consists of -------------------------------------------------------------
@@ -176,20 +186,17 @@ class Scope:
         """Write the model's kinds down for a device and compute dtype; returns their graphs."""
         self._facts = target(device.type, self._backend)
         plan = self._make_plan()
-        if isinstance(plan, Plan):
-            self.plan = plan
-        self._wiring = Wiring(self.root)
-        self._watch = Watch()
-        if self.replays is not None:
-            self._replaced = replaced_function(self.root, self._watch)
-        self.kinds, self._of_place = describe_kinds(
-            self.plan, device, dtype, self._watch, self._graph_of
+        self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
+        self.kinds, self._of_place = describe_kinds(self.plan, device, dtype, self._graph_of)
+        self._foreign = Foreign(
+            self.root, self.plan, self.kinds, whole_calls=self.replays is not None
         )
         self._dtype = dtype
         self._weights = ModelWeights(self._holder, device, dtype)
         self.drop_captured()
         self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
         self.forwards.bind(self.plan, self._of_place, self._weights)
+        self.faults.clear()
         return self.graphs
 
     def is_stale(self, target: Target) -> bool:
@@ -206,9 +213,7 @@ class Scope:
             or self._weights is None
             or target.device != self._weights.device
             or target.dtype is not self._dtype
-            or self._watch.changed()
-            or self._wiring.changed()
-            or self._wiring.settings_changed()
+            or self._foreign.is_stale()
         )
 
     # --- a run ------------------------------------------------------------------------------------
@@ -232,11 +237,9 @@ class Scope:
         return self._graphs.graph(description, self._backend, self._facts)
 
     def _look(self) -> None:
-        """Find the places that other nodes patched."""
-        self._marks = self._wiring.marks()
-        self._foreign = dict(patched_places(self.plan))
-        self._foreign_code = self._wiring.foreign() or self._replaced
-        self.forwards.leave(self._foreign.keys())
+        """Find what other nodes do now, and leave it to them."""
+        self._foreign.look()
+        self.forwards.leave(self._foreign.places.keys())
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
@@ -253,6 +256,11 @@ class Scope:
         if self.replays is not None:
             self.replays.drop()
 
+    def unloaded(self) -> None:
+        """The host took the model off its device: nothing is held for it any more."""
+        self.faults.clear()
+        self.faults.spare(CAPTURES, "giving captured calls back", self.drop_captured)
+
     def call(
         self,
         host: Callable[..., Any],
@@ -263,38 +271,73 @@ class Scope:
     ) -> Any:
         """Call the root module: by a captured call, or with the forwards of all ready places.
 
+        What the host's own code raises passes through, and it runs once; what ours raises leaves
+        the call to the host.
+
         Args:
             host: the call as the host would make it, with these arguments.
             foreign: another node's part in the call, which keeps it from being captured.
         """
         with self._lock:
-            if not self._run_open:
-                self.begin_run()
-            assert self._weights is not None
-            self._look_again()
-            self._weights.begin_step()
-            self.forwards.refresh()
-            call = self._read(args, kwargs, foreign or self._foreign_code)
-            if isinstance(call, str):
-                if self.replays is not None:
-                    self.replays.reasons[call] += 1
-                return self._run(partial(host, *args, **kwargs), self.forwards.any_shape.installed)
-            complete = not any(graph.is_coming for graph in self.graphs)
-            serving = self.forwards.of(call.key, complete=complete)
-            if self.replays is None or self._anchors is None:
-                result = self._run(partial(host, *args, **kwargs), serving.installed)
+            plain = partial(host, *args, **kwargs)
+            step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
+            if step is None:
+                return self._run(plain, ())
+            if step.call is None or self.replays is None or self._anchors is None:
+                result = self._run(plain, step.serving.installed)
             else:
-                result = self.replays.call(
-                    host,
-                    call,
-                    anchors=self._anchors,
-                    form=serving.served,
-                    complete=complete,
-                    runner=partial(self._run, installed=serving.installed),
-                )
-            if serving.recorded is not None:
-                serving.recorded()
+                result = self._replayed(host, plain, step, step.call)
+            if step.serving.recorded is not None:
+                self.faults.spare(STEP, "recording sizes", step.serving.recorded)
             return result
+
+    def _prepare(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
+    ) -> _Step:
+        """Find out how a call is to be made."""
+        if not self._run_open:
+            self.begin_run()
+        assert self._weights is not None
+        self._look_again()
+        self._weights.begin_step()
+        self.forwards.refresh()
+        call = self._read(args, kwargs, foreign or self._foreign.code)
+        if isinstance(call, str):
+            if self.replays is not None:
+                self.replays.reasons[call] += 1
+            return _Step(self.forwards.any_shape, None, complete=True)
+        complete = not any(graph.is_coming for graph in self.graphs)
+        return _Step(self.forwards.of(call.key, complete=complete), call, complete=complete)
+
+    def _replayed(
+        self, host: Callable[..., Any], plain: Callable[[], Any], step: _Step, call: Call
+    ) -> Any:
+        """Make a call by replay where it can be, else through the forwards; and note how it was."""
+        assert self.replays is not None and self._anchors is not None
+        runner = partial(self._run, installed=step.serving.installed)
+        attempt = None
+        if self.faults.of(CAPTURES) is None:
+            attempt = self.faults.spare(
+                CAPTURES,
+                "replaying a step",
+                self.replays.attempt,
+                host,
+                call,
+                anchors=self._anchors,
+                form=step.serving.served,
+                others=self.forwards.any_shape.served,
+                complete=step.complete,
+                runner=runner,
+            )
+        if attempt is None:
+            return runner(plain)
+        if attempt.result is not None:
+            return attempt.result
+        result = runner(plain, compiled=attempt.compiled)
+        self.faults.spare(
+            CAPTURES, "watching a step", self.replays.settle, attempt, self._anchors, result
+        )
+        return result
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
@@ -309,40 +352,59 @@ class Scope:
             return str(error)
 
     def _run(
-        self,
-        run: Callable[[], Any],
-        installed: Sequence[tuple[torch.nn.Module, Callable[..., Any]]],
-        *,
-        compiled: bool = True,
+        self, run: Callable[[], Any], installed: Sequence[Placed], *, compiled: bool = True
     ) -> Any:
         """Make one call with our forwards in place for as long as it runs."""
         self._inside = True
-        placed = []
         try:
-            for module, forward in installed if compiled else ():
-                placed.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = forward
+            if compiled:
+                self._place(installed)
             with pause_host_compiler():
                 return run()
         finally:
-            for module, before in reversed(placed):
-                if before is None:
-                    module.__dict__.pop("forward", None)
-                else:
-                    module.__dict__["forward"] = before
+            self._take_away()
             self._inside = False
+
+    def _place(self, installed: Sequence[Placed]) -> None:
+        for module, forward in installed:
+            self._placed.append((module, module.__dict__.get("forward")))
+            module.__dict__["forward"] = forward
+
+    def _take_away(self) -> None:
+        while self._placed:
+            module, before = self._placed.pop()
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
+
+    def innermost(self, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make the host's own call within other nodes' wrappers, which may have replaced code since
+        the step began; what they replaced is theirs.
+        """
+        if self._placed and self._foreign.replaced_code():
+            self.faults.spare(STEP, "looking within a step", self._withdraw)
+        return host(*args, **kwargs)
+
+    def _withdraw(self) -> None:
+        self._take_away()
+        self._look()
+        self.forwards.refresh()
+        self._place(self.forwards.any_shape.installed)
 
     def _look_again(self) -> None:
         """Notice what another node's wrapper changed around this very step."""
         assert self._weights is not None and self._dtype is not None
-        if self._wiring.changed():
+        if self._foreign.is_rebuilt():
             self.describe(self._weights.device, self._dtype)
             self._look()
-        elif self._wiring.marks() != self._marks:
-            self._look()
+        elif self._foreign.look_again():
+            self.forwards.leave(self._foreign.places.keys())
 
     def why_not(self, x: Any) -> str | None:
         """Say why a whole call with the activation `x` is the host's, or None."""
+        if (fault := self.faults.of(STEP)) is not None:
+            return fault
         if self._weights is None:
             return "no graphs are asked for"
         if self._inside:
@@ -351,7 +413,7 @@ class Scope:
             return "gradients are on (training)"
         if not isinstance(x, torch.Tensor) or not same_device(x.device, self._weights.device):
             return f"it runs on {getattr(x, 'device', 'an unknown device')}"
-        return None
+        return foreign_class(type(self.root))
 
     # --- what to say ------------------------------------------------------------------------------
 
@@ -366,8 +428,8 @@ class Scope:
         return found
 
     def _reason(self, place: Place) -> str | None:
-        if place.name in self._foreign:
-            return self._foreign[place.name]
+        if (left := self._foreign.places.get(place.name)) is not None:
+            return left
         kind = self._of_place.get(place.name)
         if kind is None or kind.graph is None:
             return kind.reason if kind is not None and kind.reason else "it was not described"

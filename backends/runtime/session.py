@@ -49,15 +49,10 @@ class Session:
         self._kept: dict[Hashable, Any] = {}
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
-        #: Why the run that goes on is all the host's, if it is.
-        self.problem: str | None = None
         #: Keys of graphs that were looked for.
         self.asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
         self.reused: set[str] = set()
-        #: The saved workflow of the last run, and whether its graph folder holds all there is.
-        self.workflow: Any = None
-        self.filed = True
         #: Whether the log has said that all requested graphs have come.
         self.told = True
         self._warned: set[str] = set()
@@ -132,7 +127,7 @@ class Session:
         """
         scope = scope or self.scope
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        reason = foreign or self.problem or scope.why_not(next(activations, None))
+        reason = foreign or scope.why_not(next(activations, None))
         if reason is not None:
             self.steps[reason] += 1
             self._warn(reason)

@@ -186,30 +186,33 @@ class RegionWeights:
         return self._fetch_anew()
 
     def _fetch_anew(self) -> Fetched:
-        source = self._source
         self._kept = None
-        found: dict[int, tuple[Any, Any]] = {}
         releases: list[Callable[[], None]] = []
-        classes = set()
-        dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
         try:
-            for owner in self._owners:
-                if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
-                    weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
-                    classes.add(weight_class)
-                    found[id(owner)] = pair
-                    if release is not None:
-                        releases.append(release)
+            return self._gather(releases)
         except torch.OutOfMemoryError as error:  # all of a region's weights at once
             _all(releases)
             raise ValueError("they could not be brought over together: out of memory") from error
+        except BaseException:  # pages that stay held would never be freed
+            _all(releases)
+            raise
+
+    def _gather(self, releases: list[Callable[[], None]]) -> Fetched:
+        """Fetch all weights; what must be let go of is put into `releases`, whatever happens."""
+        source = self._source
+        found: dict[int, tuple[Any, Any]] = {}
+        classes = set()
+        dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
+        for owner in self._owners:
+            if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
+                weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
+                classes.add(weight_class)
+                found[id(owner)] = pair
+                if release is not None:
+                    releases.append(release)
         keepable = True
         if dynamic:
-            try:
-                pairs, resident, release = fetch_dynamic(dynamic, source.device, source.dtype)
-            except ValueError:
-                _all(releases)
-                raise
+            pairs, resident, release = fetch_dynamic(dynamic, source.device, source.dtype)
             found.update(pairs)
             releases.append(release)
             keepable = resident
@@ -223,11 +226,7 @@ class RegionWeights:
             else:
                 tensors.append(both[0 if slot.attribute == "weight" else 1])
         weight_class = max(classes or {"resident"}, key=CLASSES.index)
-        try:
-            self._check(tensors)
-        except ValueError:
-            _all(releases)
-            raise
+        self._check(tensors)
         if keepable and not classes & {"cast", "streamed"}:
             source.watch([s for s in self._slots if s.owner not in dynamic])
             if not dynamic:

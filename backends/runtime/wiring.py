@@ -8,21 +8,12 @@ from typing import Any
 import torch
 
 from ..foreign import objection
-from ..packs import owner_of
+from ..packs import is_known, owner_of
 from ..regions.plan import Dispatch, Passage, Plan
-from ..sources import Watch, fingerprint, is_foreign
+from ..sources import fingerprint, is_foreign
+from ..watch import Watch
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
-_HOMES = (
-    "comfy",
-    "torch",
-    "comfy_kitchen",
-    "comfy_aimdo",
-    "abc",
-    "builtins",
-    "collections",
-    "typing",
-)
 #: Plain attributes that nodes are known to set in place, for images that tile.
 _SETTINGS = ("padding_mode", "padding", "stride", "dilation")
 
@@ -36,6 +27,7 @@ class Wiring:
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
         self._counts = [(m, m._modules, len(m._modules)) for m in modules if m._modules]
         self._modules = modules
+        self._classes = list(map(type, modules))
         self._settings = _settings(modules)
         self._own = [m.__dict__ for m in modules]
         self._hooks: list[Any] = [
@@ -43,10 +35,14 @@ class Wiring:
         ]
 
     def changed(self) -> bool:
-        """Tell whether a module was replaced, added or taken away."""
-        return any(table.get(name) is not child for table, name, child in self._links) or any(
-            len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
-            for module, table, count in self._counts
+        """Tell whether a module was replaced, added or taken away, or got another class."""
+        return (
+            any(table.get(name) is not child for table, name, child in self._links)
+            or any(
+                len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
+                for module, table, count in self._counts
+            )
+            or list(map(type, self._modules)) != self._classes
         )
 
     def foreign(self) -> str | None:
@@ -90,8 +86,7 @@ def patched_places(plan: Plan) -> list[tuple[str, str]]:
 
 @functools.cache
 def _known_code(part: Any) -> bool:
-    home = getattr(part, "__module__", None) or ""
-    return home.partition(".")[0] in _HOMES
+    return is_known(getattr(part, "__module__", None))
 
 
 def _has_known_code(cls: type) -> bool:
@@ -116,7 +111,7 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
         if problem is not None:
             return f"code of {owner_of(function)} takes part: it {problem}"
     for name in found:
-        if name.partition(":")[0].partition(".")[0] not in _HOMES:
+        if not is_known(name.partition(":")[0]):
             return f"code of another package takes part ({name})"
     return None
 

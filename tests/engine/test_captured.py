@@ -25,7 +25,7 @@ from warmgraph_backends.runtime.graph_memory import GraphMemory
 from warmgraph_backends.runtime.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.runtime.weights import ModelWeights
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
-from warmgraph_backends.sources import Watch
+from warmgraph_backends.watch import Watch
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab
@@ -322,7 +322,8 @@ def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
     for round_ in range(2):  # it stands in the list again after it was unloaded
         graph = _Held(500)
         memory.add(graph, owner, CPU, 500)
-        listed = [m for m in management.current_loaded_models if m.model_memory() == 500]
+        alive = [m for m in management.current_loaded_models if m.model is not None]
+        listed = [m for m in alive if m.model_memory() == 500]
         assert len(listed) == 1 and not listed[0].currently_used, round_
         management.free_memory(1e30, CPU)
         assert graph.memory is None and memory.used_bytes == 0
@@ -410,15 +411,20 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
     call = read_call((torch.zeros(2, 4),), {})
 
-    def step(form: str) -> None:
-        result = made.call(
+    def step(form: str, others: str = "any shape") -> None:
+        attempt = made.attempt(
             lambda x: x + 1,
             call,
             anchors=weights,  # type: ignore[arg-type]
             form=form,
+            others=others,
             complete=True,
             runner=lambda run, compiled=True: run(),
         )
+        result = attempt.result
+        if result is None:
+            result = torch.zeros(2, 4) + 1
+            made.settle(attempt, weights, result)  # type: ignore[arg-type]
         assert torch.equal(result, torch.ones(2, 4))
 
     return made, weights, step
@@ -443,6 +449,36 @@ def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(
     for _ in range(CLEAN_CALLS + 2):
         step("of its own size")
     assert (made.captures, made.captured) == (2, 1)
+
+
+def test_a_captured_call_ends_with_a_graph_in_it_that_was_dropped(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("any shape")
+    monkeypatch.setattr(_Graph, "room", False)  # nothing better can be captured meanwhile
+    for _ in range(CLEAN_CALLS + 3):
+        step("one graph less", others="one graph less")
+    assert made.replayed == 1, "what was captured holds the graph"
+
+
+def test_cancel_while_a_call_is_captured_ends_the_prompt(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comfy.model_management import InterruptProcessingException
+
+    made, weights, step = steps
+
+    def cancelled(self: Any, *_: Any) -> None:
+        raise InterruptProcessingException
+
+    monkeypatch.setattr(_Graph, "capture", cancelled)
+    for _ in range(CLEAN_CALLS):
+        step("any shape")
+    with pytest.raises(InterruptProcessingException):
+        step("any shape")
+    assert weights.undone == 1 and made.captured == 0
 
 
 def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(

@@ -11,6 +11,7 @@ import torch
 
 from warmgraph_backends.layout import is_laid_out
 from warmgraph_backends.regions.plan import Place
+from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.verified import Verified
 from warmgraph_backends.runtime.weights import ModelWeights
@@ -27,8 +28,8 @@ class _Trusting(Verified):
     def __init__(self) -> None:
         pass
 
-    def has(self, key: str, payload_sha256: str, weight_class: str) -> bool:
-        return True
+    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+        return 2**40
 
 
 class _Unknown(Verified):
@@ -37,10 +38,10 @@ class _Unknown(Verified):
     def __init__(self) -> None:
         self.count = 0
 
-    def has(self, key: str, payload_sha256: str, weight_class: str) -> bool:
-        return False
+    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+        return 0
 
-    def add(self, key: str, payload_sha256: str, weight_class: str) -> None:
+    def add(self, key: str, payload_sha256: str, weight_class: str, elements: int) -> None:
         self.count += 1
 
 
@@ -54,7 +55,8 @@ class Bench:
         self.graph = scope._of_place[place.name].graph
         assert self.graph.call is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
-        self.region = Region(self.place, self.graph, self.weights, verified or _Trusting())
+        memory = verified or _Trusting()
+        self.region = Region(self.place, self.graph, self.weights, memory, Faults())
 
     def declined(self, *inputs: Any) -> str:
         """The reason for which a call is left to the host."""
@@ -319,10 +321,10 @@ def test_no_room_to_compare_leaves_the_call_to_the_host_and_lets_weights_go(
         entry.region._weights, "fetch", lambda: fetch()._replace(release=lambda: released.append(1))
     )
 
-    def no_room(inputs: Any) -> Any:
+    def no_room(*inputs: Any) -> Any:
         raise torch.OutOfMemoryError("no room for the corner")
 
-    monkeypatch.setattr(entry.region, "_sample", no_room)
+    monkeypatch.setattr(entry.region._trust, "sample", no_room)
     assert "out of memory" in entry.declined(image())
     assert released == [1]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -211,10 +213,43 @@ def test_settings_are_changed_as_json_only(server: Server) -> None:
         (b"[1]", "must be a JSON object"),
         (b"{", "body must be JSON"),
         (b"\xff", "body must be JSON"),
+        (b"[" * 60_000, "nested"),
+        (b'{"idle_s": ' + b"[" * 900 + b"]" * 900 + b"}", "got a list"),
+        (b'{"idle_s": 1' + b"0" * 5000 + b"}", "must be"),
+        (b'{"' + b"x" * 60_000 + b'": 1}', "setting must be one of"),
     ]:
         status, answer = _post(server, bad, "application/json")
         assert status == 400 and words in answer["error"]
+        assert len(answer["error"]) < 300
     assert server.report()["settings"] == before
     assert _post(server, good, "application/json")[1]["idle_s"] == 31
     assert server.report()["settings"]["idle_s"] == 31
     _post(server, json.dumps(before).encode(), "application/json")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_settings_are_read_up_to_a_limit(server: Server, is_chunked: bool) -> None:
+    """A chunked body says no length beforehand."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    body = b'{"idle_s": 31}' + b" " * (80 * 1024)
+    connection.request(
+        "POST",
+        "/warmgraph/settings",
+        body=iter([body[:1000], body[1000:]]) if is_chunked else body,
+        headers={"Content-Type": "application/json"},
+        encode_chunked=is_chunked,
+    )
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "at most 64 KiB" in json.loads(answer.read())["error"]
+    connection.close()
+    assert server.report()["settings"]["idle_s"] != 31
+
+
+def test_a_claim_of_gigabytes_is_refused_before_a_byte_of_it_came(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(
+            b"POST /warmgraph/settings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 50000000000\r\n\r\n"
+        )
+        assert b" 400 " in raw.recv(4096).splitlines()[0]

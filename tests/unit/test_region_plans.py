@@ -62,7 +62,9 @@ def test_a_layer_that_another_pack_added_is_its_own_and_one_in_a_blocks_place_is
     unet.plan_layer(plan, "input_blocks.2.1", module.MotionModule())
     unet.plan_layer(plan, "middle_block.0", other)
     assert plan.places == []
-    assert plan.outside == [("middle_block.0", "no region for OtherBlock of Some Motion")]
+    assert plan.outside == [
+        ("middle_block.0", "OtherBlock is another node's own class (Some Motion)")
+    ]
     assert plan.guests == [
         ("input_blocks.1.2", "MotionModule of Some Motion"),
         ("input_blocks.2.1", "MotionModule of Some Motion"),

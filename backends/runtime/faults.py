@@ -1,0 +1,80 @@
+"""What of ours failed in one session: left to the host until the model is loaded anew.
+
+A prompt that the host would have finished never fails by us. Whatever our own code raises is caught
+where it can be told from what the host's code raises, logged once with its trace, and that part is
+not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from ..host import is_interrupt
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: The part that stands for all that happens around a call.
+STEP = "steps"
+#: The part that stands for captured calls.
+CAPTURES = "captured calls"
+#: What people are told about a run; no call hangs on it.
+TELLING = "telling"
+_COSTS: dict[Hashable, str] = {TELLING: "the report may lack it"}
+_COST = "the host's own code runs until the model is loaded anew"
+
+
+class Faults:
+    """The parts of one root module's runtime that failed."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, str] = {}
+        self._told: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def spare(
+        self, part: Hashable, doing: str, task: Callable[..., T], *args: Any, **named: Any
+    ) -> T | None:
+        """Do something of ours that the host's call does not need; None where it failed.
+
+        Raises:
+            The host's interrupt alone.
+        """
+        try:
+            return task(*args, **named)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self.note(part, doing, error)
+            return None
+
+    def note(self, part: Hashable, label: str, error: BaseException) -> str:
+        """Turn a part off; the log has the trace, once.
+
+        Returns:
+            What to tell in a report.
+        """
+        words = f"{label} failed ({type(error).__name__}: {_first_line(error)})"
+        words += f"; {_COSTS.get(part, _COST)}"
+        self._found[part] = words
+        if words not in self._told:
+            self._told.add(words)
+            logger.warning("%s", words, exc_info=error)
+        return words
+
+    def of(self, part: Hashable) -> str | None:
+        """Why a part is off, if it is."""
+        return self._found.get(part)
+
+    def clear(self) -> None:
+        """Try everything again: the model was loaded or described anew."""
+        self._found.clear()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no text")[:200]

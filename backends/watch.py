@@ -1,0 +1,105 @@
+"""What names led to when a region was described, and whether they still lead there.
+
+A graph was traced through the functions that were bound then. Another node may put its own in their
+place at any time, on a class or in a module, for the time of one run or for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from operator import is_
+from typing import Any, NamedTuple
+
+from .packs import is_known, origin, owner_of
+
+_ABSENT = object()
+
+#: A class, or the namespace of a module.
+Owner = type | dict[str, Any]
+
+
+class Change(NamedTuple):
+    """A name that leads elsewhere now: what people call it, and what is there."""
+
+    name: str
+    value: Any
+
+    @property
+    def words(self) -> str:
+        """What another node did, for a report."""
+        home = origin(self.value) or getattr(self.value, "__module__", None)
+        known = not callable(self.value) or is_known(home)
+        who = "another node" if known else f"another node ({owner_of(self.value)})"
+        return f"{who} replaces {self.name}"
+
+
+class Watch:
+    """Names of classes and in modules' namespaces, with the objects that they led to."""
+
+    def __init__(self) -> None:
+        #: By owner and name; an owner is kept, so that its id stays its own.
+        self._seen: dict[tuple[int, str], tuple[Owner, Any]] = {}
+        #: By owner: its `get`, the names, the objects; made when first asked for.
+        self._groups: list[tuple[Callable[..., Any], list[str], list[Any]]] | None = None
+
+    def add(self, owner: Owner, name: str) -> None:
+        """Remember what an owner itself has under a name; also that it has nothing."""
+        self._seen[id(owner), name] = (owner, namespace(owner).get(name, _ABSENT))
+        self._groups = None
+
+    def add_attribute(self, cls: type, name: str) -> None:
+        """Remember what a name leads to on a class, wherever it inherits that from."""
+        for owner in cls.__mro__:
+            self.add(owner, name)
+            if name in vars(owner):
+                return
+
+    def include(self, other: Watch) -> None:
+        """Remember what another one does."""
+        self._seen.update(other._seen)
+        self._groups = None
+
+    def changed(self) -> bool:
+        """Tell whether any name leads elsewhere now; cheap enough for each step."""
+        if self._groups is None:
+            self._groups = self._grouped()
+        return not all(
+            all(map(is_, map(get, names, repeat(_ABSENT)), values))
+            for get, names, values in self._groups
+        )
+
+    def changes(self) -> list[Change]:
+        """Return the names that lead elsewhere now."""
+        found = []
+        for (_, name), (owner, value) in self._seen.items():
+            now = namespace(owner).get(name, _ABSENT)
+            if now is not value:
+                found.append(Change(f"{_name_of(owner)}.{name}", None if now is _ABSENT else now))
+        return found
+
+    def problem(self) -> str | None:
+        """Say what another node replaced, None where all is as it was."""
+        changes = self.changes() if self.changed() else []
+        return changes[0].words if changes else None
+
+    def _grouped(self) -> list[tuple[Callable[..., Any], list[str], list[Any]]]:
+        groups: dict[int, tuple[Callable[..., Any], list[str], list[Any]]] = {}
+        for (identifier, name), (owner, value) in self._seen.items():
+            get = namespace(owner).get
+            _, names, values = groups.setdefault(identifier, (get, [], []))
+            names.append(name)
+            values.append(value)
+        return list(groups.values())
+
+
+def namespace(owner: Owner) -> Mapping[str, Any]:
+    """Return what an owner itself has, by name; live."""
+    return vars(owner) if isinstance(owner, type) else owner
+
+
+def _name_of(owner: Owner) -> str:
+    """What people call a class, or a module by its namespace."""
+    if isinstance(owner, type):
+        return owner.__name__
+    return str(owner.get("__name__", "")).rpartition(".")[2]
