@@ -72,6 +72,13 @@ def foreign_class(cls: type) -> str | None:
     return f"{cls.__name__} is another node's own class ({owner_of(cls)})"
 
 
+def is_made_of_the_hosts(cls: type) -> bool:
+    """Tell whether a class is the host's or torch's, or derives from one of the host's."""
+    return is_known(cls.__module__) or any(
+        base.__module__.partition(".")[0] == "comfy" for base in cls.__mro__
+    )
+
+
 def _folder(whole: Path, file: Path) -> Path | None:
     return None if whole == file else whole
 

@@ -65,7 +65,11 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         ),
         # The count is the server's: a session shows it while it waits for something itself.
         "building": building if any(g.is_pending for g in ours) else _NOTHING_BUILT,
-        "notes": [*session.notes, *(f"{n} steps eager: {r}" for r, n in steps.items())],
+        "notes": [
+            *session.notes,
+            *_guests(scope.plan.guests),
+            *(f"{n} steps eager: {r}" for r, n in steps.items()),
+        ],
     }
 
 
@@ -186,6 +190,14 @@ def _kind(kind: Any) -> dict[str, Any]:
         "load_ms": graph.load_ms if known else None,
         "bytes": graph.bytes if known else None,
     }
+
+
+def _guests(layers: Sequence[tuple[str, str]]) -> list[str]:
+    """What other packs added to the model: theirs to run, and none of its regions."""
+    return [
+        f"{count} {'layer' if count == 1 else 'layers'} that others added run as they are: {whose}"
+        for whose, count in Counter(whose for _, whose in layers).items()
+    ]
 
 
 def _by_reason(eager: list[tuple[str, str]]) -> list[dict[str, Any]]:

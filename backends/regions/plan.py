@@ -127,11 +127,13 @@ class Plan:
         dispatches: every module whose forward can be replaced.
         outside: (place, reason) of what stays the host's, in words.
         symbols: the declared sizes, by name.
+        guests: (place, whose) of layers that other packs added; they are no places of the model's.
     """
 
     dispatches: list[Dispatch] = field(default_factory=list)
     outside: list[tuple[str, str]] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    guests: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def places(self) -> list[Place]:

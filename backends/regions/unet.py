@@ -14,6 +14,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..foreign import options_kept
 from ..layout import CHANNELS_LAST
+from ..packs import is_made_of_the_hosts, owner_of
 from .plan import (
     Call,
     Dispatch,
@@ -242,6 +243,8 @@ def plan_layer(plan: Plan, name: str, layer: Any) -> None:
                 plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
             else:
                 plan.outside.append((where, unknown_layer(block)))
+    elif not is_made_of_the_hosts(cls):
+        plan.guests.append((name, f"{cls.__qualname__} of {owner_of(cls)}"))
     elif name != "input_blocks.0.0":
         plan.outside.append((name, unknown_layer(layer)))
 

@@ -171,6 +171,7 @@ class Scope:
                 ],
                 self.plan.outside,
                 self.plan.symbols,
+                self.plan.guests,
             )
             self.root, self._holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()

@@ -25,7 +25,7 @@ class Wiring:
         """Remember the tree; its modules are kept alive until this object goes."""
         modules = list(root.modules())
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
-        self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
+        self._counts = [(m, m._modules, len(m._modules)) for m in modules if m._modules]
         self._modules = modules
         self._classes = list(map(type, modules))
         self._settings = _settings(modules)
@@ -38,7 +38,10 @@ class Wiring:
         """Tell whether a module was replaced, added or taken away, or got another class."""
         return (
             any(table.get(name) is not child for table, name, child in self._links)
-            or any(len(table) != count for table, count in self._counts)
+            or any(
+                len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
+                for module, table, count in self._counts
+            )
             or list(map(type, self._modules)) != self._classes
         )
 
