@@ -254,7 +254,7 @@ class Builder:
                     self._done += len(given_up)
             self._announce()
         if failure:
-            logger.debug("A build worker did not start: %s", failure)
+            logger.debug("A build worker did not start: %s", failure, exc_info=failure)
         for entry in given_up:
             self._resolve(entry, _copy_failure(failure))
 
