@@ -90,7 +90,8 @@ def read_greeting(message: dict[str, Any]) -> None:
     said = message.get("unfit")
     words = _line(said) if isinstance(said, str) else _shown(message)
     trace = message.get("trace")
-    raise BuildError(f"build workers cannot start here ({words[:400]})") from WorkerError(
+    reason = f"build workers cannot start here ({words[:400]})"
+    raise BuildError(reason, final=message.get("final") is True) from WorkerError(
         _printable(trace) if isinstance(trace, str) else _shown(message)
     )
 
@@ -118,7 +119,8 @@ def _result(message: dict[str, Any]) -> Result:
 
 def _failure(message: dict[str, Any]) -> Failure:
     words = _line(_text(message, "error"))[:_REASON_CHARACTERS] or "no reason"
-    error = BuildError(words, remedy=_line(_text(message, "remedy")))
+    remedy = _line(_text(message, "remedy"))
+    error = BuildError(words, remedy=remedy, final=message.get("final") is True)
     error.__cause__ = WorkerError(_printable(_text(message, "trace")))
     clean = message.get("clean")
     if type(clean) is not bool:

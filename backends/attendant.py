@@ -26,7 +26,7 @@ from .errors import BuildError
 from .files import open_regular
 from .graph_file import CompressedPayload
 from .manifest import MAX_PAYLOAD_BYTES
-from .processes import DeadWorkerError, WorkerProcess
+from .processes import DeadWorkerError, Keeper, WorkerProcess
 from .protocol import ProtocolError
 from .schedule import MeasuringGate
 
@@ -103,6 +103,7 @@ class Attendant:
         script: Path,
         hello: dict[str, Any],
         spool: Path,
+        keeper: Keeper,
         gate: MeasuringGate,
         time_limit_s: Callable[[], float],
         start_limit_s: float,
@@ -112,6 +113,7 @@ class Attendant:
         self._script = script
         self._hello = hello
         self._spool = spool
+        self._keeper = keeper
         self._gate = gate
         self._time_limit_s = time_limit_s
         self._start_limit_s = start_limit_s
@@ -193,7 +195,10 @@ class Attendant:
     def _begin(self) -> WorkerProcess:
         """Start the process and wait until it is ready for jobs."""
         process = WorkerProcess(
-            self._script, cwd=self._hello.get("cwd"), threads=int(self._hello.get("threads", 1))
+            self._script,
+            keeper=self._keeper,
+            cwd=self._hello.get("cwd"),
+            threads=int(self._hello.get("threads", 1)),
         )
         with self._lock:
             self._process = process

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import torch
 
 from . import keys, torch_private
 from .capture import Program, capture
-from .contract import Description
-from .errors import BuildError
+from .contract import Backend, Description, Measure
+from .describe import named_code
+from .errors import BuildError, RequirementError, WarmgraphError
 from .layout import is_laid_out
 from .protocol import REMEMBERED
 from .regions.plan import region_sources
 from .regions.registry import form_of
 from .registry import backend_named
 from .tolerance import relative_l2, within
+from .transplant import Guests, transplanted
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
 _CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
@@ -43,18 +44,17 @@ def prepare(hello: dict[str, Any]) -> None:
 
     comfy.options.enable_args_parsing()
     import comfy.ops
-    from torch._inductor import config
 
-    config.compile_threads = 1
+    if (missing := torch_private.missing_api()) is not None:
+        raise RequirementError(missing, final=True)
+    torch_private.start_no_compilers()
     if not torch.cuda.is_available():
         # Generated C++ gets as many threads as the process has when it is built.
         torch.set_num_threads(os.cpu_count() or 1)
         torch_private.remember_vector_instructions(Path(hello["spool"]), suffix=REMEMBERED)
 
 
-def run(
-    task: dict[str, Any], *, measure: Callable[[], AbstractContextManager[None]]
-) -> tuple[bytes, dict[str, Any]]:
+def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any]]:
     """Build one kind.
 
     Args:
@@ -67,14 +67,37 @@ def run(
 
     Raises:
         BuildError: this process would build another graph than asked for, the build failed, or the
-            graph differs from eager.
+            graph differs from eager; a final one where no build can succeed with this torch.
     """
     description = Description.from_dict(task["description"])
+    if description.packs:  # as in the server: the host was there before the packs came
+        named_code(description.module)
     backend = backend_named(task["backend"])
     form = form_of(description.family, description.form)
     started = time.monotonic()
-    _check_key(task, description, form)
-    program = capture(description, form)
+    with transplanted(description.packs) as guests:
+        _check_key(task, description, form, guests)
+        try:
+            return _build(description, form, backend, guests, measure, started)
+        except Exception as error:
+            broken = backend.explain_failure(description.device)
+            if broken is None:
+                raise
+            words = f"nothing compiles here: {broken.reason}"
+            if not broken.final:  # what failed is of interest, too
+                words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
+            raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
+
+
+def _build(
+    description: Description,
+    form: Any,
+    backend: Backend,
+    guests: Guests,
+    measure: Measure,
+    started: float,
+) -> tuple[bytes, dict[str, Any]]:
+    program = _capture(description, form, guests)
     captured = time.monotonic()
     compiled = backend.compile(program, measure=measure)
     built = time.monotonic()
@@ -95,7 +118,20 @@ def run(
     return compiled.payload, facts
 
 
-def _check_key(task: dict[str, Any], description: Description, form: Any) -> None:
+def _capture(description: Description, form: Any, guests: Guests) -> Program:
+    """Export a kind, and see that what other packs have in it is all a graph can do."""
+    if not guests.any:
+        return capture(description, form)
+    try:
+        program = capture(description, form)
+    except BuildError as error:
+        raise BuildError(guests.blame(error.reason)) from error
+    smallest = program.example({s.name: s.minimum for s in description.symbols})
+    guests.check_options(lambda: program.run(*smallest))
+    return program
+
+
+def _check_key(task: dict[str, Any], description: Description, form: Any, guests: Guests) -> None:
     """The key must come out the same here, or this process sees another host or torch."""
     here = region_sources(form, description.module)
     if here != description.sources:
@@ -103,6 +139,8 @@ def _check_key(task: dict[str, Any], description: Description, form: Any) -> Non
             n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
         ]
         names = ", ".join(sorted(changed)[:3])
+        if guests.any:
+            raise BuildError(guests.blame(f"run by itself, its file leaves other code ({names})"))
         raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:

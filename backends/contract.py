@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from .errors import RequirementError
+
 FORMAT_VERSION = 1
 
 #: How the activations of a region lie in memory (`layout` lays them out).
@@ -72,6 +74,31 @@ class Symbol:
         return self.minimum == self.maximum
 
 
+class PackFile(NamedTuple):
+    """A file of another pack whose import replaces functions of the host that a region runs
+    through.
+
+    Attributes:
+        pack: its name for people.
+        replaces: what it replaces, for people, for example "BasicTransformerBlock.forward".
+        module: the module's name in the server's process.
+        path: of the file; workers run `text`, and show this.
+        folder: the pack's own; "" where it is a single file.
+        parents: (name, folder) of each package that the module lies in, outermost first.
+        text: the source text.
+        sha256: of the text.
+    """
+
+    pack: str
+    replaces: str
+    module: str
+    path: str
+    folder: str
+    parents: tuple[tuple[str, str], ...]
+    text: str
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Description:
     """One kind of region as plain data: all that a worker needs, and all that the key covers.
@@ -88,6 +115,8 @@ class Description:
         device: "cuda" or "cpu".
         layout: how four-dimensional inputs and the output lie in memory (`layout`).
         wide: whether elements are counted with 64 bits, for calls of 2**31 of them and more.
+        packs: files that a worker runs first, in this order; not part of the key, which `sources`
+            ties to the functions that they put in place.
     """
 
     family: str
@@ -100,6 +129,7 @@ class Description:
     device: str = "cuda"
     layout: str = CONTIGUOUS
     wide: bool = False
+    packs: tuple[PackFile, ...] = field(default=(), compare=False)
 
     def at(self, sizes: Mapping[str, int]) -> Description:
         """Return the same kind for one value of each symbol."""
@@ -121,10 +151,13 @@ class Description:
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Description:
         """Rebuild a description from `to_dict` after a trip through JSON."""
-        rest = {k: v for k, v in data.items() if k not in ("inputs", "symbols")}
+        rest = {k: v for k, v in data.items() if k not in ("inputs", "symbols", "packs")}
         inputs = tuple(InputSpec(i["name"], i["dtype"], tuple(i["dims"])) for i in data["inputs"])
         return Description(
-            inputs=inputs, symbols=tuple(Symbol(**s) for s in data["symbols"]), **rest
+            inputs=inputs,
+            symbols=tuple(Symbol(**s) for s in data["symbols"]),
+            packs=tuple(PackFile(*p) for p in data["packs"]),
+            **rest,
         )
 
 
@@ -175,6 +208,9 @@ class Backend(Protocol):
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Compile a `capture.Program`; worker side only. Raises BuildError."""
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Say why a build failed if no other one can succeed here either; worker side only."""
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .errors import DescriptionError
-from .packs import foreign_class, pack_folder
+from .packs import foreign_class, pack_of
 
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
@@ -67,11 +67,12 @@ def describe_module(
     """
     cls = type(module)
     where = f"{cls.__module__}:{cls.__qualname__}"
-    local = "<locals>" in cls.__qualname__
-    if (local or pack_folder(cls)) and (owner := foreign_class(cls)) is not None:
-        raise DescriptionError(owner)  # a worker has the host's code only
-    if local:
-        raise DescriptionError(f"class {where} is made at run time, so no worker can import it")
+    owner = foreign_class(cls)
+    if "<locals>" in cls.__qualname__:
+        words = f"class {where} is made at run time, so no worker can import it"
+        raise DescriptionError(words if owner is None else f"{words}; {owner}")
+    if owner is not None and pack_of(cls.__module__):  # a worker has the host's code only
+        raise DescriptionError(owner)
     wanted = reads(cls)
     # A weight that the host's operators do without is a plain None or no parameter, as its way of
     # loading has it; a twin gets it as the former.

@@ -14,14 +14,48 @@ eager
 
 from __future__ import annotations
 
+#: Characters of what came in that a message repeats.
+_SHOWN = 40
+#: Characters that a widget's text may have.
+MAX_TEXT = 4096
+
+
+def shown(value: object) -> str:
+    """Return what came in as a message names it: a text's beginning, of anything large its type."""
+    if isinstance(value, str):
+        start = ascii(value[:_SHOWN])
+        if len(value) <= _SHOWN and len(start) <= 1.5 * _SHOWN:
+            return start
+        return f"{start[:_SHOWN]}... ({len(value)} characters)"
+    if isinstance(value, int) and abs(value) > 10**15:
+        return "a number with too many digits"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def validate_length(name: str, text: str) -> str:
+    """Return `text` if it is as short as a widget's text may be, before anything reads it.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"{name} must have at most {MAX_TEXT} characters, got {shown(text)}")
+    return text
+
 
 class WarmgraphError(Exception):
-    """Base of all errors; the text is `reason`, followed by `remedy` where there is one."""
+    """Base of all errors; the text is `reason`, followed by `remedy` where there is one.
 
-    def __init__(self, reason: str, *, remedy: str = "") -> None:
+    `final` says that it will be the same for as long as this process lives: nothing is tried again.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = "", final: bool = False) -> None:
         super().__init__(f"{reason}; {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
+        self.final = final
 
 
 class RequirementError(WarmgraphError):

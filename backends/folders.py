@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .canonical import canonical_json, read_json
-from .errors import GraphFileError, GraphsNameError
+from .errors import MAX_TEXT, GraphFileError, GraphsNameError, shown
 from .files import open_regular, write_whole
 from .graph_file import file_name, key_of
 from .manifest import is_key
@@ -66,6 +66,8 @@ def validate_graphs_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise _bad_name(name, "it is not text")
+    if len(name) > MAX_TEXT:
+        raise _bad_name(name, f"at most {MAX_NAME} characters fit")
     plain = unicodedata.normalize("NFC", name).strip()
     plain = plain.removesuffix(SUFFIX).rstrip()
     problem = _name_problem(plain)
@@ -101,7 +103,7 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     )
     if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
         raise GraphsNameError(
-            f"there is no folder {_shown(name + SUFFIX)} in {root}",
+            f"there is no folder {shown(name + SUFFIX)} in {root}",
             remedy="pick one from the list (press R to read it anew)",
         )
     return folder
@@ -225,18 +227,15 @@ def _name_problem(name: str) -> str:
 
 def _bad_name(name: object, problem: str) -> GraphsNameError:
     return GraphsNameError(
-        f"graphs must be one plain folder name, got {_shown(name)}: {problem}",
+        f"graphs must be one plain folder name, got {shown(name)}: {problem}",
         remedy="use letters, digits, spaces, - and _, or nothing for the workflow's own folder",
     )
 
 
-def _shown(name: object) -> str:
-    text = ascii(name)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _parts(path: str) -> list[str] | None:
     """Split a relative path at its slashes, None when it could lead anywhere but down."""
+    if len(path) > MAX_TEXT:
+        return None
     parts = path.split("/")
     unsafe = "\\:" if os.name == "nt" else "\\"
     if any(part in {"", ".", ".."} for part in parts):
@@ -254,7 +253,7 @@ def _kept_inside(root: Path, path: Path, name: str) -> Path:
         raise _bad_name(name, "it cannot be a path") from error
     if root not in real.parents:
         raise GraphsNameError(
-            f"{_shown(name)} leads out of {root}",
+            f"{shown(name)} leads out of {root}",
             remedy="keep workflows and their graphs inside the user's folder",
         )
     return real
@@ -264,7 +263,7 @@ def _workflow_file(root: Path, relative_path: str) -> Path | None:
     parts = _parts(relative_path) if isinstance(relative_path, str) else None
     if parts is None or len(parts) < 2 or parts[0] != WORKFLOWS or not parts[-1].endswith(".json"):
         raise GraphsNameError(
-            f"workflow path must be {WORKFLOWS}/.../NAME.json, got {_shown(relative_path)}",
+            f"workflow path must be {WORKFLOWS}/.../NAME.json, got {shown(relative_path)}",
             remedy="save the workflow under a plain name",
         )
     file = _kept_inside(root, root.joinpath(*parts), relative_path)

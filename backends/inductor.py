@@ -18,6 +18,7 @@ from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
 from .options import CHANNELS_LAST_CONFIG, inductor_fingerprint
+from .self_test import self_test
 
 
 class Inductor:
@@ -111,9 +112,16 @@ class Inductor:
             raise BuildError(
                 f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-                f"{_diagnosis(description.device)}"
             ) from error
         return Compiled(payload, {"binary_bytes": binary_bytes})
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Try a one-line graph: where that fails, too, it is torch and not the region."""
+        try:
+            self_test(device)
+        except RequirementError as error:
+            return error
+        return None
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
@@ -131,12 +139,3 @@ def _config(description: Description) -> dict[str, Any]:
     if description.is_special:  # only these call kernels of our own
         config[torch_private.OWN_KERNELS] = True
     return config
-
-
-def _diagnosis(device: str) -> str:
-    """Whether a one-line graph goes through: if not, it is torch and not the region that fails."""
-    try:
-        torch_private.self_test(device)
-    except RequirementError as error:
-        return f" (nothing compiles here: {error.reason})"
-    return ""

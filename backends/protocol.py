@@ -26,6 +26,9 @@ MARK = b"\n\x00warmgraph worker\x00."
 MESSAGE_LIMIT_BYTES = 1 << 24  # a description or a trace takes a thousandth of that
 #: Suffix of what workers leave for one another in the spool; may be removed at any time.
 REMEMBERED = ".works"
+#: Suffix of a result in the spool, `CACHE.JOB.part`: the name of its worker's cache folder, whose
+#: owner it belongs to, and the number of the job.
+RESULT = ".part"
 _LENGTH = struct.Struct(">I")
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import shown
+
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "settings.json"
@@ -37,7 +39,7 @@ class Setting:
         """
         wanted = (
             f"{self.name} must be a {'whole ' if self.whole else ''}number "
-            f"from {self.minimum:g} to {self.maximum:g} ({self.unit}), got {value!r}"
+            f"from {self.minimum:g} to {self.maximum:g} ({self.unit}), got {shown(value)}"
         )
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(wanted)
@@ -75,7 +77,7 @@ def validate_settings(changes: object) -> dict[str, float]:
     checked = {}
     for name, value in changes.items():
         if name not in SETTINGS:
-            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {name!r}")
+            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {shown(name)}")
         checked[name] = SETTINGS[name].validate_value(value)
     return checked
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -22,7 +23,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from .describe import HOST_STATE
-from .watch import Owner, Watch
+from .packs import origin
+from .watch import Owner, Watch, namespace
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
 _NOT_TRACED = frozenset(
@@ -43,18 +45,29 @@ _NOT_FOLLOWED = (
 )
 _HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _OWN = __name__.rpartition(".")[0]
-_FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "einops", "logging"}
+_FOREIGN = frozenset(sys.stdlib_module_names) | {
+    "torch",
+    "numpy",
+    "einops",
+    "logging",
+    "typing_extensions",
+}
+#: Methods of torch's layers that other packs are known to replace.
+_OF_TORCH = ("forward", "_conv_forward")
+_DEEPEST = 8  # functions around one another; those within are hashed without their order
 
 
 def fingerprint(
     functions: Iterable[Callable[..., Any]],
     classes: Iterable[type],
     watch: Watch | None = None,
+    through: list[Callable[..., Any]] | None = None,
 ) -> dict[str, str]:
     """Hash every function that `functions` and the forwards of `classes` run through.
 
     Args:
         watch: gets every name that was followed, to notice later changes.
+        through: gets the functions themselves.
 
     Returns:
         {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that
@@ -67,11 +80,12 @@ def fingerprint(
     pending = list(functions)
     for cls in classes:
         pending += _methods(cls, watch, found)
+        pending += _replaced_in_torch(cls, watch)
     seen: dict[int, Callable[..., Any]] = {}
     while pending:
         function = pending.pop()
         code = getattr(function, "__code__", None)
-        if code is None or id(function) in seen or _outside(function.__module__):
+        if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
         if function.__name__ in _NOT_TRACED:
@@ -79,16 +93,25 @@ def fingerprint(
         digest, values, callees = _examine(function, watch)
         name = f"{_module_name(function)}:{function.__qualname__}"
         digests.setdefault(name, set()).add(digest)
+        if is_foreign(function):
+            digests.setdefault(f"{name}.<around>", set()).add(_layers(function))
         found.update(values)
         pending += callees
+        pending += _replaced_operators(function.__code__, watch)
+    if through is not None:
+        through += seen.values()
     found.update({name: "+".join(sorted(several)) for name, several in digests.items()})
     return dict(sorted(found.items()))
 
 
-@cache
 def attributes_read(cls: type) -> frozenset[str]:
     """Return every attribute name that the methods of a class (outside torch) read, and torch's own
     plain settings for its classes."""
+    return _attributes_read(cls, *(vars(base).get("forward") for base in cls.__mro__))
+
+
+@cache
+def _attributes_read(cls: type, *forwards: Any) -> frozenset[str]:
     names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.startswith("torch."):
@@ -98,9 +121,22 @@ def attributes_read(cls: type) -> frozenset[str]:
             function = getattr(function, "__func__", function)
             code = getattr(function, "__code__", None)
             if code is not None and function.__name__ != "__init__":
-                for inner in _codes(code):
-                    names.update(inner.co_names)
+                for around in _with_wrapped(function):
+                    for inner in codes(around.__code__):
+                        names.update(inner.co_names)
     return frozenset(names)
+
+
+def _with_wrapped(function: Any) -> list[Any]:
+    """A function and those that it was put around."""
+    found, pending = [], [function]
+    while pending:
+        one = pending.pop()
+        if one not in found:
+            found.append(one)
+            cells = one.__closure__ or ()
+            pending += [cell.cell_contents for cell in cells if _holds_function(cell)]
+    return found
 
 
 def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[..., Any]]:
@@ -128,9 +164,9 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
                 break  # what it inherits is torch's own affair
             if name in _NOT_TRACED:
                 continue
-            if code is not None and not _outside(function.__module__):
+            if code is not None and not _is_outside(function):
                 reached.append(function)
-                for inner in _codes(code):
+                for inner in codes(code):
                     pending += inner.co_names
             elif code is None and not name.startswith("__") and (text := _value(value)) is not None:
                 values[f"{owner.__module__}:{owner.__qualname__}.{name}"] = text
@@ -139,12 +175,12 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
 
 def _watch_torch(function: Any, watch: Watch) -> None:
     """Watch what a method of torch calls: `torch.nn.functional`'s functions, for the most part."""
-    for chain in _global_chains(function.__code__):
+    for chain in global_chains(function.__code__):
         _resolve(function.__globals__, chain, {}, [], watch)
 
 
 @lru_cache(maxsize=4096)
-def _hash_code(code: types.CodeType) -> str:
+def hash_code(code: types.CodeType) -> str:
     return hashlib.sha256(_canonical(code).encode()).hexdigest()[:16]
 
 
@@ -163,12 +199,12 @@ def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Cal
         elif (text := _value(content)) is not None:
             values[f"{module}:{function.__qualname__}.<closure>.{name}"] = text
     if follow:
-        for code in _codes(function.__code__):
-            for chain in _global_chains(code):
+        for code in codes(function.__code__):
+            for chain in global_chains(code):
                 _resolve(function.__globals__, chain, values, callees, watch)
     keyword_only = sorted((function.__kwdefaults__ or {}).items())
     defaults = _canonical(function.__defaults__ or ()) + _canonical(keyword_only)
-    digest = _hash_code(function.__code__) + defaults
+    digest = hash_code(function.__code__) + defaults
     return hashlib.sha256(digest.encode()).hexdigest()[:16], values, callees
 
 
@@ -181,7 +217,7 @@ def _resolve(
 ) -> None:
     if chain[0] not in scope:
         return
-    value, where = scope[chain[0]], f"{scope.get('__name__')}:{chain[0]}"
+    value, where = scope[chain[0]], f"{_known_as(str(scope.get('__name__')))}:{chain[0]}"
     name, holder = chain[0], scope  # type: str, Owner
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
@@ -197,7 +233,7 @@ def _resolve(
     if callable(value) and not isinstance(value, type):
         _watch_name(holder, name, watch)
     if isinstance(function, types.FunctionType):
-        if function.__name__ not in _NOT_TRACED and not _outside(function.__module__):
+        if function.__name__ not in _NOT_TRACED and not _is_outside(function):
             callees.append(function)
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
@@ -214,7 +250,7 @@ def _watch_name(holder: Owner, name: str, watch: Watch) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _global_chains(code: types.CodeType) -> list[list[str]]:
+def global_chains(code: types.CodeType) -> list[list[str]]:
     """Dotted names that a code object loads, as lists: `comfy.ops.f` -> ["comfy", "ops", "f"]."""
     chains: list[list[str]] = []
     open_chain: list[str] | None = None
@@ -229,11 +265,11 @@ def _global_chains(code: types.CodeType) -> list[list[str]]:
     return chains
 
 
-def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
+def codes(code: types.CodeType) -> Iterable[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 def _constants(code: types.CodeType) -> tuple[Any, ...]:
@@ -282,5 +318,105 @@ def _outside(module: str | None) -> bool:
 
 def _module_name(function: Callable[..., Any]) -> str:
     """A function's module; our own package goes by one name, whatever the host mangles it to."""
-    module = function.__module__ or ""
-    return f"warmgraph{module[len(_OWN) :]}" if module.startswith(_OWN) else module
+    return _known_as(function.__module__ or "")
+
+
+def _known_as(module: str) -> str:
+    """A module's name on any machine: the host calls other packs' by the paths of their folders."""
+    if module.startswith(_OWN):
+        return f"warmgraph{module[len(_OWN) :]}"
+    return re.split(r"[\\/]", module)[-1]
+
+
+# --- functions that are neither the host's nor torch's --------------------------------------------
+
+
+def is_foreign(part: Callable[..., Any]) -> bool:
+    """Tell whether a function's code is another pack's: not the host's, torch's or ours."""
+    home = origin(part)
+    return not (_outside(home) or home.startswith((_OWN, "comfy")))
+
+
+def _is_outside(function: Callable[..., Any]) -> bool:
+    """Torch's and Python's own; a wrapper of theirs around the host's code is not, nor is another
+    pack's around theirs."""
+    return _outside(function.__module__) and _outside(origin(function) or None)
+
+
+def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
+    """What stands in the place of torch's own methods of a layer."""
+    found: list[Callable[..., Any]] = []
+    for owner in cls.__mro__:
+        for name in _OF_TORCH if _outside(owner.__module__) else ():
+            function = vars(owner).get(name)
+            if not isinstance(function, types.FunctionType):
+                continue
+            watch.add(owner, name)
+            if not _is_outside(function):
+                found.append(function)
+            else:
+                found += _replaced_operators(function.__code__, watch)
+    return found
+
+
+def _replaced_operators(code: types.CodeType, watch: Watch) -> list[Callable[..., Any]]:
+    """What stands in the place of torch's own operators that a code object names."""
+    found: list[Callable[..., Any]] = []
+    for owner, name in _operators(code):
+        watch.add(owner, name)
+        function = namespace(owner).get(name)
+        if isinstance(function, types.FunctionType) and not _is_outside(function):
+            found.append(function)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _operators(code: types.CodeType) -> list[tuple[Owner, str]]:
+    """(owner, name) of torch's operators that a code object may reach, through torch's own."""
+    functional = vars(torch.nn.functional)
+    owners: list[Owner] = [functional, vars(torch), torch.Tensor]
+    found: dict[tuple[int, str], tuple[Owner, str]] = {}
+    names = [name for inner in codes(code) for name in inner.co_names]
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for owner in owners:
+            value = namespace(owner).get(name)
+            if value is None:
+                continue
+            found[id(owner), name] = (owner, name)
+            inner = getattr(value, "__code__", None)
+            if inner is not None and owner is functional and _is_outside(value):
+                names += inner.co_names
+    return list(found.values())
+
+
+def _layers(function: Any, depth: int = 0) -> str:
+    """The order in which functions were put around one another, outermost first."""
+    inside = []
+    for cell in function.__closure__ or () if depth < _DEEPEST else ():
+        if _holds_function(cell):
+            inside.append(_layers(cell.cell_contents, depth + 1))
+        elif is_operator(_content(cell)):
+            inside.append(cell.cell_contents.__name__)
+    return f"{hash_code(function.__code__)}({','.join(inside)})"
+
+
+def is_operator(value: Any) -> bool:
+    """Tell whether something is an operator of torch itself, written in C++."""
+    home = str(getattr(value, "__module__", None) or "")
+    return isinstance(value, types.BuiltinFunctionType) and home.startswith("torch")
+
+
+def _holds_function(cell: Any) -> bool:
+    return isinstance(_content(cell), types.FunctionType)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None

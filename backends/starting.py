@@ -63,10 +63,9 @@ class Starter:
             if options.form is CallForm.EXACT:
                 needs = "" if replays else f"; {_EXACT_NEEDS}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
-            assert attached.root is not None
             plan = make_plan()
             if isinstance(plan, str):
-                if not may_be_swapped(attached.root):
+                if attached.root is None or not may_be_swapped(attached.root):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.target().device

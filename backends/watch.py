@@ -11,7 +11,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any, NamedTuple
 
-from .packs import is_known, pack_of
+from .packs import is_known, origin, owner_of
 
 _ABSENT = object()
 
@@ -28,8 +28,9 @@ class Change(NamedTuple):
     @property
     def words(self) -> str:
         """What another node did, for a report."""
-        pack = pack_of(self.value) if callable(self.value) else ""
-        who = "another node" if not pack or is_known(pack) else f"another node ({pack})"
+        home = origin(self.value) or getattr(self.value, "__module__", None)
+        known = not callable(self.value) or is_known(home)
+        who = "another node" if known else f"another node ({owner_of(self.value)})"
         return f"{who} replaces {self.name}"
 
 
@@ -44,7 +45,7 @@ class Watch:
 
     def add(self, owner: Owner, name: str) -> None:
         """Remember what an owner itself has under a name; also that it has nothing."""
-        self._seen[id(owner), name] = (owner, _namespace(owner).get(name, _ABSENT))
+        self._seen[id(owner), name] = (owner, namespace(owner).get(name, _ABSENT))
         self._groups = None
 
     def add_attribute(self, cls: type, name: str) -> None:
@@ -72,7 +73,7 @@ class Watch:
         """Return the names that lead elsewhere now."""
         found = []
         for (_, name), (owner, value) in self._seen.items():
-            now = _namespace(owner).get(name, _ABSENT)
+            now = namespace(owner).get(name, _ABSENT)
             if now is not value:
                 found.append(Change(f"{_name_of(owner)}.{name}", None if now is _ABSENT else now))
         return found
@@ -85,14 +86,15 @@ class Watch:
     def _grouped(self) -> list[tuple[Callable[..., Any], list[str], list[Any]]]:
         groups: dict[int, tuple[Callable[..., Any], list[str], list[Any]]] = {}
         for (identifier, name), (owner, value) in self._seen.items():
-            get = _namespace(owner).get
+            get = namespace(owner).get
             _, names, values = groups.setdefault(identifier, (get, [], []))
             names.append(name)
             values.append(value)
         return list(groups.values())
 
 
-def _namespace(owner: Owner) -> Mapping[str, Any]:
+def namespace(owner: Owner) -> Mapping[str, Any]:
+    """Return what an owner itself has, by name; live."""
     return vars(owner) if isinstance(owner, type) else owner
 
 

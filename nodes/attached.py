@@ -9,7 +9,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..backends.engine import Engine, Progress
-from ..backends.errors import GraphsNameError, StrictError
+from ..backends.errors import StrictError, validate_length
 from ..backends.folders import validate_graphs_name
 from . import server
 from .progress import node_progress
@@ -105,18 +105,23 @@ def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutpu
 
 def validate_name(graphs: str | None) -> bool | str:
     """Accept an empty name or a plain one; a text says what is wrong with any other."""
-    if graphs is None or not graphs.strip():
-        return True
     try:
-        validate_graphs_name(graphs.strip())
-    except GraphsNameError as error:
+        if graphs is not None and validate_length("graphs", graphs).strip():
+            validate_graphs_name(graphs.strip())
+    except ValueError as error:  # a GraphsNameError is one, too
         return str(error)
     return True
 
 
 def validate_folder(folder: str | None) -> bool | str:
     """Accept a folder that is not listed: only strict may refuse to run without it."""
-    return True if folder is None or isinstance(folder, str) else "folder must be a text"
+    if folder is not None and not isinstance(folder, str):
+        return "folder must be a text"
+    try:
+        validate_length("folder", folder or "")
+    except ValueError as error:
+        return str(error)
+    return True
 
 
 def _output(thing: Any, report_id: str, text: str) -> io.NodeOutput:

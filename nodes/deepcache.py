@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ..backends.deepcache.run import Options
 from ..backends.deepcache.schedule import Schedule, parse_steps
+from ..backends.errors import shown, validate_length
 from . import server
 from .summary import deepcache_summary
 
@@ -150,7 +151,7 @@ class WarmgraphDeepCache(io.ComfyNode):
         # What is named here the host no longer checks by itself.
         names = [each.value for each in Schedule]
         if schedule is not None and schedule not in names:
-            return f"schedule must be one of {', '.join(names)}, got {schedule!r}"
+            return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
         for name, value in (("start_percent", start_percent), ("end_percent", end_percent)):
             if value is not None and not 0.0 <= value <= 1.0:
                 return f"{name} must be from 0 to 1, got {value}"
@@ -159,11 +160,13 @@ class WarmgraphDeepCache(io.ComfyNode):
                 f"start_percent must not be larger than end_percent, got {start_percent} and "
                 f"{end_percent}"
             )
-        if schedule == Schedule.CUSTOM.value and full_steps is not None:
-            try:
+        try:
+            if schedule == Schedule.CUSTOM.value and full_steps is not None:
                 parse_steps(full_steps)
-            except ValueError as error:
-                return str(error)
+            elif full_steps is not None:
+                validate_length("full_steps", full_steps)
+        except ValueError as error:
+            return str(error)
         return True
 
     @classmethod

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.report import render_text
+from ..backends.errors import shown, validate_length
+from ..backends.report import deepcache_text, render_text
 from . import server
 from .progress import node_progress
 
@@ -149,12 +150,12 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     for entry in _entries(text, "sizes", "1024x1024, 720x960"):
         match = re.fullmatch("([0-9]{1,6}) *[xX*\u00d7] *([0-9]{1,6})", entry)
         if match is None:
-            raise ValueError(f"sizes must be entries such as 1024x1024, got {entry!r}")
+            raise ValueError(f"sizes must be entries such as 1024x1024, got {shown(entry)}")
         width, height = int(match[1]), int(match[2])
         for side in (width, height):
             if not LATENT_PIXEL <= side <= MAX_SIDE:
                 raise ValueError(
-                    f"sides must be from {LATENT_PIXEL} to {MAX_SIDE} pixels, got {entry!r}"
+                    f"sides must be from {LATENT_PIXEL} to {MAX_SIDE} pixels, got {shown(entry)}"
                 )
         sizes.append((width, height))
     return list(dict.fromkeys(sizes))
@@ -170,12 +171,15 @@ def parse_batches(text: str) -> list[int]:
     for entry in _entries(text, "batches", "1, 2, 4"):
         number = int(entry) if re.fullmatch(r"[0-9]{1,6}", entry) else 0
         if not 1 <= number <= MAX_BATCH:
-            raise ValueError(f"batches must be whole numbers from 1 to {MAX_BATCH}, got {entry!r}")
+            raise ValueError(
+                f"batches must be whole numbers from 1 to {MAX_BATCH}, got {shown(entry)}"
+            )
         batches.append(number)
     return list(dict.fromkeys(batches))
 
 
 def _entries(text: str, name: str, example: str) -> list[str]:
+    validate_length(name, text)
     entries = [entry.strip() for entry in re.split(r"[,;\n]", text) if entry.strip()]
     if not entries:
         raise ValueError(f"{name} must have at least one entry, such as {example}")
@@ -188,11 +192,16 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
     """Return a report as text; one that cannot be made says so and does not fail the prompt."""
     try:
         report = make_report()
-        # A model's live text is that of its graphs alone.
-        report_id = "" if report.get("deepcache") else report["id"]
-        text = render_text(report)
+        # Apart, for the page keeps each part live: what runs compiled, and what DeepCache did.
+        cache = report.get("deepcache")
+        parts = []
+        if cache is None or report["id"] or report["notes"]:
+            text = render_text({**report, "deepcache": None})
+            parts.append({"id": report["id"], "text": text})
+        if cache is not None:
+            parts.append({"id": cache["id"], "text": deepcache_text(cache)})
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
-        report_id, text = "", f"no report: {error}"
-    ui = {"warmgraph": [{"id": report_id, "text": text}], "text": [text]}
-    return io.NodeOutput(text, ui=ui)
+        parts = [{"id": "", "text": f"no report: {error}"}]
+    text = "\n".join(part["text"] for part in parts)
+    return io.NodeOutput(text, ui={"warmgraph": parts, "text": [text]})

@@ -20,7 +20,7 @@ from server import PromptServer
 
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.folders import list_folders
-from ..backends.report import render_text
+from ..backends.report import deepcache_text, render_text
 from ..backends.settings import Settings
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
@@ -31,6 +31,8 @@ EVENT = "warmgraph.report"
 EVENTS_PER_SECOND = 5
 STORE_FOLDER = "compiled_graphs"
 PRIVATE_USER = "warmgraph"
+#: Of a request that changes settings, in bytes.
+MAX_BODY = 64 * 1024
 FOLDER_LIST_SECONDS = 1.0
 
 _engine_lock = threading.Lock()
@@ -64,7 +66,10 @@ class ReportEvent:
         with self._lock:
             self._pending = False
             self._sent = time.monotonic()
-        self._send()
+        try:
+            self._send()
+        except Exception:  # the timer's thread ends here
+            logger.exception("Open pages were not told of a change")
 
 
 def register() -> None:
@@ -128,8 +133,8 @@ def report_payload() -> dict[str, Any]:
         for report in snapshot["models"]
     ]
     caches = [
-        {**report, "id": name, "summary": deepcache_summary(report)}
-        for name, report in snapshot["deepcaches"].items()
+        {**report, "summary": deepcache_summary(report), "text": deepcache_text(report)}
+        for report in snapshot["deepcaches"]
     ]
     return {**snapshot, "models": models, "deepcaches": caches}
 
@@ -148,9 +153,11 @@ async def post_settings(request: web.Request) -> web.Response:
     if request.content_type != "application/json":
         return _refusal(415, f"content type must be application/json, got {request.content_type}")
     try:
-        changes = await request.json()
+        changes = json.loads(await _read_body(request))
     except ValueError as error:
-        return _refusal(400, f"body must be JSON, got {error}")
+        return _refusal(400, f"body must be JSON of at most {MAX_BODY >> 10} KiB: {error}")
+    except RecursionError:
+        return _refusal(400, "body must be JSON, got one that is nested too deeply")
     try:
         values = await asyncio.to_thread(get_settings().update, changes)
     except ValueError as error:
@@ -159,6 +166,23 @@ async def post_settings(request: web.Request) -> web.Response:
         logger.warning("Settings are in force but cannot be kept: %s", error)
         return _refusal(500, f"settings are in force but cannot be kept: {error.strerror}")
     return web.json_response(values)
+
+
+async def _read_body(request: web.Request) -> bytes:
+    """Return a request's body; one that is too large is not read any further.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    body = bytearray()
+    if (request.content_length or 0) <= MAX_BODY:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > MAX_BODY:
+                break
+        else:
+            return bytes(body)
+    raise ValueError("it is larger")
 
 
 def send_node_text(text: str, node_id: str | None) -> None:

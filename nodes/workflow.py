@@ -7,6 +7,7 @@ prompt's `extra_data`, so that no image made from it carries a path or a user.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..backends.engine import WorkflowRef
+from ..backends.errors import MAX_TEXT
 
 ENTRY = "warmgraph"
 SINGLE_USER = "default"
+#: Halves of a character, which JSON may name and no file system takes.
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def take_workflow_entry(json_data: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +33,10 @@ def take_workflow_entry(json_data: dict[str, Any]) -> dict[str, Any]:
     workflow = _workflow(extra_data)
     extra = workflow.get("extra")
     if isinstance(extra, dict) and ENTRY in extra:
-        extra_data[ENTRY] = extra.pop(ENTRY)  # type: ignore[index]
+        entry = extra.pop(ENTRY)
+        if _is_entry(entry):
+            named = {n: entry[n] for n in ("path", "user") if _is_text(entry.get(n))}
+            extra_data[ENTRY] = named  # type: ignore[index]
     return json_data
 
 
@@ -45,15 +52,13 @@ def current_workflow() -> WorkflowRef | None:
 def workflow_of(extra_data: Any) -> WorkflowRef | None:
     """Return the saved workflow that a prompt's `extra_data` names, unchecked, if any."""
     entry = extra_data.get(ENTRY) if isinstance(extra_data, dict) else None
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+    if not _is_entry(entry):
         return None
     user = entry.get("user") if args.multi_user else SINGLE_USER
-    if not isinstance(user, str):
+    if not _is_text(user):
         return None
     identity = _workflow(extra_data).get("id")
-    return WorkflowRef(
-        path=entry["path"], user=user, id=identity if isinstance(identity, str) else None
-    )
+    return WorkflowRef(path=entry["path"], user=user, id=identity if _is_text(identity) else None)
 
 
 def workflows_root(user: str | None) -> Path | None:
@@ -67,6 +72,15 @@ def workflows_root(user: str | None) -> Path | None:
         return None
     directory = folder_paths.get_public_user_directory(user)
     return None if directory is None else Path(directory, "workflows")
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and _is_text(entry.get("path"))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text that a file system could have given."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT and not _SURROGATES.search(value)
 
 
 def _known_users() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -13,6 +14,18 @@ from typing import Any, Protocol
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+#: What runs on other hosts and other torches (`dev.py test --host ... --torch ...`), in about five
+#: minutes: files or folders, and what a test's name there must hold one of, if not all count.
+QUICK: dict[str, tuple[str, ...]] = {
+    "unit": (),
+    "engine/test_background.py": (),
+    "engine/test_fresh_process.py": (),
+    "engine/test_no_rebuild.py": (),
+    "engine/test_other_torch.py": (),
+    "engine/test_region.py": (),
+    "host/test_workflows.py": ("imports", "text_to_image"),
+}
 
 # Spares workers most trials of the CPU's vector instructions, which each folder of theirs needs.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -42,6 +55,16 @@ from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick half."""
+    for item in items:
+        path = item.path.relative_to(ROOT / "tests")
+        for part in (path, *path.parents):
+            words = QUICK.get(part.as_posix())
+            if words is not None and (not words or any(word in item.name for word in words)):
+                item.add_marker("quick")
+
+
 def find_host_tree() -> Path | None:
     """The ComfyUI tree that `dev.py` made (or WARMGRAPH_HOST names), None when there is none."""
     named = os.environ.get("WARMGRAPH_HOST")
@@ -67,6 +90,49 @@ def host(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield inprocess.boot(host_tree, base)
     finally:
         sys.argv = argv
+
+
+class InstallPack(Protocol):
+    """Put a pack into the host's custom nodes and import it as the host does."""
+
+    def __call__(self, name: str, files: dict[str, str]) -> Path: ...
+
+
+@pytest.fixture
+def install_pack(host: Host) -> Iterator[InstallPack]:
+    """`install_pack(name, {path: text})`: returns its folder. Afterwards the packs are gone, and
+    what they put into the host's and torch's places is put back.
+    """
+    import comfy.ldm.modules.attention as attention
+    import torch
+
+    places: list[tuple[Any, str]] = [
+        (attention.BasicTransformerBlock, "forward"),
+        (attention.SpatialTransformer, "forward"),
+        (attention, "optimized_attention"),
+        (torch.nn.functional, "scaled_dot_product_attention"),
+        (torch.nn.GroupNorm, "forward"),
+    ]
+    before = [(owner, name, vars(owner)[name]) for owner, name in places]
+    modules, folders = set(sys.modules), []
+
+    def install(name: str, files: dict[str, str]) -> Path:
+        folder = host.base / "custom_nodes" / name
+        folders.append(folder)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, "utf-8")
+        assert asyncio.run(host.nodes.load_custom_node(str(folder)))
+        return folder
+
+    yield install
+    for owner, attribute, value in before:
+        setattr(owner, attribute, value)
+    for module in [m for m in sys.modules if m not in modules]:
+        if any(module.startswith(str(folder)) for folder in folders):
+            del sys.modules[module]
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,20 @@ from ..runtime.session import Session
 KEY = "warmgraph"
 
 
+def when_unloaded(patcher: Any, session: Session) -> None:
+    """Have a session told when the host unloads the model of a ModelPatcher."""
+    from comfy.patcher_extension import CallbacksMP
+
+    def detached(_patcher: Any, unpatch_all: bool) -> None:
+        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
+        if unpatch_all:
+            for scope in session.scopes:
+                scope.unloaded()
+
+    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, detached)
+
+
 class Note:
     """Attached in place of a session: why there is none."""
 
@@ -28,13 +42,17 @@ class Runs(Protocol):
     first, `tell` for the second, and `stay_busy` is called while it lasts.
     """
 
-    def begin(self, session: Session, target: Target) -> None:
-        """A run starts: weights may lie elsewhere than in the last one, and patches may differ."""
+    def begin(self, session: Session, target: Callable[[], Target]) -> None:
+        """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
+
+        Args:
+            target: asks where it runs; what it raises fails no prompt.
+        """
 
     def end(self, session: Session, *, sampled: bool) -> None:
         """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
 
-    def look(self, session: Session, target: Target) -> None:
+    def look(self, session: Session, target: Callable[[], Target]) -> None:
         """As `begin`, without an `end` to come."""
 
     def tell(self, session: Session) -> None:

@@ -141,7 +141,7 @@ class _Hold:
             foreign = "another copy of the network runs (several GPUs, or another node's)"
         elif not self._open:
             self._open = True
-            self._runs.look(session, _target(control, module))
+            self._runs.look(session, partial(_target, control, module))
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()

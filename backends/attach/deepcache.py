@@ -16,6 +16,7 @@ from .model import is_step
 from .model import kept as kept_session
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
+_CLASS = "diffusion_model.__class__"
 
 
 def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
@@ -31,8 +32,10 @@ def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
     from comfy.patcher_extension import WrappersMP
 
     unet = model.model.diffusion_model
-    if type(unet) is not UNetModel:
-        name = type(unet).__name__
+    # What other nodes put in its place for some clone is in it from that clone's loading on.
+    own_class = model.object_patches_backup.get(_CLASS, type(unet))
+    if own_class is not UNetModel:
+        name = own_class.__name__
         raise RequirementError(
             f"DeepCache needs a UNet, and this model is a {name}: it runs unchanged. "
             "ComfyUI's own EasyCache is for such models."

@@ -15,7 +15,7 @@ from ..runtime.faults import STEP
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from ..runtime.variant import Variant
-from .base import KEY, Note, Runs
+from .base import KEY, Note, Runs, when_unloaded
 
 
 class AttachedModel:
@@ -29,7 +29,7 @@ class AttachedModel:
 
         clone = model.clone()
         clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_DETACH):
+        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
             clone.remove_callbacks_with_key(kind, KEY)
         self.value = self.patcher = clone
         self.holder = clone.model
@@ -48,7 +48,7 @@ class AttachedModel:
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, partial(_step, session))
         clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _begins(session, runs))
         clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _ends(session, runs))
-        clone.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, partial(_detached, session))
+        when_unloaded(clone, session)
 
     def note(self, text: str) -> None:
         self.value.set_attachments(KEY, Note(text))
@@ -74,19 +74,12 @@ def is_step(wrapper: Any) -> bool:
 
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
     """The host's ON_PRE_RUN callback, called with the patcher that runs: a clone of ours, maybe."""
-    return lambda patcher: runs.begin(session, _target(patcher))
+    return lambda patcher: runs.begin(session, partial(_target, patcher))
 
 
 def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
     """The host's ON_CLEANUP callback."""
     return lambda _patcher: runs.end(session, sampled=True)
-
-
-def _detached(session: Session, _patcher: Any, unpatch_all: bool) -> None:
-    """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
-    if unpatch_all:
-        for scope in session.scopes:
-            scope.unloaded()
 
 
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from ..regions.plan import Plan
 from ..regions.registry import plan_model
 from ..runtime.scope import Target
 from ..runtime.session import Session
-from .base import KEY, Note, Runs
+from .base import KEY, Note, Runs, when_unloaded
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class AttachedVAE:
         """Hang the session on the copy."""
         self.value.__class__ = _compiled_class(type(self.value))  # type: ignore[arg-type]
         self.value.__dict__[KEY] = _Attachment(session, runs)
+        when_unloaded(self.patcher, session)
 
     def note(self, text: str) -> None:
         self.value.__dict__[KEY] = Note(text)
@@ -120,7 +121,7 @@ class _Attachment:
             self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
             return False
         try:
-            self._runs.begin(self.session, _target(vae))
+            self._runs.begin(self.session, partial(_target, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
             self._runs.end(self.session, sampled=False)

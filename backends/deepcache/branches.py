@@ -16,6 +16,7 @@ import torch
 
 from ..regions.plan import Passage, shallow_copy
 from ..runtime.variant import Variant
+from .guard import own_part
 
 _AFTER_MIDDLE = "middle_block_after_patch"
 
@@ -41,7 +42,7 @@ class Branch:
         if not 0 <= number < depth(unet):
             raise ValueError(f"branch must be 0 to {depth(unet) - 1} for this UNet, got {number}")
         self.number = number
-        self._layers = _layers(unet)
+        self._layers = [(layer, type(layer)) for layer in _layers(unet)]
         self._kept = number + 1
         self._skipped_outputs = len(unet.output_blocks) - self._kept
         self._tap, self._source = _Tap(), _Source()
@@ -50,7 +51,7 @@ class Branch:
         self._shallow: Any = shallow_copy(
             unet,
             input_blocks=blocks(list(unet.input_blocks)[: self._kept]),
-            middle_block=_sequence(unet, self._source),
+            middle_block=_sequence(self._source),
             output_blocks=blocks(list(unet.output_blocks)[self._skipped_outputs :]),
         )
         skipped = [
@@ -65,21 +66,40 @@ class Branch:
 
     def is_current(self) -> bool:
         """Whether the UNet still has the layers that it was cut with: others may patch or inject
-        some for a run.
+        some for a run, or give them another class.
         """
         now = _layers(self.whole.of)
-        pairs = zip(now, self._layers, strict=False)
-        return len(now) == len(self._layers) and all(one is other for one, other in pairs)
+        return len(now) == len(self._layers) and all(
+            one is layer and type(one) is kind
+            for one, (layer, kind) in zip(now, self._layers, strict=True)
+        )
 
-    def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own.
+    def foreign_class(self) -> type | None:
+        """Return the class of the UNet or of one of its blocks that is not the host's own, if one
+        is: its owner alone knows what it calls, and with what.
+        """
+        from comfy.ldm.modules.diffusionmodules import openaimodel as host
+
+        unet: Any = self.whole.of
+        if type(unet) is not host.UNetModel:
+            return type(unet)
+        classes = map(type, (*unet.input_blocks, *unet.output_blocks))
+        middle = type(unet.middle_block or unet.output_blocks[0])
+        own = host.TimestepEmbedSequential
+        return next((kind for kind in (middle, *classes) if kind is not own), None)
+
+    def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own,
+        or None where another node's function ran in place of the block.
 
         Args:
             As of the host's `UNetModel._forward`.
+
+        Raises:
+            OwnError: the feature could not be kept.
         """
         try:
             output = self._full._forward(*args, **kwargs)
-            assert self._tap.feature is not None
             return output, self._tap.feature
         finally:
             self._tap.feature = None
@@ -101,12 +121,17 @@ class Branch:
         Args:
             feature: it may be used again: what patches do to it in place is not seen outside.
             Others: as of the host's `UNetModel._forward`.
+
+        Raises:
+            OwnError: what the blocks are to be given could not be made.
         """
-        options = self._options(transformer_options or {})
+        with own_part():
+            options = self._options(transformer_options or {})
+            residuals = self._control(control)
         self._source.feature = feature
         try:
             output: torch.Tensor = self._shallow._forward(
-                x, timesteps, context, y, self._control(control), options, **kwargs
+                x, timesteps, context, y, residuals, options, **kwargs
             )
             return output
         finally:
@@ -139,7 +164,8 @@ class _Tap(Passage):
     feature: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.feature = x.clone()
+        with own_part():
+            self.feature = x.clone()
         return x
 
 
@@ -149,8 +175,9 @@ class _Source(Passage):
     feature: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.feature is not None
-        return self.feature.clone()
+        with own_part():
+            assert self.feature is not None
+            return self.feature.clone()
 
 
 class _ShiftedOptions(dict[str, Any]):
@@ -162,34 +189,37 @@ class _ShiftedOptions(dict[str, Any]):
         self._passed = False
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name == "block" and value[0] == "output":
-            value = ("output", value[1] + self._outputs)
-            if not self._passed and "transformer_index" in self:
-                self._passed = True
-                self["transformer_index"] += self._transformers
+        with own_part():
+            if name == "block" and value[0] == "output":
+                value = ("output", value[1] + self._outputs)
+                if not self._passed and "transformer_index" in self:
+                    self._passed = True
+                    self["transformer_index"] += self._transformers
         super().__setitem__(name, value)
 
 
 def _with_tap(unet: Any, tap: torch.nn.Module, cut: int) -> Any:
     """The UNet with a tap after the block before the cut, which is an output or the middle one."""
     if cut == 0:
-        return shallow_copy(unet, middle_block=_sequence(unet, *(unet.middle_block or ()), tap))
+        return shallow_copy(unet, middle_block=_sequence(*(unet.middle_block or ()), tap))
     outputs = list(unet.output_blocks)
-    outputs[cut - 1] = _sequence(unet, *outputs[cut - 1], tap)
+    outputs[cut - 1] = _sequence(*outputs[cut - 1], tap)
     return shallow_copy(unet, output_blocks=torch.nn.ModuleList(outputs))
 
 
 def _layers(unet: Any) -> list[Any]:
     """All that the two halves are made of."""
-    layers = list(unet.children())
+    layers = [unet, *unet.children()]
     for block in (*unet.input_blocks, unet.middle_block or (), *unet.output_blocks):
         layers += [block, *block]
     return layers
 
 
-def _sequence(unet: Any, *layers: torch.nn.Module) -> torch.nn.Module:
+def _sequence(*layers: torch.nn.Module) -> torch.nn.Module:
     """A block as the host's are, so that what wraps or looks for them finds what it expects."""
-    sequence: torch.nn.Module = type(unet.output_blocks[0])(*layers)
+    from comfy.ldm.modules.diffusionmodules.openaimodel import TimestepEmbedSequential
+
+    sequence: torch.nn.Module = TimestepEmbedSequential(*layers)
     return sequence
 
 

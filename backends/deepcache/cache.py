@@ -10,12 +10,15 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from textwrap import shorten
+from typing import Any, TypeVar
 
 import torch
 
 from .branches import Branch
+from .calls import NAMES, Before, Step, alone, random_state, within
 from .features import form_of
+from .guard import OwnError
 from .patches import patches_of
 from .run import Options, Run
 from .shares import shares, usual_side
@@ -23,7 +26,8 @@ from .tally import FULL, SHALLOW, Tally
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ("x", "timesteps", "context", "y", "control", "transformer_options")
+T = TypeVar("T")
+
 #: How far two ways through compiled graphs may lie apart, in half precision.
 _COMPILED_REL_L2 = 1e-2
 #: What the host's EasyCache and LazyCache leave in a call.
@@ -32,7 +36,9 @@ _STEPS_ASIDE = (
     "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
 )
+_FAILED = "steps aside for the rest of this run, for it failed ({}); the log has the trace"
 _REPLACED = "steps aside: another node replaces the UNet's own forward, which it would cut in two"
+_SWAPPED = "steps aside: another node runs the UNet by a class of its own ({} of {})"
 _UNLIKE = "steps aside: with these patches the outer blocks do not give what the whole model gives"
 
 
@@ -49,6 +55,8 @@ class DeepCache:
         self.options = options
         self._is_known = is_known
         self.branch = branch
+        #: Its name in reports.
+        self.id = ""
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".
@@ -67,161 +75,185 @@ class DeepCache:
 
     def around_sampler(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's SAMPLER_SAMPLE wrapper: state begins and ends with one run."""
-        guider, sigmas, extra, callback, *others = args
+        before, self.problem = self._run, None
+        begun = self._guarded(self._begin, *args)
+        run, args = (None, args) if begun is None else begun
+        self._run = run
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            self._run = before
+            if run is not None:
+                self.tally = run.tally
+            try:
+                self.on_end()
+            except Exception:  # the run is over, and right
+                logger.exception("Nobody was told of the end of DeepCache's run")
+
+    def _begin(
+        self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any
+    ) -> tuple[Run, tuple[Any, ...]]:
+        """The run that begins, and the sampler's arguments with a callback that tells its steps."""
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
-        run, before = Run.begin(self.options, guider, sigmas), self._run
+        run = Run.begin(self.options, guider, sigmas)
 
         def after_step(number: int, *given: Any, **named: Any) -> Any:
-            run.called_back(number)
+            if self.problem is None:
+                self._guarded(run.called_back, number)
             return None if callback is None else callback(number, *given, **named)
 
-        self._run, self.problem = run, None
-        try:
-            return executor(guider, sigmas, extra, after_step, *others, **kwargs)
-        finally:
-            self._run, self.tally = before, run.tally
-            self.on_end()
+        return run, (guider, sigmas, extra, after_step, *others)
 
     def around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's PREDICT_NOISE wrapper: one evaluation of all conditionings."""
-        if self._run is not None:
-            self._run.features.begin_evaluation()
+        if self._run is not None and self.problem is None:
+            self._guarded(self._run.features.begin_evaluation)
         return executor(*args, **kwargs)
 
     # --- a call -----------------------------------------------------------------------------------
 
     def around_unet(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The host's DIFFUSION_MODEL wrapper: one call of the UNet, whole or shallow."""
+        """The host's DIFFUSION_MODEL wrapper: one call of the UNet, whole or shallow.
+
+        What is ours runs before the call and after it; within it only what marks its own errors.
+        """
         run = self._run
         if run is None or self.problem or executor.class_obj is not self._unet:
             return executor(*args, **kwargs)
-        call = {**dict.fromkeys(_NAMES), **dict(zip(_NAMES, args, strict=False)), **kwargs}
+        step = self._guarded(self._prepare, run, executor, args, kwargs)
+        if step is None:
+            return executor(*args, **kwargs)
+        try:
+            output, feature = step.split(step.call())
+        except OwnError as error:
+            self._failed(error)
+            self._guarded(step.before.restore)
+            return executor(*args, **kwargs)
+        self._guarded(self._finish, run, executor, step, output, feature)
+        return output
+
+    def _prepare(
+        self, run: Run, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Step | None:
+        """Decide how a call of the UNet is made; None: as the host makes it, from now on."""
+        call = {**dict.fromkeys(NAMES), **dict(zip(NAMES, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
         if (why := self._why_not(executor, options)) is not None:
             self._step_aside(why)
-            return executor(*args, **kwargs)
+            return None
         form = form_of(x, call["context"], call["y"], call["control"], options)
         place = run.features.place(form, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
         feature = None if is_full else run.features.find(place)
         sort = FULL if feature is None else SHALLOW
-        self.evaluations[sort] += 1
-        evaluation = run.tally.evaluation(sort, form.chunks, x.device)
+        before = Before.of(call)
         if feature is not None:
-            with evaluation:
-                return self._shallow(executor, feature, call)
-        if is_full and not run.keeps:
-            with evaluation:
-                return executor(*args, **kwargs)
-        structure = repr((form.structure, [patch.name for patch in place.patches]))
-        before = None if structure in self._checked else _Before.of(call)
-        with evaluation:
-            output, feature = self._whole(executor, call)
-        if feature is None:
-            return output
-        if before is not None and not self._is_right(executor, output, feature, before):
+            step = Step(self._shallow(executor, feature, call), alone, before)
+        elif is_full and not run.keeps:
+            step = Step(functools.partial(executor, *args, **kwargs), alone, before)
+        else:
+            structure = repr((form.structure, [patch.name for patch in place.patches]))
+            random = None if structure in self._checked else random_state(x.device)
+            make, split = self._whole(executor, call)
+            step = Step(make, split, before, place, structure, random)
+        self.evaluations[sort] += 1
+        return step._replace(ended=run.tally.begin(sort, form.chunks, x.device))
+
+    def _finish(
+        self,
+        run: Run,
+        executor: Any,
+        step: Step,
+        output: torch.Tensor,
+        feature: torch.Tensor | None,
+    ) -> None:
+        """Note a call that was made, and keep its feature if it is the one of a whole call."""
+        step.ended()
+        if step.place is None or feature is None:
+            return
+        if step.random is not None and not self._is_right(executor, step, output, feature):
             self._step_aside(_UNLIKE)
-            return output
-        self._checked.add(structure)
-        run.features.keep(place, feature)
+            return
+        self._checked.add(step.structure)
+        run.features.keep(step.place, feature)
         run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
-        return output
 
     def _why_not(self, executor: Any, options: dict[str, Any]) -> str | None:
         """Why the rest of this run is the host's, if it is."""
         if _ANOTHER_CACHE in options:
             return _STEPS_ASIDE
+        if (kind := self.branch.foreign_class()) is not None:
+            return _SWAPPED.format(kind.__name__, kind.__module__.partition(".")[0])
         own = getattr(executor.original, "__func__", None) is type(self._unet)._forward
         return None if own else _REPLACED
 
     def _whole(
         self, executor: Any, call: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the whole UNet; the feature is None where another node did not run it after all."""
+    ) -> tuple[Callable[[], Any], Callable[[Any], tuple[torch.Tensor, torch.Tensor | None]]]:
+        """Run the whole UNet; how, and what takes output and feature from what that gives."""
         branch = self.branch
         if self._is_ours(executor):
-            both: tuple[torch.Tensor, torch.Tensor]
-            both = _within(executor, branch.whole, branch.whole.call, call)
-            return both
-        kept: list[torch.Tensor] = []  # others within expect one tensor
+            return within(executor, branch.whole, branch.whole.call, call), tuple
+        kept: list[torch.Tensor | None] = []  # others within expect one tensor
 
         def whole(*args: Any, **kwargs: Any) -> torch.Tensor:
             output, feature = branch.full(*args, **kwargs)
             kept.append(feature)
             return output
 
-        output: torch.Tensor = _within(executor, self._unet, whole, call)
-        return output, kept[0] if kept else None
+        def split(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return output, kept[0] if kept else None  # another node may not have run it after all
 
-    def _shallow(self, executor: Any, feature: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
+        return within(executor, self._unet, whole, call), split
+
+    def _shallow(
+        self, executor: Any, feature: torch.Tensor, call: dict[str, Any]
+    ) -> Callable[[], torch.Tensor]:
+        """Run the outer blocks around a feature."""
         outer = self.branch.outer
         if self._is_ours(executor):
-            owner, run, given = outer, outer.call, {**call, "feature": feature}
-        else:
-            owner, run, given = self._unet, functools.partial(outer.call, feature=feature), call
-        result: torch.Tensor = _within(executor, owner, run, given)
-        return result
+            return within(executor, outer, outer.call, {**call, "feature": feature})
+        given = functools.partial(outer.call, feature=feature)
+        return within(executor, self._unet, given, call)
 
     def _is_ours(self, executor: Any) -> bool:
         """Whether nothing of other nodes lies between here and the UNet."""
         return all(map(self._is_known, executor.wrappers[executor.idx + 1 :]))
 
     def _is_right(
-        self, executor: Any, output: torch.Tensor, feature: torch.Tensor, before: _Before
+        self, executor: Any, step: Step, output: torch.Tensor, feature: torch.Tensor
     ) -> bool:
         """At the first full call of a structure: with the feature just kept, the shallow path must
         give the full output, bit for bit. Compiled, both may run through other kernels.
         """
-        if before.random != _random_state(output.device):  # the outer blocks would draw others
+        if step.random != random_state(output.device):  # the outer blocks would draw others
             return True
-        found = self._shallow(executor, feature, before.call)
+        found = self._shallow(executor, feature, step.before.copies)()
         if torch.equal(found, output):
             return True
         is_compiled = any(map(self._is_known, executor.wrappers))
         return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
 
-    def _step_aside(self, why: str) -> None:
+    # --- stepping aside ---------------------------------------------------------------------------
+
+    def _guarded(self, ours: Callable[..., T], *args: Any) -> T | None:
+        """Call what the host alone would not; where it fails, the rest of the run is the host's."""
+        from comfy.model_management import InterruptProcessingException
+
+        try:
+            return ours(*args)
+        except InterruptProcessingException:  # the user's, in whatever is running
+            raise
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _failed(self, error: Exception) -> None:
+        text = str(error) if isinstance(error, OwnError) else f"{type(error).__name__}: {error}"
+        self._step_aside(_FAILED.format(shorten(text, 120, placeholder="...")), error)
+
+    def _step_aside(self, why: str, error: Exception | None = None) -> None:
         """Leave the rest of this run to the host."""
         self.problem = why
-        logger.warning("DeepCache: %s", why)
-
-
-def _within(executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, Any]) -> Any:
-    """Call a function in place of the UNet's own forward, within the wrappers that are left.
-
-    Args:
-        owner: whose function it is, as those wrappers are told: a variant, or the UNet.
-    """
-    from comfy.patcher_extension import WrapperExecutor
-
-    inner = WrapperExecutor.new_class_executor(run, owner, executor.wrappers, executor.idx + 1)
-    rest = {name: value for name, value in call.items() if name not in _NAMES}
-    return inner.execute(*(call[name] for name in _NAMES), **rest)
-
-
-class _Before(NamedTuple):
-    """How things are before a full call: its arguments, whose containers the host uses up, and
-    where the random numbers are.
-    """
-
-    call: dict[str, Any]
-    random: bytes
-
-    @classmethod
-    def of(cls, call: dict[str, Any]) -> _Before:
-        control = call["control"]
-        copied = {
-            **call,
-            "transformer_options": dict(call["transformer_options"]),
-            "control": control and {side: list(given) for side, given in control.items()},
-        }
-        return cls(copied, _random_state(call["x"].device))
-
-
-def _random_state(device: torch.device) -> bytes:
-    """Where PyTorch's random numbers are, without waiting for the GPU."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return b"".join(state.numpy().tobytes() for state in states)
+        logger.warning("DeepCache: %s", why, exc_info=error)

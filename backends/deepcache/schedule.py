@@ -12,6 +12,11 @@ from enum import Enum
 
 import torch
 
+from ..errors import shown, validate_length
+
+#: Of a step's number.
+_DIGITS = 6
+
 
 class Schedule(str, Enum):
     """How full steps are chosen."""
@@ -101,10 +106,17 @@ def parse_steps(text: str) -> list[int]:
     Raises:
         ValueError: it is no list of whole numbers from 0 on.
     """
+    validate_length("full steps", text)
     parts = [part.strip() for part in text.replace("\n", ",").split(",")]
-    if not all(part.isdecimal() for part in parts if part) or not any(parts):
-        raise ValueError(f"full steps must be numbers from 0 on such as 0,1,2,5,9, got {text!r}")
+    if not all(map(_is_number, filter(None, parts))) or not any(parts):
+        raise ValueError(
+            f"full steps must be numbers from 0 on such as 0,1,2,5,9, got {shown(text)}"
+        )
     return sorted({int(part) for part in parts if part})
+
+
+def _is_number(part: str) -> bool:
+    return part.isdecimal() and len(part) <= _DIGITS
 
 
 def in_range(sigmas: Sequence[float], first_sigma: float, last_sigma: float) -> range:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +23,8 @@ class Tally:
         #: The most memory that features held.
         self.feature_bytes = 0
 
-    @contextmanager
-    def evaluation(self, sort: str, chunks: Sequence[Any], device: torch.device) -> Iterator[None]:
-        """Count and time one call of the UNet.
+    def begin(self, sort: str, chunks: Sequence[Any], device: torch.device) -> Callable[[], None]:
+        """Count one call of the UNet and begin to time it; what comes back ends that.
 
         Args:
             chunks: the conditioning of each part of its batch, as of `features.Form`.
@@ -34,8 +32,7 @@ class Tally:
         for chunk in chunks:
             self._evaluations[chunk, sort] += 1
         ended = _stopwatch(device)
-        yield
-        self._seconds[sort].append(ended())
+        return lambda: self._seconds[sort].append(ended())
 
     @property
     def chunks(self) -> list[dict[str, Any]]:

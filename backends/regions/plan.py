@@ -12,6 +12,7 @@ in `regions.registry`. Nothing else in the package knows about model families.
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ import torch
 from ..contract import Description, InputSpec, Symbol
 from ..describe import HOST_STATE, describe_module, named_code
 from ..layout import CONTIGUOUS
-from ..packs import foreign_class
+from ..packs import foreign_class, is_known
+from ..replaced import describe_packs
 from ..rewrites import rewritten
 from ..sources import attributes_read, fingerprint
 from ..watch import Watch
@@ -106,7 +108,11 @@ class Dispatch:
 
     def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
         """Make the forward of each module that gets one."""
-        made = [(self.module, self.make(calls, _own_forward(self.module)))]
+        own = _own_forward(self.module)
+        forward = self.make(calls, own)
+        if not is_known(getattr(type(self.module).forward, "__globals__", {}).get("__name__")):
+            forward = _as_described(forward, own)
+        made = [(self.module, forward)]
         if self.follower is not None:
             module, make = self.follower
             made.append((module, make(_own_forward(module))))
@@ -121,11 +127,13 @@ class Plan:
         dispatches: every module whose forward can be replaced.
         outside: (place, reason) of what stays the host's, in words.
         symbols: the declared sizes, by name.
+        guests: (place, whose) of layers that other packs added; they are no places of the model's.
     """
 
     dispatches: list[Dispatch] = field(default_factory=list)
     outside: list[tuple[str, str]] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    guests: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def places(self) -> list[Place]:
@@ -169,6 +177,8 @@ def describe_place(
         children=form.children,
         hidden=form.hidden,
     )
+    through: list[Callable[..., Any]] = []
+    sources = region_sources(form, described, watch, through)
     return Description(
         family=form.family,
         form=form.name,
@@ -176,24 +186,29 @@ def describe_place(
         module=described,
         inputs=inputs,
         symbols=tuple(plan.symbols[name] for name in sorted(named)),
-        sources=region_sources(form, described, watch),
+        sources=sources,
         device=device,
         layout=form.layout,
+        packs=describe_packs(described, through),
     )
 
 
 def region_sources(
-    form: Form, described: dict[str, Any], watch: Watch | None = None
+    form: Form,
+    described: dict[str, Any],
+    watch: Watch | None = None,
+    through: list[Callable[..., Any]] | None = None,
 ) -> dict[str, str]:
     """Hash all code that a region is made of: the form's reference, the module tree's, rewrites.
 
     Args:
         described: the module tree (`describe.describe_module`).
         watch: gets the names that this hangs on.
+        through: gets the functions.
     """
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
-    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch)
+    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
 
 
 def quick_signature(place: Place) -> tuple[Any, ...]:
@@ -259,6 +274,20 @@ def unknown_layer(layer: Any) -> str:
 
 def _own_forward(module: torch.nn.Module) -> Forward:
     return partial(type(module).forward, module)
+
+
+def _as_described(forward: Forward, own: Forward) -> Forward:
+    """Leave the calls that are made in another way than the host's to what is bound on the class:
+    where a pack put its own forward there, its callers may be the pack's, too.
+    """
+    names = inspect.signature(forward).parameters.keys()
+
+    def tolerant(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) + len(kwargs) > len(names) or not kwargs.keys() <= names:
+            return own(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return tolerant
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -13,6 +13,8 @@ import torch
 
 from ..contract import InputSpec
 from ..layout import CHANNELS_LAST
+from ..packs import owner_of
+from ..sources import is_foreign
 from .plan import Call, Form, Forward, host_forward, shallow_copy
 
 
@@ -166,6 +168,8 @@ def spatial_transformer_change() -> str | None:
     from comfy.ops import disable_weight_init
 
     key = SpatialTransformer.forward
+    if is_foreign(key):  # what it does around the blocks, no graph of its two ends does
+        return f"{owner_of(key)} replaces SpatialTransformer.forward"
     if key not in _PROBED:
         _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)
     return _PROBED[key]

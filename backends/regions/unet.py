@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..foreign import options_kept
 from ..layout import CHANNELS_LAST
+from ..packs import is_made_of_the_hosts, owner_of
 from .plan import (
     Call,
     Dispatch,
@@ -241,6 +243,8 @@ def plan_layer(plan: Plan, name: str, layer: Any) -> None:
                 plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
             else:
                 plan.outside.append((where, unknown_layer(block)))
+    elif not is_made_of_the_hosts(cls):
+        plan.guests.append((name, f"{cls.__qualname__} of {owner_of(cls)}"))
     elif name != "input_blocks.0.0":
         plan.outside.append((name, unknown_layer(layer)))
 
@@ -263,6 +267,8 @@ def _up(call: Call, host: Forward) -> Forward:
 
 
 def _block(call: Call, host: Forward) -> Forward:
+    kept = options_kept(getattr(host, "func", host))  # by another pack's forward, if it has one
+
     def forward(
         x: torch.Tensor,
         context: torch.Tensor | None = None,
@@ -273,6 +279,8 @@ def _block(call: Call, host: Forward) -> Forward:
         if reason is None and context is not None:
             result = call(x, context)
             if result is not None:
+                for owner, name in kept:
+                    setattr(owner, name, options)
                 return result
         else:
             call.decline(reason or "called without a context")

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import keys
 from ..builder import Builder, BuildResult, Job
+from ..claims import Claims
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
 from ..graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
@@ -76,6 +77,8 @@ class Graph:
         self.bytes: int | None = None
         self.binary_bytes = 0
         self.attempts = 1
+        #: Whether another server that shares the store builds it.
+        self.built_elsewhere = False
         #: Whether to build it if no file serves; asked once its load has failed.
         self.build_wanted = False
 
@@ -93,6 +96,7 @@ class Graph:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
         self.attempts = MAX_ATTEMPTS
+        self.built_elsewhere = False
         self._on_drop()  # what was captured with it must not be replayed any more
 
 
@@ -101,10 +105,15 @@ class Graphs:
     own.
     """
 
-    def __init__(self, store: Store, builder: Builder, on_change: Callable[[], None]) -> None:
-        """Args: where files are, who builds, and what to call (from any thread) after a change."""
+    def __init__(
+        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
+    ) -> None:
+        """Args: where files are, who builds, what keeps servers from building the same, and what
+        to call (from any thread) after a change.
+        """
         self._store = store
         self._builder = builder
+        self._claims = claims
         self._on_change = on_change
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
@@ -122,7 +131,7 @@ class Graphs:
         key = keys.graph_key(description, target)
         with self._lock:
             if key not in self._graphs:
-                self._graphs[key] = Graph(key, description, backend, self._note_change)
+                self._graphs[key] = Graph(key, description, backend, self._dropped)
             return self._graphs[key]
 
     def forget(self, graph: Graph) -> None:
@@ -159,10 +168,12 @@ class Graphs:
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
+        self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
-            if graph.state is State.LOADING:
+            if graph.state is State.LOADING or graph.built_elsewhere:
                 graph.reason, graph.state = _CLOSED, State.MISSING
+                graph.built_elsewhere = False
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""
@@ -177,7 +188,7 @@ class Graphs:
             graph.reason = _CLOSED
             self._set(graph, State.MISSING)
 
-    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...]) -> None:
+    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], first: bool = True) -> None:
         """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
         given.
         """
@@ -188,7 +199,7 @@ class Graphs:
                 build = graph.build_wanted
                 graph.state = State.BUILDING if build else State.MISSING
             if build:
-                self._build(graph)
+                self._claim_and_build(graph, folders, first)
             else:
                 self._set(graph, State.MISSING)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
@@ -232,6 +243,25 @@ class Graphs:
         if mark not in self._detailed:
             self._detailed.add(mark)
             logger.info("%s, in detail:", what, exc_info=error)
+
+    def _claim_and_build(self, graph: Graph, folders: tuple[Path, ...], first: bool) -> None:
+        """Build a graph, or have it looked for again when another server has built it."""
+
+        def look_again(first: bool = True) -> None:
+            if graph.state is State.BUILDING:
+                self._load_or_build(graph, folders, first)
+            else:  # dropped meanwhile
+                self._claims.release(graph.key)
+
+        graph.built_elsewhere = not self._claims.take(
+            graph.key, lambda: self._hand_over(graph, _logged, look_again)
+        )
+        if graph.built_elsewhere:
+            self._set(graph, State.BUILDING)
+        elif first and graph.refused is None and self._store.find(graph.key) is not None:
+            look_again(first=False)  # it came between the look and the claim
+        else:
+            self._build(graph)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -299,7 +329,11 @@ class Graphs:
         error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
-            logger.warning("%s: %s", _stays(graph), reason)
+            if isinstance(error, WarmgraphError) and error.final:
+                graph.attempts = MAX_ATTEMPTS
+                self._warn_once(f"Nothing is built until the server starts anew: {error}")
+            else:
+                logger.warning("%s: %s", _stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
@@ -361,12 +395,21 @@ class Graphs:
             return list(self._graphs.values())
 
     def _set(self, graph: Graph, state: State) -> None:
+        if state is not State.BUILDING:
+            graph.built_elsewhere = False
+            self._claims.release(graph.key)
         graph.state = state
         self._note_change()
 
     def _note_change(self) -> None:
         self.version = next(self._versions)  # from any thread: no two changes are one number
         _logged(self._on_change)  # whoever listens has no say in what a graph is
+
+    def _dropped(self) -> None:
+        """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
+        self.version = next(self._versions)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._loader.submit(_logged, self._on_change)
 
 
 def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:

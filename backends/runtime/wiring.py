@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..packs import is_known
+from ..foreign import objection
+from ..packs import is_known, owner_of
 from ..regions.plan import Dispatch, Passage, Plan
-from ..sources import fingerprint
+from ..sources import fingerprint, is_foreign
 from ..watch import Watch
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
@@ -24,7 +25,7 @@ class Wiring:
         """Remember the tree; its modules are kept alive until this object goes."""
         modules = list(root.modules())
         self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
-        self._counts = [(m._modules, len(m._modules)) for m in modules if m._modules]
+        self._counts = [(m, m._modules, len(m._modules)) for m in modules if m._modules]
         self._modules = modules
         self._classes = list(map(type, modules))
         self._settings = _settings(modules)
@@ -37,7 +38,10 @@ class Wiring:
         """Tell whether a module was replaced, added or taken away, or got another class."""
         return (
             any(table.get(name) is not child for table, name, child in self._links)
-            or any(len(table) != count for table, count in self._counts)
+            or any(
+                len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
+                for module, table, count in self._counts
+            )
             or list(map(type, self._modules)) != self._classes
         )
 
@@ -100,7 +104,12 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     """
     forward = getattr(type(root), "_forward", type(root).forward)
     classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
-    found = fingerprint([forward], classes, watch)
+    through: list[Any] = []
+    found = fingerprint([forward], classes, watch, through)
+    for function in through:  # `functools.wraps` gives another pack's the names of the host's
+        problem = objection(function) if is_foreign(function) else None
+        if problem is not None:
+            return f"code of {owner_of(function)} takes part: it {problem}"
     for name in found:
         if not is_known(name.partition(":")[0]):
             return f"code of another package takes part ({name})"

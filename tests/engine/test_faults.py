@@ -1,4 +1,4 @@
-"""Whatever of ours fails, a prompt does not: the host's code runs, and one warning has the trace."""
+"""Whatever of ours fails, a prompt does not: the host's code runs, one warning has the trace."""
 
 from __future__ import annotations
 

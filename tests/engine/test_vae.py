@@ -304,8 +304,8 @@ def test_parts_must_be_one_of_three(vae_lab: Lab, plain: Any) -> None:
         vae_lab.engine.compile_vae(plain, parts="both")
 
 
-def test_a_run_that_cannot_begin_is_the_hosts(
-    vae_lab: Lab, plain: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_cannot_begin_is_the_hosts_until_the_vae_is_loaded_anew(
+    vae_lab: Lab, host: Host, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vae = vae_lab.engine.compile_vae(plain, when_missing="wait")
     scope = vars(vae)["warmgraph"].session.scope
@@ -318,8 +318,11 @@ def test_a_run_that_cannot_begin_is_the_hosts(
         patch.setattr(scope, "begin_run", fail)
         assert torch.equal(vae.decode(samples), plain.decode(samples))
     assert "no plan today" in vae_lab.engine.report(vae)["notes"][0]
-    before = scope.compiled_calls
-    assert relative(vae.decode(samples), plain.decode(samples)) < DECODED
+    before, eager = scope.compiled_calls, plain.decode(samples)
+    assert torch.equal(vae.decode(samples), eager)  # not tried again
+    assert scope.compiled_calls == before
+    host.unload()
+    assert relative(vae.decode(samples), eager) < DECODED
     assert scope.compiled_calls > before and vae_lab.engine._prompts.sampling == 0
 
 

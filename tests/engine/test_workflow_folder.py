@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +75,9 @@ def test_graphs_that_arrive_after_the_run_are_filed_when_they_do(
     reasons = {entry["reason"] for entry in report["eager"]}
     assert "its graph is being built" in reasons and report["builds"] == 0
     lab.workflow = None  # the prompt is over, and nothing runs any more
+    lab.settle()
+    if not lab.is_settled(model.model):  # each is filed as it comes
+        assert len(folder_keys(_folder(lab, "sub/slow"))) == KINDS - 1
     lab.wait_until(lambda: lab.is_settled(model.model))
     lab.settle()
     assert folder_keys(_folder(lab, "sub/slow")) == _keys(model)
@@ -94,6 +99,59 @@ def test_graphs_that_load_after_the_run_are_filed_when_they_do(
         assert not _folder(lab, "late").exists()
     lab.settle()
     assert folder_keys(_folder(lab, "late")) == _keys(model)
+
+
+@pytest.mark.parametrize("graphs", ["", "my graphs"])
+def test_graphs_of_a_model_that_is_gone_are_filed_when_they_come(
+    host: Host, make_lab: Callable[..., Lab], graphs: str
+) -> None:
+    """As after a prompt with another model, while the first one's graphs are still built."""
+    lab = make_lab()
+    with lab.held():
+        _save(lab, "first")
+        model = Probed(lab, host, when_missing="background", graphs=graphs)
+        model.sample()
+        lab.workflow = None
+        keys, session = _keys(model), weakref.ref(model.model.get_attachment("warmgraph"))
+        del model
+        host.unload()
+        gc.collect()
+        assert session() is None, "what is to be filed keeps no model alive"
+    lab.settle()
+    assert folder_keys(_folder(lab, graphs or "first")) == keys
+    assert not lab.engine._filing._records, "nothing more is to be filed"
+
+
+def test_a_workflow_that_is_renamed_while_graphs_are_built_gets_them(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab()
+    with lab.held():
+        _save(lab, "before")
+        model = Probed(lab, host, when_missing="background")
+        model.sample()
+        keys = _keys(model)
+        del model
+        host.unload()
+        gc.collect()
+        (lab.workflows / "before.json").unlink()
+        lab.engine.prompt_posted(_save(lab, "after"))
+    lab.settle()
+    assert folder_keys(_folder(lab, "after")) == keys
+    assert not _folder(lab, "before").exists()
+
+
+def test_two_workflows_of_one_model_both_get_its_graphs(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab()
+    with lab.held():
+        model = Probed(lab, host, when_missing="background")
+        for name in ("one", "two"):
+            _save(lab, name, identifier=name)
+            model.sample()
+    lab.settle()
+    assert folder_keys(_folder(lab, "one")) == folder_keys(_folder(lab, "two")) == _keys(model)
 
 
 @pytest.mark.parametrize("renamed", ["new name", "elsewhere/below/old"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -124,6 +126,34 @@ def test_bad_values_of_deepcache_are_refused_when_queued(
     assert words in str(caught.value)
 
 
+def test_no_text_of_deepcache_is_wrong_once_a_run_has_ended(
+    server: Server, checkpoint: str
+) -> None:
+    """A report that is not linked behind the image is made before the sampling, and its texts name
+    what the newest ones are known by.
+    """
+    graph = _graph(checkpoint, seed=21, when_missing="never")
+    inputs = {"interval": 3, "branch": 0, "schedule": "uniform", "start_percent": 0.0}
+    inputs |= {"end_percent": 1.0, "center": 0.3, "power": 1.4, "full_steps": "", "threshold": 0.4}
+    graph["7"] = {"class_type": "WarmgraphDeepCache", "inputs": {"model": ["2", 0], **inputs}}
+    graph["5"]["inputs"] |= {"model": ["7", 0], "steps": 4}
+    graph["6"]["inputs"] = {"model": ["7", 0]}
+    graph["8"] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": ["5", 0], "filename_prefix": "latents/cached"},
+    }
+    run = server.run(graph)
+    known = server.report()
+    newest = {report["id"]: report["text"] for report in known["models"] + known["deepcaches"]}
+    of_model, of_cache = run.outputs["6"]["warmgraph"]
+    assert "regions compiled" in newest[of_model["id"]]
+    assert "last run: negative 2 full + 2 shallow" in newest[of_cache["id"]]
+    assert of_cache["id"] == run.outputs["7"]["warmgraph"][0]["id"]
+    for text in (of_cache["text"], run.outputs["7"]["warmgraph"][0]["text"]):
+        assert "shown here once a run has ended" in text
+    assert run.outputs["6"]["text"] == [f"{of_model['text']}\n{of_cache['text']}"]
+
+
 def test_a_folder_that_is_not_there_costs_only_speed(server: Server, checkpoint: str) -> None:
     run = server.run(_loading(checkpoint))
     assert "not here" in run.outputs["6"]["text"][0]
@@ -211,10 +241,43 @@ def test_settings_are_changed_as_json_only(server: Server) -> None:
         (b"[1]", "must be a JSON object"),
         (b"{", "body must be JSON"),
         (b"\xff", "body must be JSON"),
+        (b"[" * 60_000, "nested"),
+        (b'{"idle_s": ' + b"[" * 900 + b"]" * 900 + b"}", "got a list"),
+        (b'{"idle_s": 1' + b"0" * 5000 + b"}", "must be"),
+        (b'{"' + b"x" * 60_000 + b'": 1}', "setting must be one of"),
     ]:
         status, answer = _post(server, bad, "application/json")
         assert status == 400 and words in answer["error"]
+        assert len(answer["error"]) < 300
     assert server.report()["settings"] == before
     assert _post(server, good, "application/json")[1]["idle_s"] == 31
     assert server.report()["settings"]["idle_s"] == 31
     _post(server, json.dumps(before).encode(), "application/json")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_settings_are_read_up_to_a_limit(server: Server, is_chunked: bool) -> None:
+    """A chunked body says no length beforehand."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    body = b'{"idle_s": 31}' + b" " * (80 * 1024)
+    connection.request(
+        "POST",
+        "/warmgraph/settings",
+        body=iter([body[:1000], body[1000:]]) if is_chunked else body,
+        headers={"Content-Type": "application/json"},
+        encode_chunked=is_chunked,
+    )
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "at most 64 KiB" in json.loads(answer.read())["error"]
+    connection.close()
+    assert server.report()["settings"]["idle_s"] != 31
+
+
+def test_a_claim_of_gigabytes_is_refused_before_a_byte_of_it_came(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(
+            b"POST /warmgraph/settings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 50000000000\r\n\r\n"
+        )
+        assert b" 400 " in raw.recv(4096).splitlines()[0]

@@ -26,6 +26,7 @@ from warmgraph_backends.answers import AnswerError, read_answer, read_greeting
 from warmgraph_backends.attendant import BuildResult, Job
 from warmgraph_backends.builder import Builder
 from warmgraph_backends.canonical import canonical_json
+from warmgraph_backends.claims import Claims
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.graph_file import GraphFile, encode, file_name, read_for_trust, read_header
 from warmgraph_backends.manifest import read_facts
@@ -100,7 +101,8 @@ class Fuzz:
         self.folder = root / "w.graphs"
         self.builder: Any = Answering()
         self.backend: Any = saved.Counting()
-        self.graphs = Graphs(self.store, self.builder, lambda: None)
+        claims = Claims(self.store.root, self.signer, patience_s=lambda: 60.0)
+        self.graphs = Graphs(self.store, self.builder, claims, lambda: None)
         self.target = keys.target("cpu", self.backend)
         self.wrong: list[str] = []
         self.count: Counter[str] = Counter()

@@ -133,6 +133,26 @@ def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
     assert sent.wait(2)
 
 
+def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
+    pack: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[int] = []
+
+    def send() -> None:
+        sent.append(len(sent))
+        if len(sent) == 1:
+            raise RuntimeError("on purpose")
+
+    event = _module(pack, "server").ReportEvent(send, per_second=1000)
+    for number in (1, 2):
+        event.changed()
+        end = time.monotonic() + 5
+        while len(sent) < number and time.monotonic() < end:
+            time.sleep(0.01)
+    assert len(sent) == 2
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
 def _report(**changes: Any) -> dict[str, Any]:
     regions = {"total": 203, "compiled": 200, "eager": 3}
     building = {"done": 0, "total": 0, "seconds_left": None, "running": []}
@@ -180,6 +200,78 @@ def test_sizes_and_batches_are_read_once_each(pack: ModuleType) -> None:
     module = _module(pack, "report")
     assert module.parse_sizes("64x32\n 64 x 32, 720X960") == [(64, 32), (720, 960)]
     assert module.parse_batches("4, 1;4") == [4, 1]
+
+
+LONG = "1024x1024, 7; " * (4 << 20)  # some 50 MiB
+
+
+@pytest.mark.parametrize(
+    ("module", "node", "given"),
+    [
+        ("report", "WarmgraphWarmUp", {"sizes": LONG}),
+        ("report", "WarmgraphWarmUp", {"sizes": "x" * len(LONG)}),
+        ("report", "WarmgraphWarmUp", {"batches": LONG}),
+        ("report", "WarmgraphWarmUp", {"batches": "7" * 4000}),
+        ("compile_model", "WarmgraphCompileModel", {"graphs": LONG}),
+        ("compile_model", "WarmgraphCompileModel", {"graphs": "e\u0301" * 4000}),
+        ("compile_vae", "WarmgraphCompileVAE", {"graphs": LONG}),
+        ("compile_controlnet", "WarmgraphCompileControlNet", {"graphs": LONG}),
+        ("compile_model", "WarmgraphLoadCompiledGraph", {"folder": LONG}),
+        ("compile_vae", "WarmgraphLoadCompiledGraphVAE", {"folder": LONG}),
+        ("deepcache", "WarmgraphDeepCache", {"schedule": LONG}),
+        ("deepcache", "WarmgraphDeepCache", {"schedule": "custom", "full_steps": LONG}),
+        ("deepcache", "WarmgraphDeepCache", {"schedule": "custom", "full_steps": "7" * 4001}),
+        ("deepcache", "WarmgraphDeepCache", {"schedule": "custom", "full_steps": "9" * 20}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_widget_of_megabytes_is_refused_at_once_in_few_words(
+    pack: ModuleType, module: str, node: str, given: dict[str, str]
+) -> None:
+    validate = getattr(_module(pack, module), node).validate_inputs
+    began = time.process_time()
+    answer = validate(**given)
+    assert time.process_time() - began < 0.1
+    assert isinstance(answer, str) and len(answer) < 250
+    assert not re.search(r"[x7]{50}|(1024x1024, 7; ){4}", answer), (
+        "no more than a few dozen characters"
+    )
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"path": "workflows/" + "x" * (1 << 22) + ".json"},
+        {"path": "workflows/\ud800.json"},
+        {"path": ["workflows/x.json"]},
+        {"path": None},
+        ["path"],
+        "path",
+        1e400,
+    ],
+    ids=lambda entry: str(entry)[:20].encode("ascii", "replace").decode(),
+)
+def test_an_entry_that_names_no_workflow_goes_no_further(pack: ModuleType, entry: Any) -> None:
+    module = _module(pack, "workflow")
+    taken = module.take_workflow_entry(_posted({"warmgraph": entry}))
+    assert "warmgraph" not in taken["extra_data"]
+    assert taken["extra_data"]["extra_pnginfo"]["workflow"]["extra"] == {}
+    assert module.workflow_of({**taken["extra_data"], "warmgraph": entry}) is None
+
+
+def test_only_what_names_a_workflow_is_taken_from_an_entry(pack: ModuleType) -> None:
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    module = _module(pack, "workflow")
+    given = {"path": "workflows/x.json", "user": nested, "more": nested}
+    taken = module.take_workflow_entry(_posted({"warmgraph": given}))
+    assert taken["extra_data"]["warmgraph"] == {"path": "workflows/x.json"}
+    found = module.workflow_of(taken["extra_data"])
+    assert (found.path, found.user, found.id) == ("workflows/x.json", "default", "a-b")
+    posted = _posted({"warmgraph": {"path": "workflows/x.json"}})
+    posted["extra_data"]["extra_pnginfo"]["workflow"]["id"] = "i" * (1 << 22)
+    assert module.workflow_of(module.take_workflow_entry(posted)["extra_data"]).id is None
 
 
 def test_the_page_offers_the_settings_that_the_server_has() -> None:

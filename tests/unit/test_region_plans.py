@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 
 from warmgraph_backends.describe import describe_module, import_named, make_twin
 from warmgraph_backends.host import spare_vram
-from warmgraph_backends.regions import adapter, registry
+from warmgraph_backends.regions import adapter, registry, unet
 from warmgraph_backends.regions.plan import Place, Plan
 from warmgraph_backends.runtime.weights import ModelWeights
 from warmgraph_backends.runtime.wiring import patched_places
@@ -31,6 +34,41 @@ def test_forms_are_known_by_family_and_name() -> None:
 def test_a_class_without_a_plan_is_named() -> None:
     text = registry.plan_model(torch.nn.Linear(2, 2))
     assert text == "no region plan for Linear yet: runs as without this node"
+
+
+MOTION = """
+import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import ResBlock
+
+class MotionModule(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+class OtherBlock(ResBlock):
+    pass
+
+NODE_CLASS_MAPPINGS = {}
+"""
+
+
+def test_a_layer_that_another_pack_added_is_its_own_and_one_in_a_blocks_place_is_named(
+    host: Host, install_pack: Callable[[str, dict[str, str]], Path]
+) -> None:
+    folder = install_pack("Some Motion", {"__init__.py": MOTION})
+    module = sys.modules[str(folder)]
+    other = module.OtherBlock.__new__(module.OtherBlock)
+    plan = Plan()
+    unet.plan_layer(plan, "input_blocks.1.2", module.MotionModule())
+    unet.plan_layer(plan, "input_blocks.2.1", module.MotionModule())
+    unet.plan_layer(plan, "middle_block.0", other)
+    assert plan.places == []
+    assert plan.outside == [
+        ("middle_block.0", "OtherBlock is another node's own class (Some Motion)")
+    ]
+    assert plan.guests == [
+        ("input_blocks.1.2", "MotionModule of Some Motion"),
+        ("input_blocks.2.1", "MotionModule of Some Motion"),
+    ]
 
 
 def test_a_twin_has_the_weight_and_bias_that_the_module_lacks(host: Host) -> None:

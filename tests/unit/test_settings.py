@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from warmgraph_backends.settings import SETTINGS, Settings
+
+NESTED: list[object] = []
+for _ in range(500_000 if sys.version_info >= (3, 12) else 20_000):
+    NESTED = [NESTED]
 
 
 def test_defaults_are_in_force_without_a_file(tmp_path: Path) -> None:
@@ -45,6 +50,10 @@ def test_a_change_is_seen_by_the_next_process(tmp_path: Path) -> None:
         ({"workers": "4"}, "got '4'"),
         ({"workers": None}, "got None"),
         ({"workers": 10**400}, "workers must be"),
+        ({"workers": "4" * 1000}, "got '4444"),
+        ({"w" * 1000: 1}, "got 'wwww"),
+        ({"workers": NESTED}, "got a list"),
+        ({"workers": {"a": NESTED}}, "got a dict"),
         ({"store_cap_gib": math.nan}, "store_cap_gib must be a number"),
         ({"store_cap_gib": math.inf}, "store_cap_gib must be a number"),
         ({"workers": 2, "idle_s": 0}, "idle_s must be"),

@@ -1,0 +1,90 @@
+"""One call of the UNet as data: how it is made, and its arguments as they were before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .features import Place
+
+#: Arguments of the host's `UNetModel._forward`, in their order.
+NAMES = ("x", "timesteps", "context", "y", "control", "transformer_options")
+
+
+class Step(NamedTuple):
+    """One call of the UNet as it is to be made.
+
+    Attributes:
+        call: makes it.
+        split: gives its output, and the feature where there is one, from what `call` gave.
+        before: how its arguments are.
+        place, structure: of a whole call whose feature is to be kept.
+        random: where the random numbers are, if its structure was not checked yet.
+        ended: is told when it was made.
+    """
+
+    call: Callable[[], Any]
+    split: Callable[[Any], Any]
+    before: Before
+    place: Place | None = None
+    structure: str = ""
+    random: bytes | None = None
+    ended: Callable[[], None] = lambda: None
+
+
+def alone(output: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """Split what a call gives that shows no feature."""
+    return output, None
+
+
+def within(
+    executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, Any]
+) -> Callable[[], Any]:
+    """Return what calls a function in place of the UNet's own forward, within the wrappers that are
+    left.
+
+    Args:
+        owner: whose function it is, as those wrappers are told: a variant, or the UNet.
+    """
+    from comfy.patcher_extension import WrapperExecutor
+
+    inner = WrapperExecutor.new_class_executor(run, owner, executor.wrappers, executor.idx + 1)
+    rest = {name: value for name, value in call.items() if name not in NAMES}
+    return functools.partial(inner.execute, *(call[name] for name in NAMES), **rest)
+
+
+class Before(NamedTuple):
+    """The arguments of a call, and what was in those containers that the host uses up."""
+
+    call: dict[str, Any]
+    copies: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: dict[str, Any]) -> Before:
+        """Take down how the arguments of a call are now."""
+        control = call["control"]
+        copied = {
+            **call,
+            "transformer_options": dict(call["transformer_options"]),
+            "control": control and {side: list(given) for side, given in control.items()},
+        }
+        return cls(call, copied)
+
+    def restore(self) -> None:
+        """Fill the containers again, for the call to be made once more."""
+        options = self.call["transformer_options"]
+        options.clear()
+        options.update(self.copies["transformer_options"])
+        for side, given in (self.copies["control"] or {}).items():
+            self.call["control"][side] = given
+
+
+def random_state(device: torch.device) -> bytes:
+    """Return where PyTorch's random numbers are, without waiting for the GPU."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return b"".join(state.numpy().tobytes() for state in states)

@@ -1,0 +1,182 @@
+"""What of another pack's function a graph can stand for, told from its code without running it.
+
+A graph is a pure function of weights and activations. A pack's function that only passes on what
+it was given, or computes with it, can be one; one that keeps what it computes, or reads what may
+change between calls, cannot: then this module says so in words.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import logging
+import types
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .sources import codes, global_chains, is_foreign, is_operator
+
+#: The one argument that a replaced forward may keep: the host's own notes on the step.
+OPTIONS = "transformer_options"
+_REFLECTION = frozenset(
+    (
+        *("getattr", "setattr", "delattr", "hasattr", "vars", "globals", "locals"),
+        *("eval", "exec", "compile", "open", "input", "dir"),
+    )
+)
+_KNOWN_HOMES = frozenset(
+    (
+        *("torch", "comfy", "math", "functools", "operator", "itertools", "einops"),
+        *("builtins", "typing", "numbers", "logging"),
+    )
+)
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
+_IGNORED = frozenset(
+    ("CACHE", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS")
+)
+
+
+def objection(function: Callable[..., Any]) -> str | None:
+    """Say why no graph can stand for another pack's function, or None where one can.
+
+    Args:
+        function: one whose code is not the host's, torch's or ours (`sources.is_foreign`).
+    """
+    free = _free(function)
+    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if value and not isinstance(value, _PLAIN):
+            return "has a default that may change"
+    for code in codes(function.__code__):
+        problem = _problem_of_code(code, free, function.__code__)
+        if problem is not None:
+            return problem
+        for chain in global_chains(code):
+            problem = _problem_of_global(function.__globals__, chain)
+            if problem is not None:
+                return problem
+    return None
+
+
+def options_kept(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Return where a function, or one that it was put around, keeps the step's options: (object,
+    attribute), innermost last.
+
+    A graph in its place leaves them there, too.
+    """
+    kept: list[tuple[Any, str]] = []
+    pending, seen = [function], set()
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        free = _free(one)
+        if is_foreign(one):
+            kept += [
+                (free[owner.argval], store.argval)
+                for _, owner, store in _keeping(one.__code__)
+                if owner.argval in free
+            ]
+        pending += [value for value in free.values() if isinstance(value, types.FunctionType)]
+    return kept
+
+
+def _problem_of_code(
+    code: types.CodeType, free: dict[str, Any], outer: types.CodeType
+) -> str | None:
+    keeping = _keeping(code) if code is outer else []
+    allowed = {id(one) for _, owner, store in keeping for one in (owner, store)}
+    steps = [one for one in _instructions(code) if id(one) not in allowed]
+    for one in steps:
+        name, operation = one.argval, one.opname
+        if operation == "IMPORT_NAME":
+            return "imports while it runs"
+        if operation in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+            operation in ("STORE_DEREF", "DELETE_DEREF") and name in free
+        ):
+            return f"keeps {name} from call to call"
+        if operation in ("STORE_ATTR", "DELETE_ATTR"):
+            return f"sets {name} of an object"
+    for one in steps:
+        name, operation = one.argval, one.opname
+        held = operation.startswith("LOAD_") and "DEREF" in operation and name in free
+        known = held and (isinstance(free[name], types.FunctionType) or is_operator(free[name]))
+        if held and not known:
+            return f"reads {name}, which may change"
+        if operation in ("LOAD_ATTR", "LOAD_METHOD") and name == "__dict__":
+            return "reads an object's __dict__"
+    return None
+
+
+def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> str | None:
+    name = ".".join(chain)
+    if chain[0] not in scope:
+        if chain[0] in _REFLECTION:
+            return f"calls {chain[0]}"
+        return None if hasattr(builtins, chain[0]) else f"reads {chain[0]}, which is not there"
+    value = scope[chain[0]]
+    for part in chain[1:]:
+        if not isinstance(value, (types.ModuleType, type)):
+            break
+        if not hasattr(value, part):
+            return f"reads {name}, which is not there"
+        value = getattr(value, part)
+    if isinstance(value, (*_PLAIN, types.FunctionType, logging.Logger)):
+        return None
+    module = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
+    if module.partition(".")[0] in _KNOWN_HOMES:
+        return None
+    return f"reads {name}, which may change"
+
+
+def _home(value: Any) -> str:
+    if not callable(value):
+        return ""
+    module = getattr(value, "__module__", None)
+    return str(module or getattr(getattr(value, "__self__", None), "__name__", "builtins"))
+
+
+@lru_cache(maxsize=256)
+def _keeping(code: types.CodeType) -> list[tuple[Any, Any, Any]]:
+    """Instructions of `outer.NAME = transformer_options`: (value, owner, store)."""
+    steps = list(_instructions(code))
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    stored = {n for s in steps if "STORE_FAST" in s.opname for n in _names(s.argval)}
+    if OPTIONS not in arguments or OPTIONS in stored:
+        return []
+    return [
+        (value, owner, store)
+        for value, owner, store in zip(steps, steps[1:], steps[2:], strict=False)
+        if store.opname == "STORE_ATTR"
+        and owner.opname == "LOAD_DEREF"
+        and owner.argval in code.co_freevars
+        and value.opname.startswith("LOAD_FAST")
+        and value.argval == OPTIONS
+    ]
+
+
+def _names(argument: Any) -> tuple[Any, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    return iter(_read(code))
+
+
+@lru_cache(maxsize=256)
+def _read(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    return tuple(i for i in dis.get_instructions(code) if i.opname not in _IGNORED)
+
+
+def _free(function: Any) -> dict[str, Any]:
+    """What a function's free variables hold now."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            found[name] = cell  # nothing yet
+    return found
