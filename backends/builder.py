@@ -265,7 +265,7 @@ class Builder:
                     given_up = self._give_up(failure)
             self._announce()
         if failure:
-            logger.debug("A build worker did not start: %s", failure)
+            logger.debug("A build worker did not start: %s", failure, exc_info=failure)
             self._fail(given_up, failure)
 
     # The supervisor.

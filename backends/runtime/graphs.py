@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from ..builder import Builder, BuildResult, Job
 from ..claims import Claims
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
-from ..graph_file import Fault, RefusedFileError, unpack_payload
+from ..graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..manifest import Facts, read_facts, read_seconds
 from ..store import Store
 from ..target import explain_target
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 #: Builds of one graph in one process; a worker may have died of something that has passed.
 MAX_ATTEMPTS = 2
 _CLOSED = "Warmgraph was closed"
+_NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
 
 
 class State(str, Enum):
@@ -282,7 +284,8 @@ class Graphs:
         graph.call = graph.backend.load(file.payload)
         graph.source = "loaded"
         self._adopt(graph, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
-        graph.bytes = file.path.stat().st_size
+        with suppress(OSError):  # another process may have evicted it by now
+            graph.bytes = file.path.stat().st_size
         graph.load_ms = (time.perf_counter() - started) * 1e3
         self.loads += 1
         self._set(graph, State.READY)
@@ -364,7 +367,7 @@ class Graphs:
 
     def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
         """Say why no file serves: none at all, or one for another target or another host."""
-        for path in self._similar(graph, folders):
+        for path in self._similar(folders):
             try:
                 manifest = self._store.read_manifest(path, kind=graph.description.label)
             except GraphFileError as error:
@@ -379,11 +382,12 @@ class Graphs:
                 return "no saved graph fits: " + "; ".join(lines[:3])
         return "no saved graph"
 
-    def _similar(self, graph: Graph, folders: Sequence[Path]) -> list[Path]:
+    def _similar(self, folders: Sequence[Path]) -> list[Path]:
         found: list[Path] = []
         for folder in (*folders, self._store.root):
-            found += sorted(Path(folder).glob("*.safetensors"))[:256]
-            found += sorted(Path(folder).glob(".*.safetensors"))[:256]
+            with suppress(OSError):  # it is gone, or no folder
+                names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+                found += [Path(folder) / name for name in names[:_NEIGHBOURS]]
         return found
 
     def _snapshot(self) -> list[Graph]:

@@ -149,6 +149,25 @@ def test_a_good_neighbour_still_explains_a_miss_beside_an_odd_one(place: Place) 
     assert "its inputs differ" in (place.ask().reason or "")
 
 
+def test_what_is_no_folder_explains_nothing_and_stops_nothing(place: Place, tmp_path: Path) -> None:
+    place.folder.write_text("a file in the way")
+    place.graphs.request([place.wanted], [place.folder, tmp_path / "none"], build=False)
+    place.graphs.settle()
+    assert (place.wanted.state, place.wanted.reason) == (State.MISSING, "no saved graph")
+
+
+def test_a_file_that_is_evicted_while_it_loads_serves_all_the_same(place: Place) -> None:
+    path = saved.put_at(place.store.root / file_name(place.wanted.key), place.file(place.wanted))
+    load = place.backend.load
+
+    def evict_meanwhile(payload: bytes) -> Any:
+        path.unlink()
+        return load(payload)
+
+    place.backend.load = evict_meanwhile
+    assert place.ask().state is State.READY
+
+
 #: What the reason says, and what was changed.
 ODD_FILES: dict[str, tuple[str, Any]] = {
     "weights": ("weights", 5),
