@@ -15,6 +15,7 @@ import pytest
 
 from warmgraph_backends import keys
 from warmgraph_backends.attendant import BuildResult, Job, WorkerError
+from warmgraph_backends.claims import Claims
 from warmgraph_backends.errors import BuildError, GraphFileError
 from warmgraph_backends.graph_file import encode, file_name
 from warmgraph_backends.manifest import read_facts
@@ -61,7 +62,8 @@ class Place:
         self.folder = root / "w.graphs"
         self.builder: Any = Answering()
         self.backend: Any = saved.Counting()
-        self.graphs = Graphs(self.store, self.builder, lambda: None)
+        claims = Claims(self.store.root, self.signer, patience_s=lambda: 60.0)
+        self.graphs = Graphs(self.store, self.builder, claims, lambda: None)
         self.wanted = self.graph()
 
     def graph(self, **changes: Any) -> Graph:
@@ -234,7 +236,7 @@ def test_wrong_facts_of_a_worker_fail_the_graph_in_words(place: Place, wrong: st
     assert graph.state is State.FAILED
     assert graph.reason
     assert place.backend.loaded == []
-    assert not place.store.root.exists()
+    assert list(place.store.root.glob("*")) == []  # nor is a claim left
 
 
 @pytest.mark.parametrize(
