@@ -36,16 +36,15 @@ def demo(options: argparse.Namespace) -> int:
 
 def test(options: argparse.Namespace) -> int:
     """Run every check; all of them run even when one fails."""
-    ready = setup.prepare(options.host)
+    ready = setup.prepare(options.host, options.torch)
     checks: dict[str, list[str | Path]] = {
         "ruff check": ["-m", "ruff", "check", "."],
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy", "backends/"],
         "pytest": ["-m", "pytest", "tests", *([] if options.all else ["-m", "not slow"])],
     }
-    if options.host != setup.DEFAULT_HOST:  # an import and two workflows
-        checks = {"pytest": ["-m", "pytest", "tests/host/test_workflows.py"]}
-        options.k = options.k or "imports or text_to_image or deepcache"
+    if options.host != setup.DEFAULT_HOST or options.torch != setup.DEFAULT_TORCH:
+        checks = {"pytest": ["-m", "pytest", "tests", "-m", "quick and not slow"]}
     if options.k:
         checks["pytest"] += ["-k", options.k]
     failed = []
@@ -74,7 +73,18 @@ def main() -> int:
     command.add_argument("--folder", type=Path, default=ROOT / ".demo", help="default: .demo")
     command.set_defaults(call=demo)
     command = commands.add_parser("test", help="lint, format, types and tests")
-    command.add_argument("--host", choices=list(setup.HOSTS), default=setup.DEFAULT_HOST)
+    command.add_argument(
+        "--host",
+        metavar="VERSION|TREE",
+        default=setup.DEFAULT_HOST,
+        help=f"the quick half with another ComfyUI: {', '.join(setup.HOSTS)}, or a tree's path",
+    )
+    command.add_argument(
+        "--torch",
+        metavar="VERSION",
+        default=setup.DEFAULT_TORCH,
+        help="the quick half with another torch, in a virtual environment of its own",
+    )
     command.add_argument("--all", action="store_true", help="those that build for minutes, too")
     command.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as for pytest")
     command.set_defaults(call=test)

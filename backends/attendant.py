@@ -13,11 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from .answers import (
+    AnswerError,
+    Failure,
+    Measure,
+    Result,
+    WorkerError,
+    read_answer,
+    read_greeting,
+)
 from .errors import BuildError
+from .files import open_regular
 from .graph_file import CompressedPayload
-from .processes import DeadWorkerError, WorkerProcess
+from .manifest import MAX_PAYLOAD_BYTES
+from .processes import DeadWorkerError, Keeper, WorkerProcess
 from .protocol import ProtocolError
 from .schedule import MeasuringGate
+
+__all__ = ["Attendant", "BuildResult", "Desk", "Entry", "Job", "WorkerError"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +61,6 @@ class BuildResult(NamedTuple):
     payload: CompressedPayload
     facts: dict[str, Any]
     seconds: float
-
-
-class WorkerError(Exception):
-    """An error as it happened in a worker: the cause of the `BuildError` that its job ends with."""
-
-    def __init__(self, trace: str) -> None:
-        super().__init__("\n" + trace)
 
 
 @dataclass(eq=False)
@@ -97,6 +103,7 @@ class Attendant:
         script: Path,
         hello: dict[str, Any],
         spool: Path,
+        keeper: Keeper,
         gate: MeasuringGate,
         time_limit_s: Callable[[], float],
         start_limit_s: float,
@@ -106,6 +113,7 @@ class Attendant:
         self._script = script
         self._hello = hello
         self._spool = spool
+        self._keeper = keeper
         self._gate = gate
         self._time_limit_s = time_limit_s
         self._start_limit_s = start_limit_s
@@ -171,14 +179,14 @@ class Attendant:
                     break
         except DeadWorkerError as error:
             reason = self._sentence or f"a build worker died at its start ({error})"
-            failure = BuildError(reason)
+            failure = _caused(BuildError(reason), error)
         except BuildError as error:
             failure = error
         except OSError as error:
-            failure = BuildError(f"a build worker could not be started ({error})")
+            failure = _caused(BuildError(f"a build worker could not be started ({error})"), error)
         except Exception as error:
             logger.exception("A build worker's thread failed")
-            failure = BuildError(f"a build worker's thread failed ({error!r})")
+            failure = _caused(BuildError(f"a build worker's thread failed ({error!r})"), error)
         finally:
             with contextlib.suppress(OSError):
                 self._end()
@@ -187,7 +195,10 @@ class Attendant:
     def _begin(self) -> WorkerProcess:
         """Start the process and wait until it is ready for jobs."""
         process = WorkerProcess(
-            self._script, cwd=self._hello.get("cwd"), threads=int(self._hello.get("threads", 1))
+            self._script,
+            keeper=self._keeper,
+            cwd=self._hello.get("cwd"),
+            threads=int(self._hello.get("threads", 1)),
         )
         with self._lock:
             self._process = process
@@ -199,10 +210,7 @@ class Attendant:
         process.send({**self._hello, "cache": str(process.cache), "spool": str(self._spool)})
         answer = process.receive()
         self._set_deadline(None)
-        if "ready" not in answer:
-            failure = BuildError(f"build workers cannot start here ({answer.get('unfit', answer)})")
-            failure.__cause__ = WorkerError(str(answer.get("trace", "")))
-            raise failure
+        read_greeting(answer)
         logger.debug("Build worker %s ready after %s s", process.pid, answer.get("seconds"))
         return process
 
@@ -220,25 +228,37 @@ class Attendant:
         outcome: BuildResult | BuildError
         try:
             answer = self._converse(process, entry)
-            outcome = self._read_result(entry, answer) if answer["ok"] else _read_failure(answer)
-            # What an unexpected error leaves behind (a broken CUDA context, say) must not fail the
-            # next job too.
-            usable = bool(answer["ok"] or answer.get("clean"))
+            if isinstance(answer, Failure):
+                # What an unexpected error leaves behind (a broken CUDA context, say) must not fail
+                # the next job too.
+                outcome, usable = answer.error, answer.clean
+            else:
+                outcome, usable = self._read_result(process, entry, answer), True
+        except AnswerError as error:
+            reason = f'what the worker said of "{label}" is no answer ({error})'
+            outcome = _caused(BuildError(reason), error)
         except ProtocolError as error:
-            outcome = BuildError(f'the description of "{label}" cannot be sent ({error})')
+            reason = f'the description of "{label}" cannot be sent ({error})'
+            outcome = _caused(BuildError(reason), error)
             usable = True
         except DeadWorkerError as error:
-            reason = self._sentence or f'the worker that built "{label}" died ({error})'
-            outcome = BuildError(reason)
+            garbled = isinstance(error.__cause__, ProtocolError)  # stopped for that
+            said = f'what the worker said of "{label}" is no message ({error.__cause__})'
+            died = f'the worker that built "{label}" died ({error})'
+            outcome = _caused(BuildError(self._sentence or (said if garbled else died)), error)
         except Exception as error:
-            outcome = BuildError(f'"{label}" could not be built ({error!r})')
-            outcome.__cause__ = error
+            outcome = _caused(BuildError(f'"{label}" could not be built ({error!r})'), error)
         self._set_deadline(None)
         self._desk.finish(entry, outcome)
         return usable
 
-    def _converse(self, process: WorkerProcess, entry: Entry) -> dict[str, Any]:
-        """Send one job and wait for its answer, letting the worker measure in between."""
+    def _converse(self, process: WorkerProcess, entry: Entry) -> Result | Failure:
+        """Send one job and wait for its answer, letting the worker measure in between.
+
+        Raises:
+            AnswerError: the worker says something that is no answer to this job, or ends what it
+                has not begun: who waited for it would wait for ever.
+        """
         limit = self._time_limit_s()
         self._set_deadline(
             limit, f'building "{entry.job.label}" took longer than {limit:g} s and was stopped'
@@ -247,14 +267,16 @@ class Attendant:
         try:
             process.send({"job": entry.number, "task": entry.job.task})
             while True:
-                message = process.receive()
-                if message.get("job") == entry.number:
-                    return message
-                if message.get("measure") == "begin":
-                    measuring = self._admit(process)
-                elif message.get("measure") == "end" and measuring:
+                answer = read_answer(process.receive(), entry.number)
+                if not isinstance(answer, Measure):
+                    return answer
+                if measuring is (answer is Measure.BEGIN):
+                    raise AnswerError(f"measure {answer.value} comes out of turn")
+                if measuring:
                     measuring = False
                     self._gate.release()
+                else:
+                    measuring = self._admit(process)
         finally:
             if measuring:
                 self._gate.release()
@@ -275,20 +297,29 @@ class Attendant:
             raise
         return True
 
-    def _read_result(self, entry: Entry, answer: dict[str, Any]) -> BuildResult:
-        file = self._spool / Path(answer["file"]).name
+    def _read_result(self, process: WorkerProcess, entry: Entry, result: Result) -> BuildResult:
+        """Take a worker's file out of the spool.
+
+        Raises:
+            AnswerError: it is not the file that the worker says, or not this worker's to give.
+            OSError: it cannot be read.
+        """
+        file = self._spool / result.file
+        if file.name != result.file or not file.name.startswith(f"{process.cache.name}."):
+            raise AnswerError(f"the file {ascii(result.file)[:80]} is not this worker's")
         try:
-            data = file.read_bytes()
+            with open_regular(file) as opened:
+                data = opened.read(MAX_PAYLOAD_BYTES + 1)
         finally:
             with contextlib.suppress(OSError):
                 file.unlink()
-        if hashlib.sha256(data).hexdigest() != answer["sha256"]:
-            raise ValueError("its file is not what the worker wrote")
-        payload = CompressedPayload(data, answer["sha256"], answer["raw_bytes"])
-        return BuildResult(entry.job.key, payload, answer["facts"], answer["seconds"])
+        if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
+            raise AnswerError("its file is not what the worker wrote")
+        payload = CompressedPayload(data, result.sha256, result.raw_bytes)
+        return BuildResult(entry.job.key, payload, result.facts, result.seconds)
 
 
-def _read_failure(answer: dict[str, Any]) -> BuildError:
-    error = BuildError(str(answer.get("error")), remedy=str(answer.get("remedy") or ""))
-    error.__cause__ = WorkerError(str(answer.get("trace", "")))
-    return error
+def _caused(outcome: BuildError, cause: BaseException) -> BuildError:
+    """Give an error that is not raised here its cause, for the log."""
+    outcome.__cause__ = cause
+    return outcome

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 
 from . import keys, torch_private
 from .capture import Program, capture
-from .contract import Description
+from .contract import Backend, Description, Measure
 from .describe import named_code
-from .errors import BuildError
+from .errors import BuildError, RequirementError, WarmgraphError
 from .layout import is_laid_out
 from .protocol import REMEMBERED
 from .regions.plan import region_sources
@@ -45,18 +44,17 @@ def prepare(hello: dict[str, Any]) -> None:
 
     comfy.options.enable_args_parsing()
     import comfy.ops
-    from torch._inductor import config
 
-    config.compile_threads = 1
+    if (missing := torch_private.missing_api()) is not None:
+        raise RequirementError(missing, final=True)
+    torch_private.start_no_compilers()
     if not torch.cuda.is_available():
         # Generated C++ gets as many threads as the process has when it is built.
         torch.set_num_threads(os.cpu_count() or 1)
         torch_private.remember_vector_instructions(Path(hello["spool"]), suffix=REMEMBERED)
 
 
-def run(
-    task: dict[str, Any], *, measure: Callable[[], AbstractContextManager[None]]
-) -> tuple[bytes, dict[str, Any]]:
+def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any]]:
     """Build one kind.
 
     Args:
@@ -69,25 +67,36 @@ def run(
 
     Raises:
         BuildError: this process would build another graph than asked for, the build failed, or the
-            graph differs from eager.
+            graph differs from eager; a final one where no build can succeed with this torch.
     """
     description = Description.from_dict(task["description"])
     if description.packs:  # as in the server: the host was there before the packs came
         named_code(description.module)
-    with transplanted(description.packs) as guests:
-        return _build(task, description, guests, measure)
-
-
-def _build(
-    task: dict[str, Any],
-    description: Description,
-    guests: Guests,
-    measure: Callable[[], AbstractContextManager[None]],
-) -> tuple[bytes, dict[str, Any]]:
     backend = backend_named(task["backend"])
     form = form_of(description.family, description.form)
     started = time.monotonic()
-    _check_key(task, description, form, guests)
+    with transplanted(description.packs) as guests:
+        _check_key(task, description, form, guests)
+        try:
+            return _build(description, form, backend, guests, measure, started)
+        except Exception as error:
+            broken = backend.explain_failure(description.device)
+            if broken is None:
+                raise
+            words = f"nothing compiles here: {broken.reason}"
+            if not broken.final:  # what failed is of interest, too
+                words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
+            raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
+
+
+def _build(
+    description: Description,
+    form: Any,
+    backend: Backend,
+    guests: Guests,
+    measure: Measure,
+    started: float,
+) -> tuple[bytes, dict[str, Any]]:
     program = _capture(description, form, guests)
     captured = time.monotonic()
     compiled = backend.compile(program, measure=measure)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
-from .processes import sweep
+from .processes import Keeper, sweep
 from .schedule import (
     WORKERS_WHILE_BUSY,
     MeasuringGate,
@@ -42,6 +42,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 START_DEATHS = 3
+#: How often workers that only die at their start are believed to die of something that passes.
+BELIEFS = 2
 _STAGGER_S = 0.03
 _TICK_S = 0.5
 _CLOSE_S = 5.0
@@ -93,6 +95,7 @@ class Builder:
         """
         self._hello = hello
         self._spool = spool
+        self._keeper = Keeper(spool)
         self._workers = workers
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
@@ -114,6 +117,9 @@ class Builder:
         self._limit = 0
         self._next_start = 0.0
         self._start_deaths = 0
+        self._given_up = 0
+        #: Why nothing can be built while this process lives.
+        self._verdict: BuildError | None = None
         self._changed = False
         self._closed = False
         self._supervisor = threading.Thread(
@@ -126,8 +132,8 @@ class Builder:
         """Queue a job and return at once; the Future ends with a `BuildResult` or a `BuildError`.
 
         A key that waits or is being built gets the same Future again, whoever asks; one that failed
-        is tried anew. A Future cancelled while it waits drops its job for all who share it; a job
-        that runs cannot be cancelled.
+        is tried anew, until it is known that none can be built here. A Future cancelled while it
+        waits drops its job for all who share it; a job that runs cannot be cancelled.
         """
         with self._news:
             known = self._entries.get(job.key)
@@ -135,16 +141,16 @@ class Builder:
                 return known.future
             self._number += 1
             entry = Entry(job, self._number)
-            closed = self._closed
-            if not closed:
+            refusal = BuildError(_CLOSED) if self._closed else self._verdict
+            if refusal is None:
                 if not self._pending and not self._running:
                     self._done = self._total = 0
                 self._entries[job.key] = entry
                 heapq.heappush(self._pending, (-job.cost, entry.number, entry))
                 self._total += 1
                 self._announce()
-        if closed:
-            entry.future.set_exception(BuildError(_CLOSED))
+        if refusal is not None:
+            entry.future.set_exception(_copy_failure(refusal))
         return entry.future
 
     def progress(self) -> BuildProgress:
@@ -224,19 +230,24 @@ class Builder:
             return True
 
     def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
-        """Count a job as done and end its Future."""
+        """Count a job as done and end its Future, and all that wait if none can be built here."""
+        given_up: list[Entry] = []
         with self._news:
             self._running.remove(entry)
             self._done += 1
             if isinstance(outcome, BuildResult):
                 self._seconds.append(outcome.seconds)
+            elif outcome.final:
+                given_up = self._give_up(outcome)
             self._announce()
         self._resolve(entry, outcome)
+        if isinstance(outcome, BuildError):
+            self._fail(given_up, outcome)
 
     def ready(self, attendant: Attendant) -> None:
         """Note that workers do start here."""
         with self._news:
-            self._start_deaths = 0
+            self._start_deaths = self._given_up = 0
 
     def gone(self, attendant: Attendant, failure: BuildError | None) -> None:
         """Note a worker's end; give up when workers only ever die at their start."""
@@ -249,21 +260,24 @@ class Builder:
                     self._limit = len(self._attendants)  # those that started, or still do, go on
                 if self._limit == 0:
                     self._start_deaths = 0
-                    given_up = [entry for _, _, entry in self._pending]
-                    self._pending.clear()
-                    self._done += len(given_up)
+                    self._given_up += 1
+                if self._limit == 0 or failure.final:
+                    given_up = self._give_up(failure)
             self._announce()
         if failure:
-            logger.debug("A build worker did not start: %s", failure)
-        for entry in given_up:
-            self._resolve(entry, _copy_failure(failure))
+            logger.debug("A build worker did not start: %s", failure, exc_info=failure)
+            self._fail(given_up, failure)
 
     # The supervisor.
 
     def _supervise(self) -> None:
         with contextlib.suppress(OSError):
             self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(self._spool)
+        # Beside the first builds: folders that were left may be large, and their programs stubborn.
+        with contextlib.suppress(RuntimeError):  # no room for a thread: at the next start
+            threading.Thread(
+                target=sweep, args=(self._spool,), name="warmgraph-sweep", daemon=True
+            ).start()
         while True:
             try:
                 if not self._tick():
@@ -311,6 +325,7 @@ class Builder:
                 script=self._script,
                 hello=self._hello,
                 spool=self._spool,
+                keeper=self._keeper,
                 gate=self._gate,
                 time_limit_s=self._time_limit_s,
                 start_limit_s=self._start_limit_s,
@@ -335,7 +350,21 @@ class Builder:
         except Exception:
             logger.exception("A listener to the builder failed")
 
+    def _fail(self, entries: list[Entry], failure: BuildError) -> None:
+        for entry in entries:
+            self._resolve(entry, _copy_failure(failure))
+
     # All but `_resolve` are called under the lock.
+
+    def _give_up(self, failure: BuildError) -> list[Entry]:
+        """Take all jobs that wait out of the queue; they are to be failed without the lock."""
+        if failure.final or self._given_up >= BELIEFS:
+            self._verdict = BuildError(failure.reason, remedy=failure.remedy, final=True)
+            self._verdict.__cause__ = failure.__cause__
+        given_up = [entry for _, _, entry in self._pending]
+        self._pending.clear()
+        self._done += len(given_up)
+        return given_up
 
     def _announce(self) -> None:
         self._changed = True
@@ -371,10 +400,8 @@ class Builder:
             self._forget(entry)
 
 
-def _copy_failure(failure: BuildError | None) -> BuildError:
+def _copy_failure(failure: BuildError) -> BuildError:
     """Return an error of its own for each job: raising adds to an error's traceback."""
-    if failure is None:
-        return BuildError(_CLOSED)
-    copy = BuildError(failure.reason, remedy=failure.remedy)
+    copy = BuildError(failure.reason, remedy=failure.remedy, final=failure.final)
     copy.__cause__ = failure.__cause__
     return copy

@@ -1,10 +1,14 @@
-"""One way to write plain data as text, and its hash: equal facts make equal keys everywhere."""
+"""One way to write plain data as text, and its hash: equal facts make equal keys everywhere; and a
+strict way to read such text, whoever wrote it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, NoReturn
+
+_DIGITS = 20  # of an integer: what 64 bits hold, with a sign
 
 
 def canonical_json(value: Any) -> str:
@@ -30,6 +34,27 @@ def canonical_json(value: Any) -> str:
     )
 
 
+def read_json(text: str | bytes) -> Any:
+    """Read JSON text of any origin; what comes out may still be of any shape and depth.
+
+    Unlike `json.loads` it takes no NaN, no infinity, and no integers of more than 64 bits, which
+    take minutes to read when there are millions of digits.
+
+    Args:
+        text: a text, or the bytes of one in UTF-8.
+
+    Raises:
+        ValueError: it is no such text; nothing else is raised, whatever is in it.
+    """
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(
+            decoded, parse_int=_integer, parse_float=_finite, parse_constant=_no_number
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
 def sha256_hex(data: bytes | str) -> str:
     """Return the SHA-256 of bytes, or of text as UTF-8, as 64 lower-case hex digits."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
@@ -44,3 +69,20 @@ def _check_keys(value: Any) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _check_keys(item)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"it holds an integer of {len(digits)} characters")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("it holds a number out of range")
+    return number
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which is no number of JSON's")

@@ -14,9 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from .layout import CONTIGUOUS
+from .errors import RequirementError
 
 FORMAT_VERSION = 1
+
+#: How the activations of a region lie in memory (`layout` lays them out).
+CONTIGUOUS = "contiguous"
+CHANNELS_LAST = "channels_last"
 
 Measure = Callable[[], AbstractContextManager[None]]
 """Opens the gate around kernel measurements: a running prompt meets one of them at a time."""
@@ -204,6 +208,9 @@ class Backend(Protocol):
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Compile a `capture.Program`; worker side only. Raises BuildError."""
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Say why a build failed if no other one can succeed here either; worker side only."""
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .contract import Compiled, Measure, Requirement
-from .errors import BuildError, GraphFileError
+from .errors import BuildError, GraphFileError, RequirementError
 
 
 class Eager:
@@ -25,6 +25,10 @@ class Eager:
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Never called: eager has no graphs."""
         self._refuse(BuildError)
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Never called: eager has no graphs."""
+        return None
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Never called: eager has no graphs."""

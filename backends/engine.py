@@ -27,12 +27,14 @@ from .attach import model as attach_model
 from .attach import vae as attach_vae
 from .attach.base import Attached, Note
 from .builder import Builder
+from .claims import Claims
 from .contract import CallForm, WhenMissing
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
 from .filing import Filing, WorkflowRef
 from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
+from .live import Live
 from .prompts import Progress, Prompts
 from .report import deepcache_report, model_report, strict_problem
 from .runtime.faults import CAPTURES, STEP, TELLING
@@ -95,8 +97,8 @@ class Engine:
         self._settings = settings
         self._hooks = hooks
         self._numbers = itertools.count(1)
-        self._sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
-        self._caches: weakref.WeakValueDictionary[str, DeepCache] = weakref.WeakValueDictionary()
+        self._sessions: Live[Session] = Live()
+        self._caches: Live[DeepCache] = Live()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Why objects of the host that carry nothing of ours run as before.
@@ -104,9 +106,10 @@ class Engine:
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
         paths.private.mkdir(parents=True, exist_ok=True)
+        signer = Signer(paths.private)
         self._store = Store(
             paths.store,
-            Signer(paths.private),
+            signer,
             cap_bytes=lambda: settings.store_cap_bytes,
             private=paths.private,
         )
@@ -119,7 +122,9 @@ class Engine:
             is_busy=self._prompts.is_busy,
             on_change=hooks.on_change,
         )
-        self._graphs = Graphs(self._store, self._builder, self._changed)
+        claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
+        self._graphs = Graphs(self._store, self._builder, claims, self._changed)
+        self._graphs.when_loaded(claims.sweep)
         self._verified = Verified(paths.private, _machine())
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
@@ -207,9 +212,9 @@ class Engine:
         """
         clone, cache = attach_deepcache.apply(model, options)
         cache.on_end = self._hooks.on_change
-        identifier = f"deepcache-{next(self._numbers)}"
-        self._caches[identifier] = cache
-        return clone, identifier
+        cache.id = f"deepcache-{next(self._numbers)}"
+        self._caches.add(cache.id, cache)
+        return clone, cache.id
 
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
@@ -290,13 +295,8 @@ class Engine:
         progress = self._builder.progress()
         usage = self._store.usage()
         return {
-            "models": [
-                model_report(session, self._builder, None)
-                for session in list(self._sessions.values())
-            ],
-            "deepcaches": {
-                name: deepcache_report(cache) for name, cache in list(self._caches.items())
-            },
+            "models": [model_report(s, self._builder, None) for s in self._sessions.values()],
+            "deepcaches": [deepcache_report(cache) for cache in self._caches.values()],
             "builds": self._graphs.builds,
             "loads": self._graphs.loads,
             "building": progress._asdict(),
@@ -361,7 +361,7 @@ class Engine:
             logger.warning("Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
-        self._sessions[session.id] = session
+        self._sessions.add(session.id, session)
         return session
 
     def _kept(self, thing: Any) -> Any:
@@ -464,7 +464,7 @@ class Engine:
     def _changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
         self._filing.file()
-        for session in list(self._sessions.values()):
+        for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
         self._hooks.on_change()

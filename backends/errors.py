@@ -3,6 +3,7 @@
 WarmgraphError              base: `reason` says why, `remedy` what to do
 ├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
 ├── DescriptionError        a module cannot be written down for a worker
+├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
 ├── BuildError              a build failed, was killed or ran out of time
 ├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
 │   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
@@ -45,12 +46,16 @@ def validate_length(name: str, text: str) -> str:
 
 
 class WarmgraphError(Exception):
-    """Base of all errors; the text is `reason`, followed by `remedy` where there is one."""
+    """Base of all errors; the text is `reason`, followed by `remedy` where there is one.
 
-    def __init__(self, reason: str, *, remedy: str = "") -> None:
+    `final` says that it will be the same for as long as this process lives: nothing is tried again.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = "", final: bool = False) -> None:
         super().__init__(f"{reason}; {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
+        self.final = final
 
 
 class RequirementError(WarmgraphError):
@@ -59,6 +64,14 @@ class RequirementError(WarmgraphError):
 
 class DescriptionError(WarmgraphError):
     """A module cannot be written down as plain data, so no worker can rebuild it."""
+
+
+class ManifestError(WarmgraphError):
+    """What a graph file or a worker says about a graph is not as it must be; `field` names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
 
 
 class BuildError(WarmgraphError):

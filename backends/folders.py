@@ -10,7 +10,6 @@ hint: no path is built from what it says.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -20,10 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .canonical import canonical_json
+from .canonical import canonical_json, read_json
 from .errors import MAX_TEXT, GraphFileError, GraphsNameError, shown
 from .files import open_regular, write_whole
-from .graph_file import file_name, is_key, key_of
+from .graph_file import file_name, key_of
+from .manifest import is_key
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +189,8 @@ def read_record(folder: Path) -> FolderRecord | None:
     """Read a folder's `.folder.json`; None when there is none or it is not one of ours."""
     try:
         with open_regular(folder / RECORD) as file:
-            data: Any = json.loads(file.read(_MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
+            data: Any = read_json(file.read(_MAX_RECORD_BYTES))
+    except (OSError, ValueError):
         return None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         return None

@@ -4,13 +4,13 @@ Layout (https://github.com/huggingface/safetensors#format): the metadata holds `
 JSON) and `signature` (HMAC over that text); one U8 tensor, `payload`, holds the packed graph. The
 manifest names the graph's key and the payload's hash, so the signature covers all that counts.
 
-Reading goes: header -> signature -> file name equals key -> format -> payload hash -> unpack. Each
-step runs only after the one before has passed, and nothing here unpickles or runs what it has read.
+Reading goes: header -> signature -> file name equals key -> format -> every field of the manifest
+(`manifest`) -> payload hash -> unpack. Each step runs only after the one before has passed, and
+nothing here unpickles or runs what it has read.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
@@ -22,13 +22,21 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy
 from safetensors.numpy import save
 
-from .canonical import canonical_json, sha256_hex
-from .errors import GraphFileError
+from .canonical import canonical_json, read_json, sha256_hex
+from .errors import GraphFileError, ManifestError
 from .files import open_regular
+from .manifest import (
+    COMPRESSION,
+    FORMAT,
+    MAX_PAYLOAD_BYTES,
+    Manifest,
+    PayloadFacts,
+    is_format,
+    is_key,
+    read_manifest,
+)
 from .signing import Signer
 
-FORMAT = 1
-COMPRESSION = "zlib"
 SUFFIX = ".safetensors"
 TRUST_REMEDY = (
     "run `python cli.py trust FOLDER` at the server's console if you trust where it came from"
@@ -38,7 +46,7 @@ _PURPOSE = "warmgraph graph file\n"  # so that no other signed text can pass for
 _LEVEL = 6  # zlib: 9 takes three times as long for about 1 % less
 _MAX_HEADER_BYTES = 8 << 20
 _LENGTH_BYTES = 8
-_KEY = re.compile(r"[0-9a-f]{64}")
+_STEP_BYTES = 1 << 16  # packed ones, unpacked at a time: at most a thousand times as many come out
 
 
 class Fault(str, Enum):
@@ -75,18 +83,35 @@ class CompressedPayload(NamedTuple):
 class GraphFile(NamedTuple):
     """A graph file that passed every check: its manifest, its unpacked payload and its path."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     payload: bytes
     path: Path
 
 
 class Header(NamedTuple):
-    """What a graph file says about itself; nothing in it is verified yet."""
+    """What a graph file says about itself; nothing in it is verified yet.
 
-    manifest: dict[str, Any]
+    `data` is the manifest of any version, its values of any type: take none out of it but by
+    comparing it whole; `read` gives one whose fields were checked.
+    """
+
+    path: Path
+    data: dict[str, Any]
     text: str
     signature: str
     payload_bytes: int
+
+    def read(self) -> Manifest:
+        """Return the manifest once its name, its format and every field are right.
+
+        Raises:
+            RefusedFileError: they are not.
+        """
+        _validate_name_and_format(self, self.path)
+        try:
+            return read_manifest(self.data)
+        except ManifestError as error:
+            raise _damaged(self.path, f"in its manifest, {error.reason}") from error
 
     def is_signed(self, signer: Signer) -> bool:
         """Tell whether the manifest carries the signature of this machine's key."""
@@ -94,12 +119,7 @@ class Header(NamedTuple):
 
     def claims(self, signer: Signer) -> bool:
         """Tell whether the manifest names this machine's key, rightly or not."""
-        return self.manifest.get("signer") == signer.fingerprint
-
-
-def is_key(text: str) -> bool:
-    """Tell whether `text` is a graph's key: 64 lower-case hex digits, nothing else."""
-    return _KEY.fullmatch(text) is not None
+        return bool(self.data.get("signer") == signer.fingerprint)
 
 
 def file_name(key: str, *, hidden: bool = False) -> str:
@@ -130,17 +150,18 @@ def encode(manifest: Mapping[str, Any], payload: CompressedPayload, signer: Sign
     """Return the bytes of a signed graph file.
 
     Args:
-        manifest: Plain data with the graph's `key`. `format`, `signer` and `payload` are this
-            layer's own and are written anew.
+        manifest: Plain data as `manifest.read_manifest` takes it. `format`, `signer` and `payload`
+            are this layer's own and are written anew.
         payload: From `compress_payload`; its hash is checked.
         signer: Signs the manifest.
 
     Raises:
-        GraphFileError: the payload is not what its hash says, or the signing key cannot be used.
+        GraphFileError: the payload is not what its hash says, no reader would take the manifest, or
+            the signing key cannot be used.
         ValueError: the manifest has no proper key.
     """
     key = manifest.get("key")
-    if not isinstance(key, str) or not is_key(key):
+    if not is_key(key):
         raise ValueError(f"manifest key must be 64 lower-case hex digits, got {key!r}")
     if sha256_hex(payload.data) != payload.sha256:
         raise GraphFileError(f"the payload of graph {key} was damaged on its way to the store")
@@ -155,7 +176,11 @@ def encode(manifest: Mapping[str, Any], payload: CompressedPayload, signer: Sign
             "compression": COMPRESSION,
         },
     }
-    text = canonical_json(whole)
+    try:
+        text = canonical_json(whole)
+        read_manifest(read_json(text))
+    except (TypeError, ValueError, RecursionError, ManifestError) as error:
+        raise GraphFileError(f"graph {key} cannot be written: {error}") from error
     return save(
         {"payload": numpy.frombuffer(payload.data, numpy.uint8)},
         {"manifest": text, "signature": signer.sign(_PURPOSE + text)},
@@ -185,12 +210,12 @@ def read_graph(path: Path, signer: Signer) -> GraphFile:
     with _opened(path) as file:
         header = _header(file, path)
         validate_signature(header, path, signer)
-        _validate_name_and_format(header, path)
-        _, raw = _payload(file, header, path)
-        return GraphFile(header.manifest, raw, path)
+        manifest = header.read()
+        _, raw = _payload(file, header, manifest.payload)
+        return GraphFile(manifest, raw, path)
 
 
-def read_for_trust(path: Path) -> tuple[dict[str, Any], CompressedPayload]:
+def read_for_trust(path: Path) -> tuple[Manifest, CompressedPayload]:
     """Read a graph file of any origin, checking all but its signature, to be signed anew.
 
     Raises:
@@ -198,9 +223,31 @@ def read_for_trust(path: Path) -> tuple[dict[str, Any], CompressedPayload]:
     """
     with _opened(path) as file:
         header = _header(file, path)
-        _validate_name_and_format(header, path)
-        data, raw = _payload(file, header, path)
-        return header.manifest, CompressedPayload(data, sha256_hex(data), len(raw))
+        manifest = header.read()
+        data, raw = _payload(file, header, manifest.payload)
+        return manifest, CompressedPayload(data, manifest.payload.sha256, len(raw))
+
+
+def unpack_payload(payload: CompressedPayload) -> bytes:
+    """Unpack a payload, never to more than it says, in steps that take little memory each.
+
+    Raises:
+        ValueError: it is not packed, or not what it says it is.
+    """
+    if not 0 <= payload.raw_bytes <= MAX_PAYLOAD_BYTES:
+        raise ValueError(f"it says that it unpacks to {payload.raw_bytes} bytes")
+    unpack, raw, packed = zlib.decompressobj(), bytearray(), memoryview(payload.data)
+    try:
+        for start in range(0, len(packed), _STEP_BYTES):
+            room = payload.raw_bytes - len(raw) + 1
+            raw += unpack.decompress(packed[start : start + _STEP_BYTES], room)
+            if len(raw) > payload.raw_bytes or unpack.unused_data:
+                break
+    except zlib.error as error:
+        raise ValueError("it cannot be unpacked") from error
+    if len(raw) != payload.raw_bytes or not unpack.eof or unpack.unused_data:
+        raise ValueError("it does not unpack to the size it says")
+    return bytes(raw)
 
 
 def validate_signature(header: Header, path: Path, signer: Signer) -> None:
@@ -215,7 +262,7 @@ def validate_signature(header: Header, path: Path, signer: Signer) -> None:
         raise RefusedFileError(
             path, Fault.DAMAGED, "was changed after it was signed", remedy="it is built again"
         )
-    other = header.manifest.get("signer")
+    other = header.data.get("signer")
     known = isinstance(other, str) and re.fullmatch(r"[0-9a-f]{8}", other) and header.signature
     origin = f"was signed with another key ({other})" if known else "is not signed"
     raise RefusedFileError(
@@ -251,63 +298,70 @@ def _header(file: BinaryIO, path: Path) -> Header:
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
-        container = json.loads(raw.decode("utf-8"))
+        container = read_json(raw)
         metadata, payload_bytes = container["__metadata__"], container["payload"]["shape"][0]
         offsets = [0, payload_bytes]
         tensor = {"dtype": "U8", "shape": [payload_bytes], "data_offsets": offsets}
         text, signature = metadata["manifest"], metadata.get("signature", "")
-        manifest = json.loads(text)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        text.encode(), signature.encode()  # else there is nothing to verify
+        manifest = read_json(text)
+        exact = set(container) == {"__metadata__", "payload"} and (
+            canonical_json(container["payload"]) == canonical_json(tensor)  # 1 is not True or 1.0
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, "its header is not a graph file's") from error
-    exact = container == {"__metadata__": metadata, "payload": tensor}
-    if not exact or not isinstance(signature, str) or not isinstance(manifest, dict):
+    except ValueError as error:
+        raise _damaged(path, f"its header is not a graph file's: {error}") from error
+    if not exact or not isinstance(manifest, dict):
         raise _damaged(path, "its header is not a graph file's")
     if not set(metadata) <= {"manifest", "signature"}:
         raise _damaged(path, "its metadata has parts that no graph file has")
     if type(payload_bytes) is not int or _LENGTH_BYTES + length + payload_bytes != size:
         raise _damaged(path, f"it is {size} bytes long, which its header denies")
-    return Header(manifest, text, signature, payload_bytes)
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise _damaged(path, f"its payload cannot be {payload_bytes} bytes long")
+    return Header(path, manifest, text, signature, payload_bytes)
 
 
 def _validate_name_and_format(header: Header, path: Path) -> None:
-    key = header.manifest.get("key")
+    key, version = header.data.get("key"), header.data.get("format")
     if key_of(path) is None or key != key_of(path):
         raise RefusedFileError(
             path,
             Fault.MISNAMED,
-            f"holds the graph {key!r}, which is not what its name says",
+            f"holds the graph {_shown(key)}, which is not what its name says",
             remedy="rename it back, or delete it",
         )
-    if header.manifest.get("format") != FORMAT:
+    if not is_format(version):
         raise RefusedFileError(
             path,
             Fault.FORMAT,
-            f"has format {header.manifest.get('format')!r}, this version reads {FORMAT}",
+            f"has format {_shown(version)}, this version reads {FORMAT}",
             remedy="it is built again, or use the version of Warmgraph that made it",
         )
 
 
-def _payload(file: BinaryIO, header: Header, path: Path) -> tuple[bytes, bytes]:
+def _shown(value: object) -> str:
+    """A value that nobody has checked, in a few words."""
+    known = value is None or isinstance(value, (bool, float, str))
+    text = ascii(value) if known or type(value) is int else f"of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _payload(file: BinaryIO, header: Header, stated: PayloadFacts) -> tuple[bytes, bytes]:
     """Read and check the payload that follows the header; return it packed and unpacked."""
-    stated = header.manifest.get("payload")
-    if not isinstance(stated, dict) or stated.get("compression") != COMPRESSION:
-        raise _damaged(path, "its manifest does not describe its payload")
+    path = header.path
+    if stated.packed_bytes != header.payload_bytes:
+        raise _damaged(path, "its payload is not as long as it says")
     try:
         data = file.read(header.payload_bytes)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if len(data) != header.payload_bytes or stated.get("bytes") != len(data):
+    if len(data) != header.payload_bytes:
         raise _damaged(path, "its payload is not as long as it says")
-    if sha256_hex(data) != stated.get("sha256"):
+    if sha256_hex(data) != stated.sha256:
         raise _damaged(path, "its payload does not match its hash")
-    raw_bytes = stated.get("raw_bytes")
-    if type(raw_bytes) is not int or raw_bytes < 0:
-        raise _damaged(path, "its manifest does not describe its payload")
-    unpack = zlib.decompressobj()
     try:
-        raw = unpack.decompress(data, raw_bytes + 1)  # never more than it says, whoever wrote it
-    except (zlib.error, OverflowError) as error:
-        raise _damaged(path, "its payload cannot be unpacked") from error
-    if len(raw) != raw_bytes or not unpack.eof or unpack.unused_data:
-        raise _damaged(path, "its payload does not unpack to the size it says")
-    return data, raw
+        return data, unpack_payload(CompressedPayload(data, stated.sha256, stated.raw_bytes))
+    except ValueError as error:
+        raise _damaged(path, f"its payload is wrong: {error}") from error

@@ -17,16 +17,8 @@ from . import attention, products, torch_private
 from .contract import Compiled, Description, Measure, Requirement
 from .errors import BuildError, RequirementError
 from .layout import CHANNELS_LAST
-
-PAYLOAD_VERSION = 4  # also raised when a kernel or a pass of our own is mended
-#: What graphs over channels-last tensors are compiled with besides `torch_private.CONFIG`.
-_CHANNELS_LAST_CONFIG: dict[str, Any] = {
-    # Inductor's own choice is never to lay out a convolution whose sizes are symbols.
-    "force_layout_optimization": True,
-    # A norm summed by channel reads its input often enough that Inductor would write the input
-    # out once more, in float32: a fifth of the decoder's peak.
-    "realize_acc_reads_threshold": 32,
-}
+from .options import CHANNELS_LAST_CONFIG, inductor_fingerprint
+from .self_test import self_test
 
 
 class Inductor:
@@ -82,17 +74,11 @@ class Inductor:
 
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Versions and options that change generated code."""
-        facts: dict[str, Any] = {
-            "payload": PAYLOAD_VERSION,
-            "options": dict(sorted(torch_private.CONFIG.items())),
-            "channels_last": _CHANNELS_LAST_CONFIG,
-            "persistent_row": torch_private.PERSISTENT_ROW,
-        }
-        if device == "cuda":
-            import triton
+        if device != "cuda":
+            return inductor_fingerprint(device, None)
+        import triton
 
-            facts["triton"] = triton.__version__
-        return facts
+        return inductor_fingerprint(device, triton.__version__)
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
         """Compile a `capture.Program`; the kernels measure themselves on one call at the example
@@ -126,9 +112,16 @@ class Inductor:
             raise BuildError(
                 f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-                f"{_diagnosis(description.device)}"
             ) from error
         return Compiled(payload, {"binary_bytes": binary_bytes})
+
+    def explain_failure(self, device: str) -> RequirementError | None:
+        """Try a one-line graph: where that fails, too, it is torch and not the region."""
+        try:
+            self_test(device)
+        except RequirementError as error:
+            return error
+        return None
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
@@ -140,18 +133,9 @@ def _config(description: Description) -> dict[str, Any]:
     """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
     config = dict(torch_private.CONFIG)
     if description.layout == CHANNELS_LAST:
-        config.update(_CHANNELS_LAST_CONFIG)
+        config.update(CHANNELS_LAST_CONFIG)
     if description.wide:
         config["assume_32bit_indexing"] = False
     if description.is_special:  # only these call kernels of our own
         config[torch_private.OWN_KERNELS] = True
     return config
-
-
-def _diagnosis(device: str) -> str:
-    """Whether a one-line graph goes through: if not, it is torch and not the region that fails."""
-    try:
-        torch_private.self_test(device)
-    except RequirementError as error:
-        return f" (nothing compiles here: {error.reason})"
-    return ""

@@ -8,14 +8,15 @@ sizes of symbolic dims and object identities are in none of them.
 
 from __future__ import annotations
 
-import platform
-import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .canonical import canonical_json, sha256_hex
 from .contract import FORMAT_VERSION, Backend, Description
+from .manifest import Manifest
+from .target import TorchFacts, compose_target
 
 
 def target(device: str, backend: Backend) -> dict[str, Any]:
@@ -25,21 +26,17 @@ def target(device: str, backend: Backend) -> dict[str, Any]:
         device: "cuda" or "cpu".
         backend: adds its own name, version and options.
     """
-    facts: dict[str, Any] = {
-        "device": device,
-        "torch": torch.__version__,
-        "torch_source": getattr(torch.version, "git_version", None),
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "platform": f"{platform.system()}-{platform.machine()}",
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "backend": backend.name,
-        **backend.fingerprint(device),
-    }
+    capability = None
     if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        facts["capability"] = f"{major}.{minor}"
-        facts["cuda"] = torch.version.cuda or torch.version.hip
-    return facts
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    facts = TorchFacts(
+        version=str(torch.__version__),
+        git_version=getattr(torch.version, "git_version", None),
+        cuda=torch.version.cuda or torch.version.hip,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        capability=capability,
+    )
+    return compose_target(device, backend.name, backend.fingerprint(device), facts)
 
 
 def structure(description: Description) -> dict[str, Any]:
@@ -71,34 +68,22 @@ def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
     return sha256_hex(canonical_json(parts).encode())
 
 
-def explain_target(manifest: dict[str, Any], target_facts: dict[str, Any]) -> list[str]:
-    """Say in words how a graph file's target differs from this machine's; empty: it fits."""
-    made_for = manifest.get("target", {})
-    words = {"capability": "GPU compute capability", "torch_source": "torch build"}
-    lines = []
-    for name in sorted({*made_for, *target_facts}):
-        theirs, ours = made_for.get(name), target_facts.get(name)
-        if theirs != ours:
-            lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
-    return lines
-
-
-def explain_structure(manifest: dict[str, Any], description: Description) -> list[str]:
+def explain_structure(manifest: Manifest, description: Description) -> list[str]:
     """Say in words how a graph file's region differs from a kind of the same form; empty: it
     fits.
     """
-    theirs, ours = manifest.get("structure", {}), structure(description)
+    theirs, ours = manifest.structure, structure(description)
     lines = []
-    if theirs.get("module") != ours["module"]:
+    if theirs["module"] != ours["module"]:
         lines.append("the region's layers, sizes or dtypes differ")
-    changed = _differing(theirs.get("sources", {}), ours["sources"])
+    changed = _differing(theirs["sources"], ours["sources"])
     if changed:
         lines.append("the host's code changed: " + ", ".join(changed[:4]))
-    recorded = {name: manifest.get(name) for name in ("inputs", "symbols")}
+    recorded = {"inputs": manifest.inputs, "symbols": manifest.symbols}
     if canonical_json(recorded) != canonical_json(inputs(description)):
         lines.append("its inputs differ")
     return lines
 
 
-def _differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

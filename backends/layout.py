@@ -11,8 +11,9 @@ import math
 
 import torch
 
-CONTIGUOUS = "contiguous"
-CHANNELS_LAST = "channels_last"
+from .contract import CHANNELS_LAST as CHANNELS_LAST
+from .contract import CONTIGUOUS as CONTIGUOUS
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

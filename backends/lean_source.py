@@ -1,7 +1,9 @@
-"""What a call needs of the Python that Inductor generates: no kernel sources, no benchmarks.
+"""What a call needs of the Python that Inductor generates: no kernel sources, no benchmarks, no
+asserts.
 
 A generated module holds each kernel's source as text, which only its compiler needs, and imports
-that nothing uses; a graph file keeps the rest.
+that nothing uses; a graph file keeps the rest. Where torch cannot do without them it asserts sizes,
+which our own dispatch has checked (`runtime.region`).
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import ast
 from collections.abc import Sequence
 
 _KERNEL_CALLS = {"triton", "cpp_pybinding"}
+_ASSERTS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment")
 
 
 def lean_source(source: str) -> tuple[str, list[str]]:
-    """Strip kernel sources, benchmarks and unused imports from a generated module."""
-    tree = ast.parse(source)
+    """Strip kernel sources, benchmarks, asserts and unused imports from a generated module."""
+    tree = _WithoutAsserts().visit(ast.parse(source))
     body: list[ast.stmt] = []
     kernels: list[str] = []
     for node in tree.body:
@@ -25,6 +28,17 @@ def lean_source(source: str) -> tuple[str, list[str]]:
             body.append(node)
     tree.body = _used(body, {"call", "runner"})
     return ast.unparse(tree), kernels
+
+
+class _WithoutAsserts(ast.NodeTransformer):
+    """Puts `pass` in their place, for a block may hold nothing else."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        call = node.value
+        is_assert = isinstance(call, ast.Call) and (
+            isinstance(call.func, ast.Name) and call.func.id in _ASSERTS
+        )
+        return ast.Pass() if is_assert else node
 
 
 def _is_kernel(value: ast.expr) -> bool:

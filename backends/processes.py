@@ -10,11 +10,9 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -22,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from .protocol import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
+from . import temporary
+from .keeper import VARIABLE, end_processes_of
+from .protocol import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
-CACHE_PREFIX = "warmgraph-worker-"
-STALE_SECONDS = 2 * 24 * 3600.0
+KEEPER = Path(__file__).with_name("keeper.py")
+_KEEPER_S = 5.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
 _REMOVE = """
@@ -51,11 +51,20 @@ class WorkerProcess:
     `send`, `receive` and `end` belong to one thread; `kill` may be called from any.
     """
 
-    def __init__(self, script: Path, *, cwd: str | None = None, threads: int = 1) -> None:
-        """Start `script` with this interpreter.
+    def __init__(
+        self,
+        script: Path,
+        *,
+        keeper: Keeper | None = None,
+        cwd: str | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Start `script` with this interpreter, from a thread that lives as long as the process:
+        with it, Linux ends it.
 
         Args:
             script: a script that serves the protocol.
+            keeper: clears up if this process is killed.
             cwd: working directory; the server's own if there is no such folder.
             threads: processor threads that its numeric libraries use.
 
@@ -64,8 +73,11 @@ class WorkerProcess:
         """
         if not sys.executable:
             raise OSError("this Python does not know its own executable (sys.executable is empty)")
-        self.cache = Path(tempfile.mkdtemp(prefix=CACHE_PREFIX))
+        self.cache = temporary.make("worker")
+        self._keeper = keeper
         try:
+            if keeper:
+                keeper.watch(self.cache)
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), str(script)],
                 stdin=subprocess.PIPE,
@@ -76,7 +88,7 @@ class WorkerProcess:
                 creationflags=_creation_flags(),
             )
         except BaseException:
-            shutil.rmtree(self.cache, ignore_errors=True)
+            self._clear_up()
             raise
         self.pid = self._process.pid
         self._stdin = cast(BinaryIO, self._process.stdin)
@@ -147,7 +159,13 @@ class WorkerProcess:
         for stream in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        _remove_tree(self.cache)
+        end_processes_of([self.cache])  # a compiler in a session of its own was in no group
+        self._clear_up()
+
+    def _clear_up(self) -> None:
+        temporary.remove(self.cache)
+        if self._keeper:
+            self._keeper.release(self.cache)
 
     def _reap(self, timeout_s: float) -> bool:
         """Wait for the process's end and kill what it started; False when the time is over."""
@@ -186,6 +204,76 @@ class WorkerProcess:
         stream.close()
 
 
+class Keeper:
+    """The server's end of the process that clears up if the server is killed (`keeper.py`).
+
+    There is one as long as there are workers. Safe to use from any thread.
+    """
+
+    def __init__(self, spool: Path) -> None:
+        """Args: the folder that results travel through; nothing is started yet."""
+        self._spool = os.path.abspath(spool)
+        self._lock = threading.Lock()
+        self._folders: set[Path] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._warned = False
+
+    def watch(self, folder: Path) -> None:
+        """Take a worker's cache folder on the list; never raises."""
+        if not sys.platform.startswith("linux"):
+            return  # workers look after their server themselves there
+        with self._lock:
+            self._folders.add(folder)
+            try:
+                if self._process is None or self._process.poll() is not None:
+                    self._process = self._start()
+                    self._tell("+", *self._folders)
+                else:
+                    self._tell("+", folder)
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    logger.warning(
+                        "If this server is killed, what its workers do may go on: %s", error
+                    )
+
+    def release(self, folder: Path) -> None:
+        """Take a folder off the list; with the last one the process ends. Never raises."""
+        with self._lock:
+            self._folders.discard(folder)
+            process = self._process
+            if process is None or process.stdin is None:
+                return
+            with contextlib.suppress(OSError):
+                self._tell("-", folder)
+            if self._folders:
+                return
+            self._process = None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_KEEPER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(KEEPER), str(os.getpid()), self._spool],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=os.sep,
+            start_new_session=True,  # a signal to the server's whole group must not end it
+        )
+
+    def _tell(self, sign: str, *folders: Path) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        records = b"".join(sign.encode() + os.fsencode(folder) + b"\0" for folder in folders)
+        self._process.stdin.write(records)
+        self._process.stdin.flush()
+
+
 def remove_after_me(folder: Path) -> None:
     """Start a process that outlives this one just to remove a folder that is still written to."""
     with contextlib.suppress(OSError):
@@ -221,19 +309,25 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def sweep(spool: Path) -> None:
-    """Remove what killed builders left behind, and what is to be tried anew now and then: caches,
-    results and what workers remember, two days old or more.
+    """Remove what killed processes left behind, and what is to be tried anew now and then:
+    temporary folders and results of those that have ended, and what workers remember once it is
+    two days old.
     """
-    before = time.time() - STALE_SECONDS
-    with contextlib.suppress(OSError):
-        for folder in Path(tempfile.gettempdir()).glob(f"{CACHE_PREFIX}*"):
+    temporary.sweep()
+    before = time.time() - temporary.STALE_SECONDS
+    with contextlib.suppress(OSError), os.scandir(spool) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
-                if folder.is_dir() and not folder.is_symlink() and folder.stat().st_mtime < before:
-                    shutil.rmtree(folder, ignore_errors=True)
-        for file in [*spool.glob("*.part"), *spool.glob(f"*{REMEMBERED}")]:
-            with contextlib.suppress(OSError):
-                if file.stat().st_mtime < before:
-                    file.unlink()
+                changed = entry.stat(follow_symlinks=False).st_mtime
+                if entry.name.endswith(REMEMBERED):
+                    left = changed < before
+                elif entry.name.endswith(RESULT):
+                    owner = temporary.owner_of(entry.name.removesuffix(RESULT).rpartition(".")[0])
+                    left = temporary.is_abandoned(owner, changed)
+                else:
+                    left = False
+                if left:
+                    os.unlink(entry.path)
 
 
 def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str, str]:
@@ -242,6 +336,7 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
     scratch.mkdir()
     return {
         **base,
+        VARIABLE: str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -274,13 +369,3 @@ def _creation_flags() -> int:
         return subprocess.BELOW_NORMAL_PRIORITY_CLASS | subprocess.CREATE_NO_WINDOW
     else:
         return 0  # the worker lowers its own priority: `preexec_fn` is unsafe among threads
-
-
-def _remove_tree(folder: Path) -> None:
-    # On Windows a file stays while a compiler that the worker started still runs.
-    for _ in range(5):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.2)
-    logger.info("Left %s behind: still in use, removed at a later start", folder)

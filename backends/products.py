@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import torch_private
 from .contract import Measure
@@ -228,7 +227,7 @@ def _are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
     be.
     """
     return len(sizes) == len(others) and all(
-        statically_known_true(a == b) for a, b in zip(sizes, others, strict=True)
+        torch_private.is_surely(a == b) for a, b in zip(sizes, others, strict=True)
     )
 
 

@@ -72,6 +72,8 @@ class Prompts:
             progress = builder.progress()
             left = progress.seconds_left
             text = f"building {progress.done}/{progress.total}" if progress.total else "loading"
+            if elsewhere := sum(g.built_elsewhere for g in pending):
+                text += f", {elsewhere} built by another server"
             if left is not None and pending:
                 text += f", about {left:.0f} s left"
             if on_progress is not None and told != (total - len(pending), text):

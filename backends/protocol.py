@@ -20,10 +20,15 @@ import json
 import struct
 from typing import Any, BinaryIO
 
+from .canonical import read_json
+
 MARK = b"\n\x00warmgraph worker\x00."
-MESSAGE_LIMIT_BYTES = 1 << 28
+MESSAGE_LIMIT_BYTES = 1 << 24  # a description or a trace takes a thousandth of that
 #: Suffix of what workers leave for one another in the spool; may be removed at any time.
 REMEMBERED = ".works"
+#: Suffix of a result in the spool, `CACHE.JOB.part`: the name of its worker's cache folder, whose
+#: owner it belongs to, and the number of the job.
+RESULT = ".part"
 _LENGTH = struct.Struct(">I")
 
 
@@ -38,7 +43,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
         ProtocolError: the message is not plain JSON data, or larger than `MESSAGE_LIMIT_BYTES`.
     """
     try:
-        body = json.dumps(message, separators=(",", ":")).encode("ascii")
+        body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a message must be plain JSON data, got {error}") from error
     if len(body) > MESSAGE_LIMIT_BYTES:
@@ -70,7 +75,7 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
     if len(body) < length:
         raise ProtocolError("the stream ended inside a message")
     try:
-        message = json.loads(body)
+        message = read_json(body)
     except ValueError as error:
         raise ProtocolError(f"a message must be JSON, got {body[:80]!r}") from error
     if not isinstance(message, dict):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .builder import Builder
+from .claims import BY_ANOTHER_SERVER
 from .deepcache.cache import DeepCache
 from .runtime.graphs import State
 from .runtime.replays import Replays
@@ -24,7 +25,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     building = builder.progress()._asdict()
     if session is None:
         return {**_EMPTY, "notes": [note] if note else []}
-    scope = session.scope
+    scope, steps = session.scope, dict(session.steps)  # the prompt's thread counts on
     total = len(scope.plan.places) + len(scope.plan.outside)
     eager = scope.eager_places()
     ours = session.all_graphs
@@ -44,11 +45,14 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "reused": len(ready) - len(new),
         "calls": {
             "compiled": sum(each.compiled_calls for each in session.scopes),
-            "eager": sum(session.steps.values()),
+            "eager": sum(steps.values()),
         },
         "captured": _captured([each.replays for each in session.scopes]),
         "misses": [
-            {"kind": g.description.label, "reason": g.reason or g.state.value}
+            {
+                "kind": g.description.label,
+                "reason": BY_ANOTHER_SERVER if g.built_elsewhere else g.reason or g.state.value,
+            }
             for g in ours
             if g.state is not State.READY
             # Of its own sizes a model has graphs on top of those that serve them already.
@@ -64,7 +68,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "notes": [
             *session.notes,
             *_guests(scope.plan.guests),
-            *(f"{n} steps eager: {r}" for r, n in session.steps.items()),
+            *(f"{n} steps eager: {r}" for r, n in steps.items()),
         ],
     }
 
@@ -115,6 +119,7 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
     """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
     return {
+        "id": cache.id,
         "schedule": options.schedule.value,
         "interval": options.interval,
         "branch": cache.branch.number,
@@ -134,7 +139,7 @@ def deepcache_text(report: dict[str, Any]) -> str:
     if report["problem"] is not None:
         return f"DeepCache: {report['problem']}"
     if not report["ran"]:
-        return "DeepCache: nothing sampled yet"
+        return "DeepCache: what it did is shown here once a run has ended"
     counts = ", ".join(
         f"{chunk['role']} {chunk['full']} full + {chunk['shallow']} shallow"
         for chunk in report["chunks"]
@@ -166,7 +171,7 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
         "captures": sum(one.captures for one in replays),
         "replayed": sum(one.replayed for one in replays),
         "vram_bytes": replays[0].vram_bytes,
-        "not_replayed": dict(sum((Counter(one.reasons) for one in replays), Counter())),
+        "not_replayed": dict(sum((Counter(dict(one.reasons)) for one in replays), Counter())),
     }
 
 

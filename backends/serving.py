@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import queue
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
 from .errors import WarmgraphError
+from .keeper import VARIABLE
 from .processes import remove_after_me
-from .protocol import MARK, encode_message, read_message
+from .protocol import MARK, RESULT, encode_message, read_message
+from .temporary import owner_of
 
 if TYPE_CHECKING:
     from .graph_file import CompressedPayload
 
 Measure = Callable[[], AbstractContextManager[None]]
 TRACE_CHARACTERS = 12_000
+_PR_SET_PDEATHSIG = 1
 
 
 class Run(Protocol):
@@ -45,6 +49,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         prepare: called once with the builder's hello, before the first job is asked for.
         run: called for each job; whatever it raises fails that job only.
     """
+    _end_with_server()
     _step_back()
     channel = _Channel()
     hello = channel.receive()
@@ -54,7 +59,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         prepare(hello)
         from .graph_file import compress_payload
     except BaseException as error:  # the outermost frame: everything becomes words
-        channel.send({"unfit": one_line(error), "trace": _trace(error)})
+        channel.send({"unfit": _words(error), "final": _is_final(error), "trace": _trace(error)})
         channel.wait_for_the_end()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
     spool, stem = Path(hello["spool"]), channel.cache.name
@@ -78,7 +83,7 @@ def _do(
     try:
         raw, facts = run(message["task"], measure=gate.measure)
         payload = compress(raw)
-        file = spool / f"{stem}.{number}.part"
+        file = spool / f"{stem}.{number}{RESULT}"
         file.write_bytes(payload.data)
         return encode_message(
             {
@@ -97,7 +102,8 @@ def _do(
             {
                 "job": number,
                 "ok": False,
-                "error": error.reason if isinstance(error, WarmgraphError) else one_line(error),
+                "error": _words(error),
+                "final": _is_final(error),
                 "remedy": error.remedy if isinstance(error, WarmgraphError) else "",
                 "trace": _trace(error),
                 "clean": deliberate,
@@ -201,6 +207,14 @@ class _Gate:
                     self._channel.send({"measure": "end"})
 
 
+def _words(error: BaseException) -> str:
+    return error.reason if isinstance(error, WarmgraphError) else one_line(error)
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, WarmgraphError) and error.final
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's type and the first line of its text, for a report."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -210,6 +224,19 @@ def one_line(error: BaseException) -> str:
 
 def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
+
+
+def _end_with_server() -> None:
+    """Have Linux kill this process when its server ends: a library's call that holds the
+    interpreter keeps all threads from looking. What else runs for it is the keeper's to end.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    server = owner_of(Path(os.environ.get(VARIABLE, "")).name)
+    if server is not None and os.getppid() != server.pid:
+        os._exit(0)  # it ended before it was asked for
 
 
 def _step_back() -> None:

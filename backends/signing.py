@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from .errors import GraphFileError
+from .files import remove_stale
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +71,14 @@ class Signer:
         try:
             if not self.path.exists():
                 _make_key(self.path)
-            return _read_key(self.path)
+            key = _read_key(self.path)
         except OSError as error:
             raise GraphFileError(
                 f"the signing key {self.path} cannot be used: {error.strerror or error}",
                 remedy="make that folder writable for the user who runs ComfyUI",
             ) from error
+        remove_stale(self.path.parent)  # drafts of processes that were killed while they wrote
+        return key
 
 
 def _make_key(path: Path) -> None:
@@ -83,25 +86,34 @@ def _make_key(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = secrets.token_hex(_KEY_BYTES).encode()
     draft = path.with_name(f".{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    _create(draft, text)
     try:
+        _create(draft, text)
         os.link(draft, path)  # appears whole or not at all, and never replaces another's key
         logger.info("made a new signing key: %s", path)
     except FileExistsError:
         pass
-    except OSError:  # a file system without hard links
-        with contextlib.suppress(FileExistsError):
+    except OSError:
+        if not draft.exists():  # the disk is full or read-only
+            raise
+        with contextlib.suppress(FileExistsError):  # a file system without hard links
             _create(path, text)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def _create(path: Path, data: bytes) -> None:
+    """Write a new file; where that fails, nothing is left of it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _read_key(path: Path) -> bytes:

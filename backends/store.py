@@ -34,6 +34,7 @@ from .graph_file import (
     read_graph,
     read_header,
 )
+from .manifest import Manifest
 from .signing import Signer
 
 logger = logging.getLogger(__name__)
@@ -118,14 +119,22 @@ class Store:
         self.touch(path)
         return graph
 
-    def read_manifest(self, path: Path) -> tuple[dict[str, Any], bool]:
-        """Return a file's manifest and whether it is signed here; never touches the payload.
+    def read_manifest(self, path: Path, *, kind: str | None = None) -> Manifest | None:
+        """Return what a file of any origin says about itself; its payload is not touched.
+
+        Args:
+            kind: the only kind that is wanted, None for any.
+
+        Returns:
+            The manifest, None when it is another kind's.
 
         Raises:
-            GraphFileError: it is no whole graph file, or cannot be read.
+            GraphFileError: it cannot be read, or what it says is not a graph file's.
         """
         header = read_header(path)
-        return header.manifest, header.is_signed(self._signer)
+        if kind is not None and header.data.get("kind") != kind:
+            return None
+        return header.read()
 
     def put(self, manifest: Mapping[str, Any], payload: CompressedPayload) -> Path:
         """Sign a graph and write it to the shared store, in place of an older file of that name.
@@ -182,7 +191,7 @@ class Store:
         Raises:
             GraphFileError: the file must not be used, or the store cannot be written.
         """
-        key = str(self.read(path).manifest["key"])
+        key = self.read(path).manifest.key
         target = self._target(key)
         if not same_file(path, target) and not self._is_ours(target):
             _place(path, target)
@@ -258,18 +267,16 @@ class Store:
     def _is_ours(self, path: Path) -> bool:
         """Tell whether a file would load, as far as its header tells."""
         header = _header(path)
-        return (
-            header is not None
-            and header.is_signed(self._signer)
-            and header.manifest.get("key") == key_of(path)
-        )
+        with suppress(RefusedFileError):
+            return header is not None and header.is_signed(self._signer) and bool(header.read())
+        return False
 
     def _is_foreign(self, path: Path) -> bool:
         """Tell whether a file would load once it is trusted, as far as its header tells."""
         header = _header(path)
         return (
             header is not None
-            and header.manifest.get("key") == key_of(path)
+            and header.data.get("key") == key_of(path)
             and not header.claims(self._signer)
             and not header.is_signed(self._signer)
         )

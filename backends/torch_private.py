@@ -1,4 +1,4 @@
-"""Every use of torch's private APIs, in one room, with a self-test that says in words what broke.
+"""Every use of torch's private APIs, in one room; `self_test` says in words what broke.
 
 Compile side: `compile_wrapper` runs `standalone_compile(..., aot=True)` and returns Inductor's
 generated module; `pack` takes out of it what a call needs (its Python source without kernel
@@ -22,7 +22,6 @@ import io
 import os
 import pickle
 import platform
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,23 +30,12 @@ from typing import Any
 
 import torch
 
-from .errors import BuildError, GraphFileError, RequirementError
+from . import temporary
+from .errors import BuildError, GraphFileError
 from .lean_source import lean_source
+from .options import CONFIG as CONFIG
+from .options import PERSISTENT_ROW
 
-#: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
-#: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
-CONFIG: dict[str, Any] = {
-    "assume_32bit_indexing": True,
-    "size_asserts": False,
-    "alignment_asserts": False,
-    "scalar_asserts": False,
-    "comment_origin": False,
-    "triton.autotune_at_compile_time": False,
-    "triton.cudagraphs": False,
-}
-#: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
-#: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed.
-PERSISTENT_ROW = 2048
 #: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
 OWN_KERNELS = "static_launch_user_defined_triton_kernels"
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -95,10 +83,30 @@ def kept(value: torch.Tensor) -> torch.Tensor:
     """
     try:
         import torch._inductor.test_operators  # registers it
-    except ImportError:
+
+        realize: Any = torch.ops._inductor_test.realize
+    except (ImportError, AttributeError):
         return value
-    result: torch.Tensor = torch.ops._inductor_test.realize(value)
+    result: torch.Tensor = realize(value)
     return result
+
+
+def is_surely(condition: Any) -> bool:
+    """Whether a condition over symbolic sizes holds for all that they may be; asking narrows
+    nothing.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
+def start_no_compilers() -> None:
+    """Have Inductor compile in this process: a worker is a process for that already."""
+    from torch._inductor import config
+
+    settings: Any = config
+    if hasattr(settings, "compile_threads"):
+        settings.compile_threads = 1
 
 
 def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
@@ -112,10 +120,12 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
             compiler, torch, flags and code. Where it is removed, they are tried anew.
         suffix: of the files' names.
     """
-    from torch._inductor import cpu_vec_isa
-
+    try:
+        from torch._inductor import cpu_vec_isa
+    except ImportError:
+        return
     known: Any = cpu_vec_isa
-    check = getattr(known.VecISA, "check_build", None)
+    check = getattr(getattr(known, "VecISA", None), "check_build", None)
     fingerprint = getattr(known, "_get_isa_dry_compile_fingerprint", None)
     if check is None or fingerprint is None:
         return
@@ -144,18 +154,29 @@ def call_whole(operator: torch._ops.OpOverload) -> None:
     from torch._inductor import lowering
 
     known: Any = lowering
-    if operator not in known.lowerings:
+    if operator not in known.lowerings and hasattr(known, "make_fallback"):
         known.make_fallback(operator, warn=False)
 
 
 def missing_api() -> str | None:
-    """Return which private API this torch lacks, in words, or None."""
+    """Return which private API this torch lacks, in words, or None; never raises.
+
+    Only what can be seen without importing a compiler; the rest is for the `self_test` of a worker
+    whose build failed.
+    """
     try:
-        from torch._inductor import standalone_compile
-        from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
-        from torch.fx.experimental import _config
+        return _missing_api()
     except ImportError as error:
         return f"torch {torch.__version__} lacks {error.name or error}"
+    except Exception as error:
+        return f"torch {torch.__version__} is another one: {type(error).__name__}: {error}"
+
+
+def _missing_api() -> str | None:
+    from torch._inductor import standalone_compile
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch.fx.experimental import _config
+
     # On some versions a submodule has the function's name, and is found in its place.
     if (
         not callable(standalone_compile)
@@ -167,7 +188,8 @@ def missing_api() -> str | None:
     if not hasattr(_config, "backed_size_oblivious"):
         return f"torch {torch.__version__} has no backed_size_oblivious setting"
     if not hasattr(StaticTritonCompileResult, "make_launcher"):
-        return f"torch {torch.__version__} has no static Triton launcher"
+        name = "StaticTritonCompileResult.make_launcher"
+        return f"torch {torch.__version__} has no static Triton launcher ({name})"
     return None
 
 
@@ -214,6 +236,8 @@ def compile_wrapper(
     known = len(PyCodeCache.modules)
     if last_pass is not None:
         config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
+    if not _reads_sizes_unasked():
+        config = {**config, "size_asserts": True}
     indices = _wide_indices() if wide else contextlib.nullcontext()
     with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
         artifact: Any = standalone_compile(
@@ -231,6 +255,23 @@ def compile_wrapper(
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
     raise BuildError("Inductor's generated module was not found")
+
+
+def _reads_sizes_unasked() -> bool:
+    """Whether generated code gives each size that it uses a name, whatever it asserts.
+
+    From torch 2.14 on it names those of tensors only for its asserts about them (`codegen_inputs`
+    in torch/_inductor/codegen/wrapper.py, told by an argument that came with it); what is packed
+    has no asserts in either case.
+    """
+    try:
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    except ImportError:
+        return False
+    assign = getattr(PythonWrapperCodegen, "codegen_input_symbol_assignment", None)
+    return assign is not None and (
+        "deferred_symbol_assignments" not in inspect.signature(assign).parameters
+    )
 
 
 def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
@@ -322,10 +363,10 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
     """
     try:
         parts = _Unpickler(io.BytesIO(payload)).load()
-        with tempfile.TemporaryDirectory(prefix="warmgraph-") as folder:
+        with temporary.made("load") as folder:
             kernels: dict[str, Any] = {}
             for name, (result, binary) in parts["triton"].items():
-                kernels[name] = _Kernel(_launcher(result, binary, Path(folder), device_index))
+                kernels[name] = _Kernel(_launcher(result, binary, folder, device_index))
             for name, library in parts["cpp"].items():
                 kernels[name] = _load_library(library)
         return _execute(parts["source"], kernels)
@@ -336,47 +377,6 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
             f"its payload does not load with torch {torch.__version__}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def self_test(device: str) -> None:
-    """Compile, pack, unpack and run a one-line graph on `device`.
-
-    Raises:
-        RequirementError: in words, which step of the route does not work with this torch.
-    """
-    step = "finding the private APIs"
-    try:
-        if (missing := missing_api()) is not None:
-            raise RequirementError(missing)
-        step = "exporting with symbolic sizes"
-        rows = torch.export.Dim("rows", min=1, max=1024)
-        with torch.no_grad(), size_oblivious():
-            sample = torch.ones(2, 8, device=device)
-            exported = torch.export.export(
-                _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
-            )
-        step = "compiling"
-        module, source = compile_wrapper(exported.graph_module, CONFIG)
-        module.call([sample])
-        step = "packing"
-        payload, _ = pack(module, source)
-        step = "loading"
-        call = unpack(payload)
-        step = "running"
-        value = torch.full((3, 8), 2.0, device=device)
-        if not torch.allclose(call([value])[0], _Probe()(value)):
-            raise RequirementError("a loaded graph computed something else")
-    except RequirementError:
-        raise
-    except Exception as error:
-        raise RequirementError(
-            f"{step} failed with torch {torch.__version__}: {type(error).__name__}: {error}"
-        ) from error
-
-
-class _Probe(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.silu(x) + x.mean(dim=1, keepdim=True)
 
 
 class _Kernel:
@@ -463,12 +463,19 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
 
 
+#: Kernels stay on the GPU while the process lives. From torch 2.13 on one goes with its object
+#: (`close` in torch/_inductor/runtime/static_triton_launcher.py), which a captured call that still
+#: replays the kernel, or one that waits for the GPU, would not survive.
+_loaded: list[Any] = []
+
+
 def _launcher(result: Any, binary: bytes, folder: Path, device_index: int) -> Callable[..., None]:
     path = folder / f"{result.kernel.hash}.cubin"
     path.write_bytes(binary)
     result.kernel.cubin_path = str(path)
     result.compile_meta["device"] = device_index
     launcher: Callable[..., None] = result.make_launcher()
+    _loaded.append(result.kernel)
     return launcher
 
 
@@ -481,7 +488,6 @@ def _library_of(kernel: Any) -> Path:
     return Path(path)
 
 
-_libraries: contextlib.ExitStack = contextlib.ExitStack()
 _libraries_lock = threading.Lock()
 _library_folder: list[Path] = []
 
@@ -491,9 +497,8 @@ def _load_library(binary: bytes) -> Any:
     import hashlib
 
     with _libraries_lock:
-        if not _library_folder:
-            folder = tempfile.TemporaryDirectory(prefix="warmgraph-", ignore_cleanup_errors=True)
-            _library_folder.append(Path(_libraries.enter_context(folder)))
+        if not _library_folder or not _library_folder[0].is_dir():  # systems clear up, too
+            _library_folder[:] = [temporary.make_for_life("kernels")]
         digest = hashlib.sha256(binary).hexdigest()[:32]
         path = _library_folder[0] / f"{digest}.so"
         if not path.exists():

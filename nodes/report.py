@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.errors import shown, validate_length
-from ..backends.report import render_text
+from ..backends.report import deepcache_text, render_text
 from . import server
 from .progress import node_progress
 
@@ -192,11 +192,16 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
     """Return a report as text; one that cannot be made says so and does not fail the prompt."""
     try:
         report = make_report()
-        # A model's live text is that of its graphs alone.
-        report_id = "" if report.get("deepcache") else report["id"]
-        text = render_text(report)
+        # Apart, for the page keeps each part live: what runs compiled, and what DeepCache did.
+        cache = report.get("deepcache")
+        parts = []
+        if cache is None or report["id"] or report["notes"]:
+            text = render_text({**report, "deepcache": None})
+            parts.append({"id": report["id"], "text": text})
+        if cache is not None:
+            parts.append({"id": cache["id"], "text": deepcache_text(cache)})
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
-        report_id, text = "", f"no report: {error}"
-    ui = {"warmgraph": [{"id": report_id, "text": text}], "text": [text]}
-    return io.NodeOutput(text, ui=ui)
+        parts = [{"id": "", "text": f"no report: {error}"}]
+    text = "\n".join(part["text"] for part in parts)
+    return io.NodeOutput(text, ui={"warmgraph": parts, "text": [text]})

@@ -20,7 +20,7 @@ from server import PromptServer
 
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.folders import list_folders
-from ..backends.report import render_text
+from ..backends.report import deepcache_text, render_text
 from ..backends.settings import Settings
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
@@ -66,7 +66,10 @@ class ReportEvent:
         with self._lock:
             self._pending = False
             self._sent = time.monotonic()
-        self._send()
+        try:
+            self._send()
+        except Exception:  # the timer's thread ends here
+            logger.exception("Open pages were not told of a change")
 
 
 def register() -> None:
@@ -130,8 +133,8 @@ def report_payload() -> dict[str, Any]:
         for report in snapshot["models"]
     ]
     caches = [
-        {**report, "id": name, "summary": deepcache_summary(report)}
-        for name, report in snapshot["deepcaches"].items()
+        {**report, "summary": deepcache_summary(report), "text": deepcache_text(report)}
+        for report in snapshot["deepcaches"]
     ]
     return {**snapshot, "models": models, "deepcaches": caches}
 

@@ -15,6 +15,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+#: What runs on other hosts and other torches (`dev.py test --host ... --torch ...`), in about five
+#: minutes: files or folders, and what a test's name there must hold one of, if not all count.
+QUICK: dict[str, tuple[str, ...]] = {
+    "unit": (),
+    "engine/test_background.py": (),
+    "engine/test_fresh_process.py": (),
+    "engine/test_no_rebuild.py": (),
+    "engine/test_other_torch.py": (),
+    "engine/test_region.py": (),
+    "host/test_workflows.py": ("imports", "text_to_image"),
+}
+
 # Spares workers most trials of the CPU's vector instructions, which each folder of theirs needs.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
@@ -41,6 +53,16 @@ from warmgraph_tools import checkpoints, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick half."""
+    for item in items:
+        path = item.path.relative_to(ROOT / "tests")
+        for part in (path, *path.parents):
+            words = QUICK.get(part.as_posix())
+            if words is not None and (not words or any(word in item.name for word in words)):
+                item.add_marker("quick")
 
 
 def find_host_tree() -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_HOST = "0.30.0"
-TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
+DEFAULT_TORCH = "2.11.0"
+TORCH = (f"torch=={DEFAULT_TORCH}", "torchvision==0.26.0", "torchaudio==2.11.0")
 TOOLS = ("pytest==9.2.0", "ruff==0.17.6", "mypy==2.4.1", "websocket-client==1.9.2")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds
@@ -67,8 +69,45 @@ def has_gpu() -> bool:
     return listed.returncode == 0 and "GPU" in listed.stdout
 
 
-def prepare(host_version: str = DEFAULT_HOST) -> Setup:
+def torch_packages(version: str) -> tuple[str, ...]:
+    """Return what pip is asked for: the pinned set, or another torch with what goes with it.
+
+    A torchvision names the torch that it is for. A torchaudio does not and ends with 2.11, which is
+    the newest that later versions of torch have.
+    """
+    if version == DEFAULT_TORCH:
+        return TORCH
+    if re.fullmatch(r"\d+\.\d+\.\d+", version) is None:
+        raise SetupError(f"torch must be a version such as {DEFAULT_TORCH}, got {version!r}")
+    return (f"torch=={version}", "torchvision", f"torchaudio<={version}")
+
+
+def environment_name(torch: str, tree: Path | None) -> str:
+    """Return the folder's name of a virtual environment: the normal one, or one of its own for
+    another torch and for a tree that is not ours, whose requirements are its own.
+    """
+    parts = [".venv"]
+    if torch != DEFAULT_TORCH:
+        parts.append(f"torch-{torch}")
+    if tree is not None:
+        parts.append(f"host-{tree_version(tree)}")
+    return "-".join(parts)
+
+
+def tree_version(tree: Path) -> str:
+    """Return the version that a ComfyUI tree says it has, or its folder's name."""
+    file = tree / "comfyui_version.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found = re.search(r'__version__ = "([\w.+-]+)"', text)
+    return found[1] if found else tree.resolve().name
+
+
+def prepare(host: str = DEFAULT_HOST, torch: str = DEFAULT_TORCH) -> Setup:
     """Set everything up and return where it is.
+
+    Args:
+        host: a version of `HOSTS`, or the path of a ComfyUI tree.
+        torch: its version; another than the pinned one gets a virtual environment of its own.
 
     Two variables are a developer's convenience: WARMGRAPH_VENV names a virtual environment that is
     complete already, WARMGRAPH_HOST a ComfyUI tree; neither is changed.
@@ -78,14 +117,18 @@ def prepare(host_version: str = DEFAULT_HOST) -> Setup:
         raise SetupError(f"Python must be 3.10 to 3.13, got {found}: start dev.py with another one")
     gpu = has_gpu()
     given_venv, given_host = os.environ.get("WARMGRAPH_VENV"), os.environ.get("WARMGRAPH_HOST")
-    folder = Path(given_venv) if given_venv else ROOT / ".venv"
+    if given_venv and torch != DEFAULT_TORCH:
+        raise SetupError("WARMGRAPH_VENV has a torch of its own: unset it to try another one")
+    packages = torch_packages(torch)
+    own_tree = None if host in HOSTS else _own_tree(host)
+    folder = Path(given_venv) if given_venv else ROOT / environment_name(torch, own_tree)
     python = interpreter(folder)
     if not given_venv:
         _make_venv(folder, python)
-        _install_torch(folder, python, gpu)
-    tree = Path(given_host) if given_host else _fetch_host(python, host_version)
+        _install_torch(folder, python, packages, gpu)
+    tree = own_tree or (Path(given_host) if given_host else _fetch_host(python, host))
     if not given_venv:
-        _install_requirements(folder, python, tree, host_version)
+        _install_requirements(folder, python, tree, host, packages)
         _install(folder, python, "development tools", TOOLS)
     if not (tree / "main.py").is_file():
         raise SetupError(f"WARMGRAPH_HOST must be a ComfyUI tree, got {tree}")
@@ -124,13 +167,23 @@ def _works(python: Path, code: str) -> bool:
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def _install_torch(folder: Path, python: Path, gpu: bool) -> None:
-    """Install the pinned torch; a CPU build where there is no GPU and their index answers."""
-    names = [requirement.split("==") for requirement in TORCH]
-    check = "; ".join(
-        f"assert version({name!r}).split('+')[0] == {number!r}" for name, number in names
-    )
-    if _works(python, f"from importlib.metadata import version; {check}"):
+def _own_tree(path: str) -> Path:
+    tree = Path(path).resolve()
+    if not (tree / "main.py").is_file() or not (tree / "comfy").is_dir():
+        known = ", ".join(HOSTS)
+        raise SetupError(f"the host must be {known} or the path of a ComfyUI tree, got {path!r}")
+    return tree
+
+
+def _install_torch(folder: Path, python: Path, packages: Sequence[str], gpu: bool) -> None:
+    """Install torch; a CPU build where there is no GPU and their index answers."""
+    checks = []
+    for package in packages:
+        name, exactly, number = package.partition("==")
+        name = name.partition("<")[0]
+        wanted = repr(number) if exactly else "found"
+        checks.append(f"found = version({name!r}).partition('+')[0]; assert found == {wanted}")
+    if _works(python, f"from importlib.metadata import version; {'; '.join(checks)}"):
         return
     index: list[str] = []
     if not gpu and sys.platform != "darwin" and _answers(CPU_INDEX):
@@ -140,7 +193,28 @@ def _install_torch(folder: Path, python: Path, gpu: bool) -> None:
     kind = "CPU build" if index[1:] == [CPU_INDEX] else "build of the default index"
     if index[1:] == [CUDA_INDEX]:
         kind = "CUDA build"
-    _pip(folder, python, f"{TORCH[0]} ({kind})", ["install", *index, *TORCH])
+    # Without an index, `===` asks for the build of that very name: others may lie on the disk.
+    exactly = packages if index else [package.replace("==", "===") for package in packages]
+    _pip(folder, python, f"{packages[0]} ({kind})", ["install", *index, *exactly])
+    if packages != TORCH:
+        _mend_torchaudio(python)
+
+
+def _mend_torchaudio(python: Path) -> None:
+    """Take torchaudio's own extension away where it was made for another torch's CUDA: the host
+    imports the package, and its Python alone serves.
+    """
+    if _works(python, "import torchaudio"):
+        return
+    find = (
+        "import importlib.util as u; print(u.find_spec('torchaudio').submodule_search_locations[0])"
+    )
+    found = subprocess.run([python, "-c", find], capture_output=True, text=True, check=False)
+    for file in Path(found.stdout.strip() or "no torchaudio", "lib").glob("*_torchaudio*"):
+        file.unlink()
+        say(f"torchaudio was not made for this torch: it does without its {file.name}")
+    if not _works(python, "import torchaudio"):
+        raise SetupError("no torchaudio goes with this torch, and the host does not start without")
 
 
 def _answers(index: str) -> bool:
@@ -194,17 +268,22 @@ def _unpack(file: Path, inner: str, target: Path) -> None:
             path.write_bytes(data.read())
 
 
-def _install_requirements(folder: Path, python: Path, tree: Path, version: str) -> None:
-    """Install the host's requirements; another host runs with the default host's pins."""
+def _install_requirements(
+    folder: Path, python: Path, tree: Path, host: str, packages: Sequence[str]
+) -> None:
+    """Install the host's requirements; another of our hosts runs with the default host's pins, a
+    tree that is not ours with its own.
+    """
     lines = (tree / "requirements.txt").read_text(encoding="utf-8").splitlines()
     wanted = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if version != DEFAULT_HOST:
+    version = host if host in HOSTS else tree_version(tree)
+    if host in HOSTS and host != DEFAULT_HOST:
         if not _stamp(folder, f"requirements of ComfyUI {DEFAULT_HOST}").exists():
             default = _fetch_host(python, DEFAULT_HOST)
-            _install_requirements(folder, python, default, DEFAULT_HOST)
+            _install_requirements(folder, python, default, DEFAULT_HOST, packages)
         wanted = [line for line in wanted if "==" not in line]
     unpinned = [line for line in wanted if line not in ("torch", "torchvision", "torchaudio")]
-    _install(folder, python, f"requirements of ComfyUI {version}", [*unpinned, *TORCH])
+    _install(folder, python, f"requirements of ComfyUI {version}", [*unpinned, *packages])
 
 
 def _install(folder: Path, python: Path, what: str, wanted: Sequence[str]) -> None:

@@ -55,6 +55,8 @@ class DeepCache:
         self.options = options
         self._is_known = is_known
         self.branch = branch
+        #: Its name in reports.
+        self.id = ""
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".

@@ -9,26 +9,32 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import os
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from .. import keys
 from ..builder import Builder, BuildResult, Job
+from ..claims import Claims
 from ..contract import Backend, Description, WeightSpec
-from ..errors import BuildError, GraphFileError, WarmgraphError
-from ..graph_file import CompressedPayload, Fault, RefusedFileError
+from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
+from ..graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
+from ..manifest import Facts, read_facts, read_seconds
 from ..store import Store
+from ..target import explain_target
 
 logger = logging.getLogger(__name__)
 
 #: Builds of one graph in one process; a worker may have died of something that has passed.
 MAX_ATTEMPTS = 2
+_CLOSED = "Warmgraph was closed"
+_NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
 
 
 class State(str, Enum):
@@ -71,6 +77,8 @@ class Graph:
         self.bytes: int | None = None
         self.binary_bytes = 0
         self.attempts = 1
+        #: Whether another server that shares the store builds it.
+        self.built_elsewhere = False
         #: Whether to build it if no file serves; asked once its load has failed.
         self.build_wanted = False
 
@@ -88,6 +96,7 @@ class Graph:
         """Never use this graph again in this process."""
         self.state, self.reason, self.call = State.FAILED, reason, None
         self.attempts = MAX_ATTEMPTS
+        self.built_elsewhere = False
         self._on_drop()  # what was captured with it must not be replayed any more
 
 
@@ -96,14 +105,20 @@ class Graphs:
     own.
     """
 
-    def __init__(self, store: Store, builder: Builder, on_change: Callable[[], None]) -> None:
-        """Args: where files are, who builds, and what to call (from any thread) after a change."""
+    def __init__(
+        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
+    ) -> None:
+        """Args: where files are, who builds, what keeps servers from building the same, and what
+        to call (from any thread) after a change.
+        """
         self._store = store
         self._builder = builder
+        self._claims = claims
         self._on_change = on_change
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
         self._warned: set[str] = set()
+        self._detailed: set[str] = set()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
         self._versions = itertools.count(1)
         #: Another number after each change of a state; sessions compare it before each step.
@@ -116,7 +131,7 @@ class Graphs:
         key = keys.graph_key(description, target)
         with self._lock:
             if key not in self._graphs:
-                self._graphs[key] = Graph(key, description, backend, self._note_change)
+                self._graphs[key] = Graph(key, description, backend, self._dropped)
             return self._graphs[key]
 
     def forget(self, graph: Graph) -> None:
@@ -145,7 +160,7 @@ class Graphs:
                 elif graph.state is State.LOADING:
                     graph.build_wanted |= build
         for graph in sorted(wanted, key=_cost, reverse=True):
-            self._loader.submit(self._load_or_build, graph, tuple(folders))
+            self._hand_over(graph, self._load_or_build, graph, tuple(folders))
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on)."""
@@ -153,36 +168,100 @@ class Graphs:
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
+        self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
+        for graph in self._snapshot():
+            if graph.state is State.LOADING or graph.built_elsewhere:
+                graph.reason, graph.state = _CLOSED, State.MISSING
+                graph.built_elsewhere = False
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""
         self._loader.submit(_logged, task)
 
-    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...]) -> None:
+    def _hand_over(self, graph: Graph, task: Callable[..., None], *arguments: Any) -> None:
+        """Have the loader's thread do something for a graph that is on its way."""
+        try:
+            self._loader.submit(task, *arguments)
+        except RuntimeError as error:  # it takes no more tasks
+            logger.debug("%s is not waited for: %s", graph.description.label, error)
+            graph.reason = _CLOSED
+            self._set(graph, State.MISSING)
+
+    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], first: bool = True) -> None:
+        """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
+        given.
+        """
+        try:
+            if self._find(graph, folders):
+                return
+            with self._lock:  # from here on another request finds the graph missing
+                build = graph.build_wanted
+                graph.state = State.BUILDING if build else State.MISSING
+            if build:
+                self._claim_and_build(graph, folders, first)
+            else:
+                self._set(graph, State.MISSING)
+        except BaseException as error:  # the outermost frame, whatever a backend's code raises
+            self._give_up(graph, "loading or building it failed", error)
+
+    def _find(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
+        """Load a graph from a file; where there is none, say why unless it is to be built."""
         try:
             if self._load(graph, folders):
-                return
+                return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = _refusal(error), error.remedy
             graph.reason, graph.remedy = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
                 self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
-        except Exception as error:
+            self._detail(f"{graph.description.label} was not loaded", error)
+        except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
-            graph.reason = f"loading failed: {error}"
+            graph.reason = f"loading failed: {_words(error)}"
         if not graph.build_wanted:
             if graph.reason is None and graph.refused is not None:
                 graph.reason, graph.remedy = graph.refused
             graph.reason = graph.reason or self._explain_missing(graph, folders)
-        with self._lock:  # from here on another request finds the graph missing
-            build = graph.build_wanted
-            graph.state = State.BUILDING if build else State.MISSING
-        if build:
-            self._build(graph)
+        return False
+
+    def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:
+        """End a graph's way at the boundary of a thread, where nothing else has."""
+        logger.error("%s: %s", graph.description.label, what, exc_info=error)
+        if graph.state is not State.READY:
+            graph.reason = f"{what}: {_words(error)}"
+            self._set(graph, State.FAILED)
+
+    def _detail(self, what: str, error: BaseException) -> None:
+        """Write an error's causes to the log, a worker's trace among them; the same ones once."""
+        if error.__cause__ is None:
+            return
+        cause = str(error.__cause__)
+        frames = [line for line in cause.splitlines() if line.startswith('  File "')]
+        mark = "\n".join(frames) or cause
+        if mark not in self._detailed:
+            self._detailed.add(mark)
+            logger.info("%s, in detail:", what, exc_info=error)
+
+    def _claim_and_build(self, graph: Graph, folders: tuple[Path, ...], first: bool) -> None:
+        """Build a graph, or have it looked for again when another server has built it."""
+
+        def look_again(first: bool = True) -> None:
+            if graph.state is State.BUILDING:
+                self._load_or_build(graph, folders, first)
+            else:  # dropped meanwhile
+                self._claims.release(graph.key)
+
+        graph.built_elsewhere = not self._claims.take(
+            graph.key, lambda: self._hand_over(graph, _logged, look_again)
+        )
+        if graph.built_elsewhere:
+            self._set(graph, State.BUILDING)
+        elif first and graph.refused is None and self._store.find(graph.key) is not None:
+            look_again(first=False)  # it came between the look and the claim
         else:
-            self._set(graph, State.MISSING)
+            self._build(graph)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -194,22 +273,30 @@ class Graphs:
         file = self._store.load(graph.key, folders)
         if file is None:
             return False
+        facts = file.manifest.facts
+        try:
+            _validate_weights(graph, facts)
+        except ManifestError as error:
+            raise GraphFileError(
+                f"graph file {file.path} does not fit its graph: {error.reason}",
+                remedy="it is built again",
+            ) from error
         graph.call = graph.backend.load(file.payload)
-        manifest = file.manifest
         graph.source = "loaded"
-        self._adopt(graph, manifest)
-        graph.bytes = file.path.stat().st_size
+        self._adopt(graph, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
+        with suppress(OSError):  # another process may have evicted it by now
+            graph.bytes = file.path.stat().st_size
         graph.load_ms = (time.perf_counter() - started) * 1e3
         self.loads += 1
         self._set(graph, State.READY)
         return True
 
-    def _adopt(self, graph: Graph, manifest: dict[str, Any]) -> None:
-        graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in manifest["weights"]]
-        graph.work = float(manifest["work"])
-        graph.binary_bytes = int(manifest["binary_bytes"])
-        graph.build_seconds = manifest["built"]["seconds"]
-        graph.payload_sha256 = manifest["payload"]["sha256"]
+    def _adopt(self, graph: Graph, facts: Facts, payload_sha256: str, seconds: float) -> None:
+        graph.weights = facts.weights
+        graph.work = facts.work
+        graph.binary_bytes = facts.binary_bytes
+        graph.build_seconds = seconds
+        graph.payload_sha256 = payload_sha256
         graph.reason, graph.remedy, graph.refused = None, "", None
 
     def _build(self, graph: Graph) -> None:
@@ -225,19 +312,29 @@ class Graphs:
         )
         self._set(graph, State.BUILDING)
         future = self._builder.submit(job)
-        future.add_done_callback(
-            lambda done: self._loader.submit(_logged, self._arrived, graph, done)
-        )
+        future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
 
     def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
+        """Take what a build has come to; whatever it is, the graph is not building afterwards."""
+        try:
+            self._take(graph, future)
+        except BaseException as error:  # the outermost frame, whatever a backend's code raises
+            self._give_up(graph, "what was built cannot be used", error)
+
+    def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
         if future.cancelled():
             graph.reason = "its build was cancelled"
             self._set(graph, State.MISSING)
             return
         error = future.exception()
         if error is not None:
-            reason = error.reason if isinstance(error, WarmgraphError) else str(error)
-            logger.warning("%s: %s", _stays(graph), reason)
+            reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
+            if isinstance(error, WarmgraphError) and error.final:
+                graph.attempts = MAX_ATTEMPTS
+                self._warn_once(f"Nothing is built until the server starts anew: {error}")
+            else:
+                logger.warning("%s: %s", _stays(graph), reason)
+            self._detail(f"the build of {graph.description.label} failed", error)
             graph.reason = f"build failed: {reason}"
             self._set(graph, State.FAILED)
             return
@@ -246,6 +343,7 @@ class Graphs:
             self._keep(graph, result)
         except WarmgraphError as failure:
             logger.warning("%s: %s", _stays(graph), failure)
+            self._detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
             self._set(graph, State.FAILED)
             return
@@ -254,8 +352,9 @@ class Graphs:
 
     def _keep(self, graph: Graph, result: BuildResult) -> None:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
-        manifest = manifest_of(graph, result.facts, result.seconds)
-        call = graph.backend.load(_raw(result.payload))
+        facts, seconds = _validated(graph, result)
+        call = graph.backend.load(_raw(result))
+        manifest = manifest_of(graph, facts, seconds)
         try:
             path = self._store.put(manifest, result.payload)
             graph.bytes = path.stat().st_size
@@ -263,30 +362,32 @@ class Graphs:
         except (GraphFileError, OSError) as error:
             logger.warning("%s is not kept on disk: %s", graph.description.label, error)
         graph.source = "built"
-        self._adopt(graph, {**manifest, "payload": {"sha256": result.payload.sha256}})
+        self._adopt(graph, facts, result.payload.sha256, seconds)
         graph.call = call
 
     def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
         """Say why no file serves: none at all, or one for another target or another host."""
-        for path in self._similar(graph, folders):
+        for path in self._similar(folders):
             try:
-                manifest, _ = self._store.read_manifest(path)
-            except GraphFileError:
+                manifest = self._store.read_manifest(path, kind=graph.description.label)
+            except GraphFileError as error:
+                logger.debug("Passed over while a miss was explained: %s", error)
                 continue
-            if manifest.get("kind") != graph.description.label:
+            if manifest is None:
                 continue
             target = keys.target(graph.description.device, graph.backend)
-            lines = keys.explain_target(manifest, target)
+            lines = explain_target(manifest.target, target)
             lines += keys.explain_structure(manifest, graph.description)
             if lines:
                 return "no saved graph fits: " + "; ".join(lines[:3])
         return "no saved graph"
 
-    def _similar(self, graph: Graph, folders: Sequence[Path]) -> list[Path]:
+    def _similar(self, folders: Sequence[Path]) -> list[Path]:
         found: list[Path] = []
         for folder in (*folders, self._store.root):
-            found += sorted(Path(folder).glob("*.safetensors"))[:256]
-            found += sorted(Path(folder).glob(".*.safetensors"))[:256]
+            with suppress(OSError):  # it is gone, or no folder
+                names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+                found += [Path(folder) / name for name in names[:_NEIGHBOURS]]
         return found
 
     def _snapshot(self) -> list[Graph]:
@@ -294,6 +395,9 @@ class Graphs:
             return list(self._graphs.values())
 
     def _set(self, graph: Graph, state: State) -> None:
+        if state is not State.BUILDING:
+            graph.built_elsewhere = False
+            self._claims.release(graph.key)
         graph.state = state
         self._note_change()
 
@@ -301,28 +405,61 @@ class Graphs:
         self.version = next(self._versions)  # from any thread: no two changes are one number
         _logged(self._on_change)  # whoever listens has no say in what a graph is
 
+    def _dropped(self) -> None:
+        """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
+        self.version = next(self._versions)
+        with suppress(RuntimeError):  # closed meanwhile
+            self._loader.submit(_logged, self._on_change)
 
-def manifest_of(graph: Graph, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return what a graph file says about itself; the file layer adds key, payload and
+
+def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:
+    """Return what a graph file says about itself; the file layer adds format, payload and
     signature.
     """
     description = graph.description
+    plain = facts.to_dict()
+    phases = plain.pop("phases")
     return {
         "key": graph.key,
         "kind": description.label,
         "structure": keys.structure(description),
         **keys.inputs(description),
         "target": keys.target(description.device, graph.backend),
-        "weights": facts["weights"],
-        "work": facts["work"],
-        "binary_bytes": facts["binary_bytes"],
-        "checks": facts["checks"],
+        **plain,
         "built": {
             "seconds": round(seconds, 3),
-            "phases": facts["phases"],
+            "phases": phases,
             "date": datetime.date.today().isoformat(),
         },
     }
+
+
+def _validated(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
+    """What a worker said about its graph, checked as strictly as what a file says."""
+    try:
+        facts = read_facts(result.facts)
+        _validate_weights(graph, facts)
+        return facts, read_seconds(result.seconds)
+    except ManifestError as error:
+        raise BuildError(f"a worker's result is not as it must be: {error.reason}") from error
+
+
+def _validate_weights(graph: Graph, facts: Facts) -> None:
+    """Refuse weights that are no parameters of the graph's own region, whoever named them."""
+    parameters = dict(_parameters(graph.description.module))
+    for weight in facts.weights:
+        if parameters.get(weight.name) != (weight.shape, weight.dtype):
+            raise ManifestError("weights", f"name {weight.name}, which its region does not have so")
+
+
+def _parameters(
+    module: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
+    for name, meta in module["parameters"].items():
+        if meta is not None:
+            yield f"{prefix}{name}", (tuple(meta["shape"]), meta["dtype"])
+    for name, child in module["modules"]:
+        yield from _parameters(child, f"{prefix}{name}.")
 
 
 def _refusal(error: GraphFileError) -> str:
@@ -338,11 +475,17 @@ def _stays(graph: Graph) -> str:
     return f"{label} stays with its graph for any size" if special else f"{label} runs eager"
 
 
-def _raw(payload: CompressedPayload) -> bytes:
+def _raw(result: BuildResult) -> bytes:
     try:
-        return zlib.decompress(payload.data)
-    except zlib.error as error:
+        return unpack_payload(result.payload)
+    except ValueError as error:
         raise BuildError(f"a worker's result does not unpack: {error}") from error
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line; some have no text."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return text or type(error).__name__
 
 
 def _cost(graph: Graph) -> int:

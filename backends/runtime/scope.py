@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..host import pause_host_compiler
 from ..keys import target
@@ -437,7 +438,7 @@ class Scope:
         if graph.state is State.READY:
             return self.forwards.declined(place.name)
         if graph.state is State.BUILDING:
-            return "its graph is being built"
+            return BY_ANOTHER_SERVER if graph.built_elsewhere else "its graph is being built"
         if graph.state is State.LOADING:
             return "its graph is being loaded"
         text = graph.reason or "no saved graph"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..contract import Backend, CallForm, WhenMissing
+from ..live import Live
 from ..regions.registry import plan_model
 from .graphs import Graph, State
 from .scope import Scope
@@ -45,7 +45,7 @@ class Session:
         self.backend = backend
         self.options = options
         self.scope = scope
-        self._variants: weakref.WeakSet[Scope] = weakref.WeakSet()
+        self._variants: Live[Scope] = Live()
         self._kept: dict[Hashable, Any] = {}
         self.notes: list[str] = []
         self.steps: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Session:
     @property
     def scopes(self) -> list[Scope]:
         """The root module's scope, and those of its variants."""
-        return [self.scope, *self._variants]
+        return [self.scope, *self._variants.values()]
 
     def scope_of(self, root: Any) -> Scope | None:
         """Return the scope of the root module or of a variant of it, None for any other module.
@@ -87,7 +87,7 @@ class Session:
             scope = root.scopes[self.id] = self.scope.variant(
                 root.module, partial(plan_model, root.module)
             )
-            self._variants.add(scope)
+            self._variants.add(id(scope), scope)
         return scope
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:

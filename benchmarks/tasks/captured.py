@@ -21,18 +21,25 @@ def exact(
     sizes: list[list[int]],
     loras: dict[str, str],
     steps: int = 6,
+    form: str = "exact",
+    compiler: bool = True,
 ) -> dict[str, Any]:
     """Final latents of the exact form against eager's, bit for bit, through every change.
 
     Args:
         sizes: [width, height, batch] in pixels; the first serves the other changes.
+        compiler: False takes the function that compiles away from this process's torch.
 
     Returns:
-        {"rows": [{"name", "max_abs_diff", "replayed"}], "max_abs_diff", "captured"}
+        {"rows": [{"name", "max_abs_diff", "replayed"}], "max_abs_diff", "captured", "notes"}
     """
+    import torch._inductor
+
+    if not compiler:
+        del torch._inductor.standalone_compile
     engine = open_engine(Path(store))
     eager = load_unet(Path(model))
-    ours = engine.compile_model(eager, form="exact")
+    ours = engine.compile_model(eager, form=form)
     rows: list[dict[str, Any]] = []
 
     def compare(
@@ -78,6 +85,7 @@ def exact(
         "rows": rows,
         "max_abs_diff": max(row["max_abs_diff"] for row in rows),
         "captured": engine.report(ours)["captured"],
+        "notes": engine.report(ours)["notes"],
     }
     engine.close()
     return result

@@ -83,8 +83,8 @@ def make_lab(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         new = Lab(root) if empty else lab.copy_to(root)
         made.append(new)
         for path in list(new.store.glob("*.safetensors")):
-            manifest, _ = new.engine._store.read_manifest(path)
-            if manifest["kind"] in without:
+            manifest = new.engine._store.read_manifest(path)
+            if manifest.kind in without:
                 path.unlink()
         return new
 

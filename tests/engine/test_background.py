@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.claims import BY_ANOTHER_SERVER, Claims
+from warmgraph_backends.signing import Signer
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab
@@ -162,3 +165,27 @@ def test_who_wants_a_build_gets_it_although_another_only_looked_for_a_file(
     states = [kind["state"] for kind in lab.engine.report(asking)["kinds"]]
     assert sorted(set(states)) == ["building", "ready"] and lab.jobs() == 1
     assert lab.engine.report(looking)["builds"] == 0
+
+
+def test_what_another_server_builds_is_named_waited_for_and_then_loaded(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    """The other one is a second owner of claims on the same store."""
+    lab = make_lab(without=(QUICK,))
+    looked = lab.compiled(host.load("narrowxl")[0], when_missing="never")
+    lab.settle()
+    (key,) = [k["key"] for k in lab.engine.report(looked)["kinds"] if k["state"] != "ready"]
+    signer = Signer(lab.root / "user" / "__warmgraph")
+    other = Claims(lab.store, signer, patience_s=lambda: 60.0)
+    assert other.take(key, lambda: None)
+    model = Probed(lab, host, when_missing="background")
+    lab.settle()
+    report = model.report()
+    assert {e["reason"] for e in report["eager"]} == {BY_ANOTHER_SERVER}
+    assert [m["reason"] for m in report["misses"]] == [BY_ANOTHER_SERVER]
+    assert lab.jobs() == 0 and not lab.is_settled(model.model)
+    shutil.copy(next((make_lab().store).glob(f"{key}.*")), lab.store)
+    other.close()
+    lab.wait_until(lambda: lab.is_settled(model.model))
+    assert lab.jobs() == 0
+    model.check()

@@ -21,7 +21,8 @@ import torch
 from warmgraph_backends.canonical import canonical_json, sha256_hex
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import GraphsNameError
-from warmgraph_backends.graph_file import FORMAT, compress_payload, encode, read_graph
+from warmgraph_backends.graph_file import compress_payload, encode, read_graph
+from warmgraph_backends.manifest import FORMAT
 from warmgraph_backends.signing import Signer
 from warmgraph_tools.inprocess import Host
 
@@ -52,7 +53,7 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
 def file_of(lab: Lab, kind: str = QUICK) -> Path:
     """A kind's file in the shared store."""
     for path in sorted(lab.store.glob("*.safetensors"), key=lambda p: -p.stat().st_mtime_ns):
-        if lab.engine._store.read_manifest(path)[0]["kind"] == kind:
+        if lab.engine._store.read_manifest(path).kind == kind:
             return path
     raise AssertionError(f"the store has no {kind}")
 
@@ -74,7 +75,7 @@ def right(model: Probed, **options: Any) -> torch.Tensor:
 
 def _parts(lab: Lab, path: Path) -> tuple[dict[str, Any], bytes]:
     graph = read_graph(path, lab.engine._store._signer)
-    return dict(graph.manifest), graph.payload
+    return dict(graph.manifest.data), graph.payload
 
 
 def _truncate(lab: Lab, path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_bad_file_in_the_store_is_named_and_its_places_run_eager(
     change, words, stays = DAMAGE[damage]
     path = file_of(lab)
     for stale in lab.store.glob("*.safetensors"):  # of a lab that was kept over a change of code
-        if stale != path and lab.engine._store.read_manifest(stale)[0]["kind"] == QUICK:
+        if stale != path and lab.engine._store.read_manifest(stale).kind == QUICK:
             stale.unlink()
     others = {p.name: p.read_bytes() for p in lab.store.iterdir() if p != path}
     change(lab, path)

@@ -53,8 +53,8 @@ def _load(lab: Lab, host: Host, *, strict: bool) -> Probed:
 
 
 def _kind(lab: Lab, path: Path) -> str:
-    manifest, _ = lab.engine._store.read_manifest(path)
-    return str(manifest["kind"])
+    manifest = lab.engine._store.read_manifest(path)
+    return str(manifest.kind)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -31,6 +31,22 @@ def test_exact_gives_eagers_bits(lab: Any, sdxl: dict[str, Any], mode: str) -> N
         assert row["pinned_pages"] == 0, row
 
 
+def test_captures_go_on_with_a_torch_that_compiles_nothing(lab: Any, sdxl: dict[str, Any]) -> None:
+    result = lab.run(
+        "captured_exact",
+        limit_s=200,
+        **sdxl,
+        sizes=SIZES[1:3],
+        loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
+        form="auto",
+        compiler=False,
+    )
+    (note,) = result["notes"]
+    assert "has no standalone_compile" in note and "replayed as the host makes them" in note
+    for row in result["rows"]:
+        assert row["finite"] and row["max_abs_diff"] == 0 and row["replayed"] >= 3, row
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_call_that_cannot_be_captured_runs_as_ever(
     lab: Any, sdxl: dict[str, Any], mode: str

@@ -126,6 +126,34 @@ def test_bad_values_of_deepcache_are_refused_when_queued(
     assert words in str(caught.value)
 
 
+def test_no_text_of_deepcache_is_wrong_once_a_run_has_ended(
+    server: Server, checkpoint: str
+) -> None:
+    """A report that is not linked behind the image is made before the sampling, and its texts name
+    what the newest ones are known by.
+    """
+    graph = _graph(checkpoint, seed=21, when_missing="never")
+    inputs = {"interval": 3, "branch": 0, "schedule": "uniform", "start_percent": 0.0}
+    inputs |= {"end_percent": 1.0, "center": 0.3, "power": 1.4, "full_steps": "", "threshold": 0.4}
+    graph["7"] = {"class_type": "WarmgraphDeepCache", "inputs": {"model": ["2", 0], **inputs}}
+    graph["5"]["inputs"] |= {"model": ["7", 0], "steps": 4}
+    graph["6"]["inputs"] = {"model": ["7", 0]}
+    graph["8"] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": ["5", 0], "filename_prefix": "latents/cached"},
+    }
+    run = server.run(graph)
+    known = server.report()
+    newest = {report["id"]: report["text"] for report in known["models"] + known["deepcaches"]}
+    of_model, of_cache = run.outputs["6"]["warmgraph"]
+    assert "regions compiled" in newest[of_model["id"]]
+    assert "last run: negative 2 full + 2 shallow" in newest[of_cache["id"]]
+    assert of_cache["id"] == run.outputs["7"]["warmgraph"][0]["id"]
+    for text in (of_cache["text"], run.outputs["7"]["warmgraph"][0]["text"]):
+        assert "shown here once a run has ended" in text
+    assert run.outputs["6"]["text"] == [f"{of_model['text']}\n{of_cache['text']}"]
+
+
 def test_a_folder_that_is_not_there_costs_only_speed(server: Server, checkpoint: str) -> None:
     run = server.run(_loading(checkpoint))
     assert "not here" in run.outputs["6"]["text"][0]

@@ -21,7 +21,7 @@ worker.adopt_package()
 from warmgraph_backends.builder import Builder, Job  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-folder, pid_file, end_early, *fork = sys.argv[1:]
+folder, pid_file, do, *how = sys.argv[1:]  # how: "end" early, "fork" before
 builder = Builder(
     hello={},
     spool=Path(folder) / "spool",
@@ -29,15 +29,15 @@ builder = Builder(
     time_limit_s=lambda: 600.0,
     script=HERE / "builder_worker.py",
 )
-builder.submit(Job("k", "endless", 1, {"do": "start_compiler", "pid_file": pid_file}))
+builder.submit(Job("k", "endless", 1, {"do": do, "pid_file": pid_file}))
 while not (Path(pid_file).exists() and len(Path(pid_file).read_text().split()) == 3):
     time.sleep(0.02)
-if fork:
+if "fork" in how:
     child = os.fork()
     if child == 0:
         time.sleep(120)
         os._exit(0)
     sys.stdout.write(f"{child}\n")
     sys.stdout.flush()
-if end_early == "0":
+if "end" not in how:
     time.sleep(120)

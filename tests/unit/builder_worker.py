@@ -1,11 +1,12 @@
 """A worker for the builder's tests: the real protocol and the real serving loop, other tasks.
 
-Its hello may hold "unfit" (fail at the start), "die_at_start", "hang_at_start" and "roll" (a file
-that gets a line for each process started). A task is {"do": name, ...}.
+Its hello may hold "unfit" and "unfit_for_good" (fail at the start), "die_at_start", "hang_at_start"
+and "roll" (a file that gets a line for each process started). A task is {"do": name, ...}.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -36,6 +37,16 @@ while True:
             file.write("x")
     time.sleep(0.001)
 """
+STUBBORN = """
+import os, sys, time
+while True:
+    try:
+        os.makedirs(sys.argv[1], exist_ok=True)
+        open(sys.argv[1] + "/object", "w").close()
+    except OSError:
+        pass
+    time.sleep(0.002)
+"""
 
 
 def prepare(hello: dict[str, Any]) -> None:
@@ -51,6 +62,8 @@ def prepare(hello: dict[str, Any]) -> None:
         time.sleep(600)
     if hello.get("unfit"):
         raise RuntimeError(hello["unfit"])
+    if hello.get("unfit_for_good"):
+        raise errors.RequirementError(hello["unfit_for_good"], final=True)
 
 
 def run(task: dict[str, Any], *, measure: serving.Measure) -> tuple[bytes, dict[str, Any]]:
@@ -74,6 +87,10 @@ def fail(task: dict[str, Any], measure: serving.Measure) -> None:
 
 def refuse(task: dict[str, Any], measure: serving.Measure) -> None:
     raise errors.RequirementError("no Triton here", remedy="install it")
+
+
+def refuse_for_good(task: dict[str, Any], measure: serving.Measure) -> None:
+    raise errors.BuildError("nothing compiles here", remedy="update torch", final=True)
 
 
 def die(task: dict[str, Any], measure: serving.Measure) -> None:
@@ -139,6 +156,16 @@ def start_compiler(task: dict[str, Any], measure: serving.Measure) -> None:
     exec(SCRIBBLE, {})  # noqa: S102
 
 
+def hold_the_interpreter(task: dict[str, Any], measure: serving.Measure) -> None:
+    """No thread of this process runs from here on, and its compiler is in no group of its own."""
+    command = [sys.executable, "-c", STUBBORN, HELLO["cache"]]
+    child = subprocess.Popen(command, start_new_session=True)
+    spool, cache = Path(HELLO["spool"]), Path(HELLO["cache"])
+    (spool / f"{cache.name}.1.part").write_bytes(b"half a graph")
+    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {cache}")
+    ctypes.PyDLL(None).sleep(120)
+
+
 def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
     return {"object": object()}
 
@@ -146,8 +173,9 @@ def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[st
 TASKS = {
     function.__name__: function
     for function in (
-        sleep, fail, refuse, die, make_noise, flood_stderr, take_times, die_measuring,
-        die_before_the_answer, describe_process, start_compiler, unprintable_facts,
+        sleep, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
+        die_measuring, die_before_the_answer, describe_process, start_compiler,
+        hold_the_interpreter, unprintable_facts,
     )
 }  # fmt: skip
 

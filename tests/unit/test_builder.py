@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends import attendant
+from warmgraph_backends import builder as builder_module
 from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 
@@ -149,6 +150,16 @@ def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypa
     assert time.monotonic() - start < 0.9
     for future in futures:
         result_of(future)
+
+
+def test_no_job_waits_until_what_others_left_is_removed(make, monkeypatch):
+    swept = threading.Event()
+    monkeypatch.setattr(builder_module, "sweep", lambda spool: swept.wait(PATIENCE_S))
+    try:
+        result_of(make().submit(job("sleep")))
+        assert not swept.is_set()
+    finally:
+        swept.set()
 
 
 def test_a_key_that_waits_or_runs_is_built_once(make, tmp_path):
@@ -368,6 +379,54 @@ def test_workers_that_only_die_at_their_start_fail_all_jobs_and_are_not_started_
     assert builder.progress()[:2] == (5, 5)
     assert "no such library" in error_of(builder.submit(job("sleep"))).reason
     assert starts(tmp_path) == 6
+    for _ in range(3):  # and not three more at each prompt
+        error = error_of(builder.submit(job("sleep")))
+        assert error.final and "no such library" in error.reason
+    assert starts(tmp_path) == 6
+
+
+def test_a_worker_that_starts_well_gives_those_that_died_before_it_their_tries_back(
+    make, tmp_path, monkeypatch
+):
+    builder = make(hello={"die_at_start": True})
+    error_of(builder.submit(job("sleep")))
+    monkeypatch.setitem(builder._hello, "die_at_start", False)
+    result_of(builder.submit(job("sleep")))
+    error_of(builder.submit(job("die")))
+    monkeypatch.setitem(builder._hello, "die_at_start", True)
+    assert wait_until(lambda: builder.pids() == [])
+    for _ in range(2):
+        assert not error_of(builder.submit(job("sleep"))).final
+    assert error_of(builder.submit(job("sleep"))).final
+    assert starts(tmp_path) == 3 + 1 + 3 + 3
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_job_that_no_other_can_do_better_ends_all_and_nothing_starts_again(
+    make, tmp_path, workers
+):
+    builder = make(workers=workers)
+    for future in [builder.submit(job("refuse_for_good")) for _ in range(9)]:
+        error = error_of(future)
+        assert error.final
+        assert (error.reason, error.remedy) == ("nothing compiles here", "update torch")
+        assert isinstance(error.__cause__, WorkerError)
+    started = starts(tmp_path)
+    assert started <= workers
+    assert error_of(builder.submit(job("sleep"))).final, "also a job that nobody has tried"
+    done, total = builder.progress()[:2]
+    assert done == total
+    time.sleep(0.3)
+    assert starts(tmp_path) == started
+
+
+def test_a_worker_that_says_it_is_unfit_for_good_is_believed_at_once(make, tmp_path):
+    builder = make(hello={"unfit_for_good": "this torch has no compiler"})
+    for _ in range(2):
+        for future in [builder.submit(job("sleep")) for _ in range(3)]:
+            error = error_of(future)
+            assert error.final and "(this torch has no compiler)" in error.reason
+        assert starts(tmp_path) == 1
 
 
 def test_many_workers_that_die_at_their_start_end_too(make, tmp_path):
@@ -538,7 +597,7 @@ def test_no_worker_outlives_its_server(tmp_path, how):
     temp.mkdir()
     environment = {**os.environ, "TMPDIR": str(temp)}
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "1" if how is None else "0"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", *["end"] * (how is None)],
         env=environment,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -564,7 +623,7 @@ def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
     """A fork holds the server's end of the pipe open: the worker must look at its parent too."""
     pid_file = tmp_path / "pids"
     server = subprocess.Popen(
-        [sys.executable, SERVER, tmp_path, pid_file, "0", "fork"],
+        [sys.executable, SERVER, tmp_path, pid_file, "start_compiler", "fork"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

@@ -5,26 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from warmgraph_backends.canonical import sha256_hex
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.graph_file import compress_payload, file_name
+from warmgraph_backends.graph_file import compress_payload, encode, file_name
 from warmgraph_backends.keys import target
 from warmgraph_backends.registry import backend_named
 from warmgraph_backends.signing import KEY_FILE, Signer
 from warmgraph_backends.store import Store
+
+from . import saved
 
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
 KEY, OTHER = sha256_hex("a graph"), sha256_hex("another graph")
 RAW = b"the graph itself " * 500
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(CLI), *map(str, arguments)]
+def run(
+    *arguments: object, cwd: Path | None = None, imports: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; with `imports`, stderr lists what Python imports."""
+    flags = ["-X", "importtime"] if imports else []
+    command = [sys.executable, *flags, str(CLI), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
@@ -41,12 +50,11 @@ def copied_folder(tmp_path: Path, facts: dict[str, object] | None = None) -> Pat
     """Return a `NAME.graphs` that came from another machine."""
     there, folder = machine(tmp_path, "there"), tmp_path / "My Flow.graphs"
     for key in (KEY, OTHER):
-        manifest = {
-            "key": key,
-            "kind": "ResBlock 320->640",
-            "target": facts or {"torch": "2.11.0", "device": "cpu", "backend": "eager"},
-            "built": {"seconds": 12.5, "host": "0.30.0", "date": "2026-08-24"},
-        }
+        manifest = saved.manifest(
+            key,
+            target=facts or {"torch": "2.11.0", "device": "cpu", "backend": "eager"},
+            built={"seconds": 12.5, "phases": {}, "date": "2026-08-24"},
+        )
         there.put(manifest, compress_payload(RAW))
         assert there.link(key, folder)
     return folder
@@ -72,7 +80,7 @@ def test_a_copied_folder_loads_once_it_is_trusted(tmp_path: Path) -> None:
         graph = machine(tmp_path, "here").load(key, [folder])
         assert graph is not None
         assert graph.payload == RAW
-        assert graph.manifest["built"]["seconds"] == 12.5
+        assert graph.manifest.build_seconds == 12.5
     assert sorted(os.listdir(folder)) == sorted(file_name(key, hidden=True) for key in (KEY, OTHER))
     again = run("trust", folder, "--base-directory", tmp_path / "here")
     assert again.stdout.count("already trusted: ") == 2
@@ -182,13 +190,20 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
 
 def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
     there, folder = machine(tmp_path, "there"), tmp_path / "x.graphs"
-    there.put({"key": KEY, "kind": "\x1b[2Jx\nsigned\u202e"}, compress_payload(RAW))
+    there.put(saved.manifest(KEY), compress_payload(RAW))
     there.link(KEY, folder)
+    path = folder / file_name(KEY, hidden=True)
+    odd = saved.changed(
+        path.read_bytes(), lambda m: m.update(kind="\x1b[2Jx\nsigned\u202e"), there._signer
+    )
+    path.unlink()
+    path.write_bytes(odd)
     (folder / "\x1b[2J.safetensors").write_bytes(b"")
     done = run("explain", folder, "--user-directory", tmp_path / "there" / "user")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\u202e" not in done.stdout
-    assert "kind: \\x1b[2Jx\\nsigned\\u202e" in done.stdout
+    assert "kind must be printable text" in done.stdout
+    assert "'\\x1b[2Jx\\nsigned\\u202e'" in done.stdout
 
 
 def test_it_runs_from_any_folder_and_finds_the_user_folder_beside_custom_nodes(
@@ -202,3 +217,112 @@ def test_it_runs_from_any_folder_and_finds_the_user_folder_beside_custom_nodes(
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=60)
     assert done.returncode == 0, done.stderr
     assert here.load(KEY, [folder]) is not None
+
+
+def planted(tmp_path: Path, data: bytes, key: str = KEY) -> tuple[Path, Path]:
+    """Put one file into a folder; returns it and the user folder of a machine."""
+    user = machine(tmp_path, "here")._signer.path.parents[1]
+    return saved.put_at(tmp_path / "x.graphs" / file_name(key, hidden=True), data), user
+
+
+def good(tmp_path: Path, **changes: Any) -> bytes:
+    manifest = saved.manifest(KEY, **changes)
+    return encode(manifest, compress_payload(RAW), Signer(tmp_path / "other"))
+
+
+def both(path: Path, user: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Trust the folder of a file, and explain the file and its folder."""
+    calls = (["trust", path.parent], ["explain", path], ["explain", path.parent])
+    return [run(*call, "--user-directory", user) for call in calls]
+
+
+SURROGATE = '{"key": "\ud800"}'
+DEEP = "[" * 20_000
+STRANGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a lone surrogate": lambda m: m["target"].update(torch="\ud800"),
+    "a list for a table": lambda m: m.update(target=["x"]),
+    "control characters": lambda m: m["built"].update(date="\x1b[2J\x7f\u202e"),
+    "control characters in a name": lambda m: m["target"].update({"\x1b]0;x\x07": 1}),
+    "a key that is none": lambda m: m.update(key="\x1b[2J" * 9),
+    "a format that is text": lambda m: m.update(format="\x1b[2J"),
+    "gigabytes when unpacked": lambda m: m["payload"].update(raw_bytes=8 << 30),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_a_strange_manifest_is_refused_in_one_line(tmp_path: Path, strange: str) -> None:
+    path, user = planted(tmp_path, saved.changed(good(tmp_path), STRANGE[strange], None))
+    for done in both(path, user):
+        shown = done.stdout + done.stderr
+        assert done.returncode == 1, shown
+        assert shown.count("refused: ") == 1
+        assert "Traceback" not in shown
+        assert not {"\x1b", "\x07", "\x7f", "\u202e"}.intersection(shown)
+
+
+@pytest.mark.parametrize("text", [SURROGATE, DEEP, "\ud800"], ids=["surrogate", "deep", "raw"])
+def test_a_manifest_that_is_no_json_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path, user = planted(tmp_path, saved.with_text(good(tmp_path), text, None))
+    for done in both(path, user):
+        assert done.returncode == 1
+        assert done.stdout.count("refused: ") == 1
+        assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file with holes is large there")
+def test_a_file_that_claims_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
+    container, _, _ = saved.opened(good(tmp_path))
+    size = 6 << 30
+    container["payload"] = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    path, user = planted(tmp_path, saved.closed(container, b""))
+    os.truncate(path, path.stat().st_size + size)
+    before = time.monotonic()
+    for done in both(path, user):
+        assert done.returncode == 1
+        assert "Traceback" not in done.stdout + done.stderr
+        assert "cannot be 6442450944 bytes long" in done.stdout
+    assert time.monotonic() - before < 20  # reading it takes a minute
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="making a link needs rights on Windows")
+def test_links_in_a_circle_are_refused_in_words(tmp_path: Path) -> None:
+    path, user = planted(tmp_path, b"")
+    path.unlink()
+    path.symlink_to(path.name)
+    for done in both(path, user):
+        assert done.returncode == 1
+        assert done.stdout.count("refused: ") == 1
+        assert "Traceback" not in done.stdout + done.stderr
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle.name)
+    for command in ("trust", "explain"):
+        done = run(command, circle, "--user-directory", user)
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stdout + done.stderr
+        done = run(command, path.parent, "--user-directory", circle)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+def test_names_that_no_console_shows_are_written_out(tmp_path: Path) -> None:
+    user = planted(tmp_path, good(tmp_path))[1]
+    folder = tmp_path / "x\x1b[2J.graphs"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no such names here")
+    for call in (["trust", folder], ["explain", folder], ["explain", folder / "none"]):
+        done = run(*call, "--user-directory", user)
+        assert done.returncode == 2
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\\x1b[2J" in done.stderr
+
+
+def test_explain_and_trust_do_without_pytorch_unless_it_is_asked_for(tmp_path: Path) -> None:
+    facts = target("cpu", backend_named("inductor"))
+    path, user = planted(tmp_path, good(tmp_path, target=facts))
+    for call in (["trust", path.parent], ["explain", path], ["explain", path, "--fit"]):
+        done = run(*call, "--user-directory", user, imports=True)
+        assert done.returncode == 0, done.stderr
+        assert (" torch\n" in done.stderr) is ("--fit" in call)
+        assert ("fits this machine" in done.stdout) is (call[0] == "explain")

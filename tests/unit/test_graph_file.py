@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import time
 import tracemalloc
 import zlib
@@ -30,11 +31,14 @@ from warmgraph_backends.graph_file import (
     read_graph,
     read_header,
 )
+from warmgraph_backends.manifest import MAX_PAYLOAD_BYTES
 from warmgraph_backends.signing import Signer
+
+from . import saved
 
 KEY = sha256_hex("a graph")
 RAW = bytes(range(256)) * 40
-MANIFEST = {"key": KEY, "kind": "ResBlock 320->640", "target": {"torch": "2.11.0"}}
+MANIFEST = saved.manifest(KEY, target={"torch": "2.11.0"})
 
 
 @pytest.fixture
@@ -79,8 +83,8 @@ def test_what_was_written_is_read(path: Path, signer: Signer) -> None:
     graph = read_graph(path, signer)
     assert graph.payload == RAW
     assert graph.path == path
-    assert graph.manifest["kind"] == "ResBlock 320->640"
-    assert graph.manifest["target"] == {"torch": "2.11.0"}
+    assert graph.manifest.kind == "ResBlock 320->640"
+    assert graph.manifest.target == {"torch": "2.11.0"}
 
 
 def test_file_is_a_safetensors_file_with_its_manifest_in_the_metadata(
@@ -216,7 +220,7 @@ def test_hidden_name_is_the_same_name(path: Path, signer: Signer) -> None:
     assert read_graph(hidden, signer).payload == RAW
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0])
 def test_other_format_version_is_refused_in_words(
     path: Path, signer: Signer, version: object
 ) -> None:
@@ -262,6 +266,66 @@ def test_payload_never_unpacks_to_more_than_it_says(path: Path, signer: Signer) 
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file with holes is large there")
+def test_a_file_that_claims_gigabytes_is_refused_before_they_are_read(
+    path: Path, signer: Signer
+) -> None:
+    container, manifest, _ = saved.opened(write(path, signer))
+    size = 3 << 30
+    container["payload"] = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    for stated in (size, MAX_PAYLOAD_BYTES):
+        manifest["payload"]["bytes"] = stated
+        container["__metadata__"]["manifest"] = canonical_json(manifest)
+        header = saved.closed(container, b"")
+        with open(path, "wb") as file:
+            file.write(header)
+            file.truncate(len(header) + size)
+        tracemalloc.start()
+        try:
+            for read in (lambda: read_header(path), lambda: read_for_trust(path)):
+                with pytest.raises(RefusedFileError, match="cannot be 3221225472 bytes long"):
+                    read()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("claimed", [MAX_PAYLOAD_BYTES + 1, 1 << 40, -1, True, 1.0])
+def test_a_payload_of_impossible_size_is_never_unpacked(
+    path: Path, signer: Signer, claimed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(path, signer)
+    path.write_bytes(resigned(data, signer, lambda m: m["payload"].update(raw_bytes=claimed)))
+    monkeypatch.setattr(graph_file.zlib, "decompressobj", None)
+    with pytest.raises(RefusedFileError, match=r"payload\.raw_bytes must be an integer"):
+        read_graph(path, signer)
+
+
+@pytest.mark.parametrize("text", ['{"key": "\ud800"}', "\ud800", '{"a": NaN}', "[" * 5000])
+def test_a_manifest_that_is_no_json_text_is_refused_as_damage(
+    path: Path, signer: Signer, text: str
+) -> None:
+    path.write_bytes(saved.with_text(write(path, signer), text, None))
+    for read in (lambda: read_header(path), lambda: read_graph(path, signer)):
+        with pytest.raises(RefusedFileError) as caught:
+            read()
+        assert caught.value.fault is Fault.DAMAGED
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [{"shape": [True]}, {"data_offsets": [False, "size"]}, {"data_offsets": [0.0, "size"]}],
+)
+def test_numbers_of_the_container_are_integers(
+    path: Path, signer: Signer, tensor: dict[str, list[Any]]
+) -> None:
+    container, _, payload = saved.opened(write(path, signer))
+    (name, value), *_ = tensor.items()
+    container["payload"][name] = [len(payload) if part == "size" else part for part in value]
+    path.write_bytes(saved.closed(container, payload))
+    assert fault_of(path, signer) is Fault.DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -335,7 +399,7 @@ def test_reading_for_trust_checks_all_but_the_signature(
 ) -> None:
     data = write(path, Signer(tmp_path / "other machine"))
     manifest, payload = read_for_trust(path)
-    path.write_bytes(encode(manifest, payload, signer))
+    path.write_bytes(encode(manifest.data, payload, signer))
     assert read_graph(path, signer).payload == RAW
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(RefusedFileError, match="does not match its hash"):
@@ -352,7 +416,7 @@ def test_header_alone_is_read_without_the_payload(path: Path, signer: Signer) ->
     path.write_bytes(data)
     header = read_header(path)
     assert header.is_signed(signer)
-    assert header.manifest["kind"] == "ResBlock 320->640"
+    assert header.read().kind == "ResBlock 320->640"
 
 
 def test_payload_that_changed_on_its_way_is_not_signed(signer: Signer) -> None:
@@ -366,7 +430,7 @@ def test_only_a_key_becomes_a_file_name(signer: Signer, key: str) -> None:
     with pytest.raises(ValueError, match="64 lower-case hex digits"):
         file_name(key)
     with pytest.raises(ValueError, match="64 lower-case hex digits"):
-        encode({"key": key}, compress_payload(b""), signer)
+        encode({**MANIFEST, "key": key}, compress_payload(b""), signer)
     assert key_of(Path(f"{key}.safetensors")) is None
 
 

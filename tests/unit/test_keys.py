@@ -18,10 +18,14 @@ import torch
 from warmgraph_backends import keys, torch_private
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.inductor import Inductor
+from warmgraph_backends.manifest import read_manifest
 from warmgraph_backends.regions.plan import Place, describe_place
 from warmgraph_backends.regions.registry import plan_model
 from warmgraph_backends.registry import backend_named
+from warmgraph_backends.target import explain_target, installed_target
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
+
+from . import saved
 
 ROOT = Path(__file__).resolve().parents[2]
 Change = Callable[[Any], None]
@@ -367,6 +371,19 @@ def test_tritons_version_is_part_of_a_gpus_target() -> None:
     assert "triton" not in Inductor().fingerprint("cpu")
 
 
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_the_target_of_the_installed_files_is_this_processs(backend: str) -> None:
+    assert installed_target("cpu", backend) == keys.target("cpu", backend_named(backend))
+    assert installed_target("cpu", "another") is None
+
+
+@pytest.mark.gpu
+def test_the_target_of_the_installed_files_is_this_processs_on_a_gpu_as_well() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    assert installed_target("cuda", "inductor") == keys.target("cuda", Inductor())
+
+
 @pytest.mark.gpu
 def test_the_gpus_capability_and_cuda_are_part_of_its_target() -> None:
     if not torch.cuda.is_available():
@@ -381,17 +398,19 @@ def test_the_gpus_capability_and_cuda_are_part_of_its_target() -> None:
 
 def test_a_miss_is_explained_in_words() -> None:
     here = keys.target("cpu", Inductor())
-    manifest = {
-        "structure": keys.structure(sample()),
-        **keys.inputs(sample()),
-        "target": {**here, "torch": "2.10.0", "capability": "8.9"},
+    made_for = {**here, "torch": "2.10.0", "capability": "8.9"}
+    whole = {
+        **saved.manifest("0" * 64, structure=keys.structure(sample()), **keys.inputs(sample())),
+        "target": made_for,
+        "format": 1,
+        "payload": {"sha256": "0" * 64, "bytes": 1, "raw_bytes": 1, "compression": "zlib"},
     }
-    assert keys.explain_target({"target": here}, here) == []
-    assert keys.explain_target(manifest, here) == [
+    assert explain_target(here, here) == []
+    assert explain_target(made_for, here) == [
         "GPU compute capability: made for 8.9, this machine has None",
         f"torch: made for 2.10.0, this machine has {torch.__version__}",
     ]
-    stored = json.loads(json.dumps(manifest))
+    stored = read_manifest(json.loads(json.dumps(whole)))
     assert keys.explain_structure(stored, sample()) == []
     changed = sample(sources={"a:B.forward": "fedcba9876543210"})
     assert keys.explain_structure(stored, changed) == ["the host's code changed: a:B.forward"]

@@ -133,6 +133,26 @@ def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
     assert sent.wait(2)
 
 
+def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
+    pack: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[int] = []
+
+    def send() -> None:
+        sent.append(len(sent))
+        if len(sent) == 1:
+            raise RuntimeError("on purpose")
+
+    event = _module(pack, "server").ReportEvent(send, per_second=1000)
+    for number in (1, 2):
+        event.changed()
+        end = time.monotonic() + 5
+        while len(sent) < number and time.monotonic() < end:
+            time.sleep(0.01)
+    assert len(sent) == 2
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
 def _report(**changes: Any) -> dict[str, Any]:
     regions = {"total": 203, "compiled": 200, "eager": 3}
     building = {"done": 0, "total": 0, "seconds_left": None, "running": []}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from warmgraph_backends import processes
+from warmgraph_backends import owners, processes, temporary
 
 
 @pytest.mark.parametrize(
@@ -41,35 +41,24 @@ def test_last_words_are_the_line_that_names_the_error(lines, expected):
     assert processes.last_words(lines) == expected
 
 
-def test_the_sweep_takes_old_leavings_and_leaves_what_may_be_in_use(tmp_path, monkeypatch):
+def test_the_sweep_takes_what_was_left_and_leaves_what_may_be_in_use(tmp_path, monkeypatch):
+    """Several servers may share one spool: the parts of those that live stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spool = tmp_path / "spool"
-    old = time.time() - processes.STALE_SECONDS - 60
-    for name in ("warmgraph-worker-old", "warmgraph-worker-new", "warmgraph-old", "spool"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    for name in ("1.2.part", "3.4.part", "kept.txt", "old.works", "new.works"):
+    spool.mkdir()
+    me = owners.me()
+    dead, elsewhere = me._replace(start=1), me._replace(place="00000000")
+    parts = {owner: f"warmgraph-worker-{owner}-abcdefgh.7.part" for owner in (me, dead, elsewhere)}
+    kept = [parts[me], parts[elsewhere], "3.4.part", "kept.txt", "new.works"]
+    old = time.time() - temporary.STALE_SECONDS - 60
+    for name in (*parts.values(), *kept, "1.2.part", "old.works"):
         (spool / name).write_text("x")
-    for path in (
-        tmp_path / "warmgraph-worker-old",
-        tmp_path / "warmgraph-old",
-        spool / "1.2.part",
-        spool / "old.works",
-        spool / "kept.txt",
-    ):
-        os.utime(path, (old, old))
+    for name in (parts[me], "1.2.part", "old.works", "kept.txt"):
+        os.utime(spool / name, (old, old))
+    (tmp_path / f"warmgraph-worker-{dead}-abcdefgh").mkdir()
     processes.sweep(spool)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "spool",
-        "warmgraph-old",
-        "warmgraph-worker-new",
-    ]
-    assert sorted(path.name for path in spool.iterdir()) == [
-        "3.4.part",
-        "file",
-        "kept.txt",
-        "new.works",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spool"]
+    assert sorted(path.name for path in spool.iterdir()) == sorted(kept)
 
 
 def test_a_script_that_is_no_worker_dies_with_its_exit_code_and_words(tmp_path):

@@ -108,3 +108,77 @@ def test_processes_that_start_together_share_one_key(tmp_path: Path) -> None:
     signatures = {racer.communicate(timeout=30)[0] for racer in racers}
     assert len(signatures) == 1
     assert os.listdir(tmp_path / "private") == [KEY_FILE]
+
+
+FULL = """
+import importlib.util, os, pathlib, resource, signal, sys
+folder = pathlib.Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location(
+    "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
+sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.signing import Signer
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails part-way, as on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+if sys.argv[4] == "no links":
+    def refuse(*_):
+        raise OSError(1, "Operation not permitted")
+    os.link = refuse
+for _ in range(3):
+    try:
+        Signer(pathlib.Path(sys.argv[2])).sign("text")
+    except GraphFileError as error:
+        print(error.reason.rpartition(": ")[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(len(Signer(pathlib.Path(sys.argv[2])).sign("text")))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's size")
+@pytest.mark.parametrize("room", [0, 10])
+@pytest.mark.parametrize("links", ["links", "no links"])
+def test_a_disk_that_fills_up_leaves_no_part_of_a_key_and_later_there_is_one(
+    tmp_path: Path, room: int, links: str
+) -> None:
+    private = tmp_path / "private"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(ROOT / "backends"), str(private), str(room), links],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == ["File too large"] * 3 + ["64"], done.stderr
+    assert os.listdir(private) == [KEY_FILE]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's size")
+def test_a_disk_that_fills_up_while_the_key_itself_is_written_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where hard links do not work the key is written in place, after its draft had room."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    def fill_up(descriptor: int) -> None:
+        if os.path.exists(tmp_path / KEY_FILE):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(GraphFileError, match="No space left"):
+        Signer(tmp_path).sign("text")
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    Signer(tmp_path).sign("text")
+
+
+def test_drafts_that_dead_processes_left_are_removed_and_fresh_ones_kept(tmp_path: Path) -> None:
+    stale = tmp_path / f".{KEY_FILE}.123.0011aabb.tmp"
+    fresh = tmp_path / f".{KEY_FILE}.124.0011aabb.tmp"
+    for draft in (stale, fresh):
+        draft.write_text("")
+    os.utime(stale, (1000, 1000))
+    Signer(tmp_path).sign("text")
+    assert sorted(os.listdir(tmp_path)) == sorted([fresh.name, KEY_FILE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,11 +22,13 @@ from warmgraph_backends.graph_file import Fault, RefusedFileError, compress_payl
 from warmgraph_backends.signing import Signer
 from warmgraph_backends.store import BROKEN, BROKEN_KEPT, Store
 
+from . import saved
+
 ROOT = Path(__file__).resolve().parents[2]
 KEY = sha256_hex("a graph")
 RAW = b"the graph itself " * 500
 PREAMBLE = """
-import importlib.util, pathlib, sys
+import importlib.util, json, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 spec = importlib.util.spec_from_file_location(
     "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
@@ -36,6 +39,7 @@ from warmgraph_backends.graph_file import compress_payload
 from warmgraph_backends.signing import Signer
 from warmgraph_backends.store import Store
 root, private, key = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
+manifest = json.loads(sys.argv[5])
 store = Store(root, Signer(private), cap_bytes=lambda: 1 << 30, private=private)
 """
 
@@ -54,7 +58,7 @@ def make_store(
 
 
 def put(store: Store, key: str = KEY, raw: bytes = RAW) -> Path:
-    return store.put({"key": key, "kind": "ResBlock"}, compress_payload(raw))
+    return store.put(saved.manifest(key), compress_payload(raw))
 
 
 def key_number(number: int) -> str:
@@ -70,8 +74,9 @@ def flip(path: Path, offset: int) -> None:
 
 def start(code: str, tmp_path: Path) -> subprocess.Popen[str]:
     roots = [tmp_path / "models" / "compiled_graphs", tmp_path / "user" / "__warmgraph"]
+    arguments = [*map(str, roots), KEY, json.dumps(saved.manifest(KEY))]
     return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + code, str(ROOT / "backends"), *map(str, roots), KEY],
+        [sys.executable, "-c", PREAMBLE + code, str(ROOT / "backends"), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -86,7 +91,7 @@ def test_what_was_put_is_found_and_read(tmp_path: Path) -> None:
     assert store.read(path).payload == RAW
     graph = store.load(KEY)
     assert graph is not None
-    assert graph.manifest["kind"] == "ResBlock"
+    assert graph.manifest.kind == saved.LABEL
     assert os.listdir(store.root) == [path.name]
 
 
@@ -134,12 +139,11 @@ def test_shared_store_comes_before_folders(tmp_path: Path) -> None:
 def test_manifest_is_read_whoever_signed_it(tmp_path: Path) -> None:
     store, other = make_store(tmp_path), make_store(tmp_path, user="other")
     path = put(store)
-    manifest, signed = store.read_manifest(path)
-    assert manifest["key"] == KEY
-    assert signed
-    manifest, signed = other.read_manifest(path)
-    assert manifest["kind"] == "ResBlock"
-    assert not signed
+    for reader in (store, other):
+        manifest = reader.read_manifest(path)
+        assert manifest is not None
+        assert (manifest.key, manifest.kind) == (KEY, saved.LABEL)
+        assert reader.read_manifest(path, kind="another") is None
 
 
 # Damaged files
@@ -440,7 +444,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails part-way, as on
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 for name in (key, "0" * 64):
     try:
-        store.put({"key": name, "kind": "x"}, compress_payload(os.urandom(100000)))
+        store.put({**manifest, "key": name}, compress_payload(os.urandom(100000)))
     except GraphFileError as error:
         print(error.reason.rpartition(": ")[2])
 """
@@ -465,7 +469,7 @@ if os.geteuid() == 0:
     os.setuid(65534)  # root may write anywhere
 assert store.load(key).payload
 assert store.evict() == []
-for act in (lambda: store.put({"key": "0" * 64}, compress_payload(b"x")),
+for act in (lambda: store.put({**manifest, "key": "0" * 64}, compress_payload(b"x")),
             lambda: store.link(key, root / "w.graphs")):
     try:
         act()
@@ -499,7 +503,7 @@ def test_two_processes_put_the_same_graph_at_once(tmp_path: Path) -> None:
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(60):
-    path = store.put({"key": key, "kind": "x"}, compress_payload(b"the same" * 5000))
+    path = store.put(manifest, compress_payload(b"the same" * 5000))
     assert store.read(path).payload == b"the same" * 5000
     assert store.link(key, root / "w.graphs")
 print("done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pickle
@@ -9,15 +10,18 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends import lean_source, torch_private
+from warmgraph_backends import lean_source, owners, temporary, torch_private
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
+from warmgraph_backends.self_test import self_test
 
 ROOT = Path(__file__).resolve().parents[2]
 Packed = tuple[str, bytes]
@@ -34,14 +38,12 @@ def probe_result(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return Probe()(weight, x)[0]
 
 
-@pytest.fixture(scope="module")
-def packed() -> Packed:
-    """A generated module's source, and the payload made of it."""
+def build(sample: Sequence[torch.Tensor]) -> Packed:
+    """Compile and pack the probe for any number of rows."""
     rows = torch.export.Dim("rows", min=2, max=1024)
-    sample = (torch.randn(8, 16), torch.randn(5, 8))
     with torch.no_grad(), torch_private.size_oblivious():
         exported = torch.export.export(
-            Probe(), sample, dynamic_shapes=({}, {0: rows}), strict=False
+            Probe(), tuple(sample), dynamic_shapes=({}, {0: rows}), strict=False
         )
     module, source = torch_private.compile_wrapper(exported.graph_module, torch_private.CONFIG)
     module.call(list(sample))
@@ -49,8 +51,14 @@ def packed() -> Packed:
     return source, payload
 
 
+@pytest.fixture(scope="module")
+def packed() -> Packed:
+    """A generated module's source, and the payload made of it."""
+    return build((torch.randn(8, 16), torch.randn(5, 8)))
+
+
 def test_the_self_test_passes_here() -> None:
-    torch_private.self_test("cpu")
+    self_test("cpu")
 
 
 def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> None:
@@ -62,6 +70,18 @@ def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> 
         assert arguments == []
 
 
+def test_folders_that_kernels_are_loaded_from_name_their_owner(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries' folder stays with the process, and is made anew where a system removed it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch_private, "_library_folder", [tmp_path / "removed"])
+    call = torch_private.unpack(packed[1])
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    torch.testing.assert_close(call([weight, x])[0], probe_result(weight, x))
+    assert [temporary.owner_of(folder.name) for folder in tmp_path.iterdir()] == [owners.me()]
+
+
 def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -> None:
     source, payload = packed
     assert "async_compile.cpp" in source and "#include" in source
@@ -69,6 +89,50 @@ def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -
     assert "def call" in lean
     for text in ("#include", "async_compile", "benchmark", 'extern "C"', "/tmp", "__main__"):
         assert text not in lean, text
+    assert "assert_" not in lean
+
+
+def test_a_torch_that_names_sizes_for_its_asserts_only_compiles_and_packs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch does from 2.14 on, whichever runs here: the self-test, too, fails there without."""
+    monkeypatch.setattr(torch_private, "_reads_sizes_unasked", lambda: False)
+    source, payload = build((torch.randn(8, 16), torch.randn(5, 8)))
+    assert re.search(r"assert_size_stride\w*\(", source)
+    assert "assert_" not in pickle.loads(payload)["source"]
+    weight, x = torch.randn(8, 16), torch.randn(7, 8)
+    result = torch_private.unpack(payload)([weight, x])[0]
+    torch.testing.assert_close(result, probe_result(weight, x))
+
+
+def test_a_block_of_nothing_but_asserts_stays_a_block() -> None:
+    lean, _ = lean_source.lean_source(
+        "def call(args):\n    with guard():\n        assert_size_stride(args[0], (1,), (1,))\n"
+    )
+    assert "assert_" not in lean
+    compile(lean, "lean", "exec")
+
+
+def test_a_loaded_kernel_outlives_the_graph_that_it_came_with(tmp_path: Path) -> None:
+    """Torch takes it from the GPU with its object, from 2.13 on; captured calls may replay it."""
+
+    class Kernel:
+        hash = "0" * 8
+
+    class Result:
+        def __init__(self) -> None:
+            self.kernel, self.compile_meta = Kernel(), {}
+
+        def make_launcher(self) -> Callable[..., None]:
+            return lambda: None
+
+    result = Result()
+    kernel = weakref.ref(result.kernel)
+    launcher = torch_private._launcher(result, b"binary", tmp_path, 0)
+    assert result.compile_meta == {"device": 0}
+    del result, launcher
+    gc.collect()
+    assert kernel() is not None
 
 
 _FRESH = """
@@ -81,7 +145,7 @@ package = importlib.util.module_from_spec(spec)
 sys.modules["warmgraph_backends"] = package
 spec.loader.exec_module(package)
 import torch
-from warmgraph_backends import lean_source, torch_private
+from warmgraph_backends import lean_source, owners, temporary, torch_private
 call = torch_private.unpack(Path(payload).read_bytes())
 data = torch.load(expected)
 result = call([data["weight"], data["x"]])[0]
@@ -187,7 +251,7 @@ def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         patch.delattr(torch._inductor, "standalone_compile")
         assert f"torch {version} has no standalone_compile" in str(torch_private.missing_api())
         with pytest.raises(RequirementError, match="has no standalone_compile"):
-            torch_private.self_test("cpu")
+            self_test("cpu")
     with monkeypatch.context() as patch:
         patch.setattr(torch._inductor, "standalone_compile", _without_aot)
         assert "aot" not in inspect.signature(torch._inductor.standalone_compile).parameters
@@ -211,7 +275,7 @@ def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_self_test_names_the_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_source, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
     with pytest.raises(RequirementError, match=r"(packing|loading|running) failed with torch"):
-        torch_private.self_test("cpu")
+        self_test("cpu")
 
 
 def test_a_graph_that_changes_its_input_is_refused() -> None:

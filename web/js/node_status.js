@@ -57,14 +57,20 @@ function isNode(node, place) {
 function addStatus(node, look) {
   const { box, text } = makeBox(look.height);
   const closed = new AbortController();
-  let id = "";
+  /** @type {{id: string, text: string}[]} what the text consists of; a report goes with its model */
+  let parts = [];
 
   const show = (newest) => {
     if (newest && text.textContent !== newest) text.textContent = newest;
   };
   const refresh = (progress) => {
-    if (!progress) show(reportOf(id)?.[look.part]);
-    else if (isNode(node, progress.node)) show(progress.text);
+    if (progress) {
+      if (isNode(node, progress.node)) show(progress.text);
+      return;
+    }
+    if (!parts.some(({ id }) => reportOf(id))) return; // what is shown may be a line of progress
+    for (const part of parts) part.text = reportOf(part.id)?.[look.part] || part.text;
+    show(parts.map((part) => part.text).join("\n"));
   };
   watchReports(refresh, closed.signal);
 
@@ -78,10 +84,9 @@ function addStatus(node, look) {
   node.setSize([Math.max(node.size[0], look.width), node.computeSize()[1]]);
 
   const take = (output) => {
-    const result = output?.warmgraph?.[0];
-    if (!result) return;
-    id = result.id;
-    show(result.text);
+    if (!output?.warmgraph?.length) return;
+    parts = output.warmgraph.map(({ id, text }) => ({ id, text }));
+    show(parts.map((part) => part.text).join("\n"));
     refresh();
   };
   takers.set(node, take);

@@ -1,6 +1,7 @@
 /**
  * What the server's one event says: the newest report of each model, or a line of progress for one
- * node. The reports are also fetched once, when the page opens. The surfaces beside this file show it.
+ * node. The reports are also fetched when the page opens, and when it finds a server again that it had
+ * lost. The surfaces beside this file show it.
  */
 import { api } from "../../../scripts/api.js";
 
@@ -65,4 +66,5 @@ export function openingReports() {
   return opened;
 }
 
+api.addEventListener("reconnected", () => void fetchReports());
 api.addEventListener(EVENT, ({ detail }) => (detail.node ? tell(detail) : keep(detail)));

@@ -184,7 +184,7 @@ def test_beside_the_hosts_own_step_cache_it_steps_aside_and_says_so(
 def test_a_report_counts_each_conditioning_and_what_was_saved(xl: Pair) -> None:
     ours = cached(xl.model, interval=3)
     cache = cache_of(ours)
-    assert "nothing sampled yet" in deepcache_text(deepcache_report(cache))
+    assert "once a run has ended" in deepcache_text(deepcache_report(cache))
     long = xl.host.encode(xl.clip, "a cat " * 200)
     xl.sample(ours, positive=long, width=256, height=256)
     report = deepcache_report(cache)

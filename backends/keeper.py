@@ -1,0 +1,112 @@
+"""A small process that outlives its server only to clear up behind it: `python -I -S keeper.py PID
+SPOOL`, on Linux.
+
+Reads records from its standard input, `+FOLDER` or `-FOLDER`, each with a zero byte at its end: the
+cache folders of the workers that live. When the pipe ends, or the server with this number is gone
+(a fork of it may hold the pipe open), every process that was started with such a folder in its
+environment is killed, and the folders and what lies in the spool under their names are removed.
+
+Knows the standard library only: it runs beside every build, and a program of few megabytes is not
+the first to go when memory is short.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+#: In the environment of a worker and of whatever it starts: the worker's cache folder.
+VARIABLE = "WARMGRAPH_WORKER"
+_LOOK_S = 0.5
+_PATIENCE_S = 10.0
+
+
+def end_processes_of(folders: Iterable[str | os.PathLike[str] | bytes]) -> None:
+    """Kill every process that has one of these cache folders in its environment, and wait for its
+    end, ten seconds at most. Only on Linux can that be seen.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    marks = {VARIABLE.encode() + b"=" + os.fsencode(folder) for folder in folders}
+    until = time.monotonic() + _PATIENCE_S
+    while marks and time.monotonic() < until:
+        found = [pid for pid in _numbers() if not marks.isdisjoint(_environment(pid))]
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue  # it ended by itself
+        time.sleep(0.01)
+
+
+def _numbers() -> list[int]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:  # a system may hide it
+        return []
+    own = os.getpid()
+    return [int(name) for name in names if name.isdigit() and int(name) != own]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """What a process was started with; nothing for one of another user, or that has ended."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _main(server: int, spool: bytes) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its server, and not before
+    os.nice(19)
+    folders = _listen(server)
+    if folders:
+        end_processes_of(folders)
+        _remove(folders, spool)
+
+
+def _listen(server: int) -> set[bytes]:
+    """Keep the list until the server is gone; return what was on it then."""
+    folders: set[bytes] = set()
+    rest = b""
+    while True:
+        if not select.select([0], [], [], _LOOK_S)[0]:
+            if os.getppid() == server:
+                continue
+            break
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        *records, rest = (rest + data).split(b"\0")
+        for record in records:
+            (folders.add if record[:1] == b"+" else folders.discard)(record[1:])
+    return folders
+
+
+def _remove(folders: set[bytes], spool: bytes) -> None:
+    import shutil  # megabytes that are not needed before
+
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        prefix = os.path.basename(folder) + b"."
+        try:
+            parts = [name for name in os.listdir(spool) if name.startswith(prefix)]
+        except OSError:
+            continue
+        for name in parts:
+            try:
+                os.unlink(os.path.join(spool, name))
+            except OSError:
+                continue  # a later start removes it
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), os.fsencode(sys.argv[2]))

@@ -1,0 +1,148 @@
+"""Temporary folders of this pack: each has its owner's name in its own, so that a later start can
+tell at once what belongs to no living process.
+
+    warmgraph-PURPOSE-PID.START.PLACE-RANDOM
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import owners
+from .keeper import end_processes_of
+
+logger = logging.getLogger(__name__)
+
+#: Age of what is in nobody's use any more, where nobody can be asked.
+STALE_SECONDS = 2 * 24 * 3600.0
+_OURS = re.compile(rf"warmgraph-[a-z]+-({owners.PATTERN})-[a-z0-9_]{{8}}")
+#: What earlier versions made, without an owner: workers' caches, and folders to load kernels from.
+_EARLIER = re.compile(r"warmgraph-(?:worker-)?[a-z0-9_]{8}")
+_KERNELS = (".cubin", ".so")
+_TRIES = 5
+
+
+def make(purpose: str) -> Path:
+    """Make a folder that only this user can read; whoever asks for it removes it.
+
+    Args:
+        purpose: a word of small letters, for people.
+
+    Raises:
+        OSError: there is no room or no temporary folder.
+    """
+    return Path(tempfile.mkdtemp(prefix=f"warmgraph-{purpose}-{owners.me()}-"))
+
+
+def make_for_life(purpose: str) -> Path:
+    """Make a folder that goes when this process ends, not when a fork of it does.
+
+    Raises:
+        OSError: there is no room or no temporary folder.
+    """
+    folder, maker = make(purpose), os.getpid()
+
+    def clear_up() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(clear_up)
+    return folder
+
+
+@contextmanager
+def made(purpose: str) -> Iterator[Path]:
+    """Have a folder for as long as the context lasts.
+
+    Raises:
+        OSError: there is no room or no temporary folder.
+    """
+    folder = make(purpose)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder; one that is in use stays, and a later start removes it."""
+    # On Windows a file stays while a compiler that the worker started still runs.
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.2)
+    logger.info("Left %s behind: still in use, removed at a later start", folder)
+
+
+def owner_of(name: str) -> owners.Owner | None:
+    """Return whose folder this is by its name; None for a name that is not of ours."""
+    ours = _OURS.fullmatch(name)
+    return owners.parse(ours[1]) if ours else None
+
+
+def sweep() -> None:
+    """Remove the folders of processes that have ended, and what is two days old where nobody can
+    tell; nothing of another user, and nothing through a link. What still runs for such a folder
+    is ended before.
+    """
+    folders = _abandoned()
+    end_processes_of(folders)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    if folders:
+        logger.info("Removed %d temporary folders of processes that were killed", len(folders))
+
+
+def is_abandoned(owner: owners.Owner | None, changed: float) -> bool:
+    """Whether nobody uses something of this owner any more.
+
+    Args:
+        owner: None if it does not say.
+        changed: when it was last changed, as `os.stat` has it.
+    """
+    life = owners.Life.UNKNOWN if owner is None else owners.life(owner)
+    if life is owners.Life.UNKNOWN:
+        return changed < time.time() - STALE_SECONDS
+    return life is owners.Life.ENDED
+
+
+def _abandoned() -> list[Path]:
+    found = []
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            owner = owner_of(entry.name)
+            if owner is None and not _EARLIER.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if (
+                    stat.S_ISDIR(status.st_mode)
+                    and _is_mine(status)
+                    and is_abandoned(owner, status.st_mtime)
+                    and (owner is not None or _is_earlier(Path(entry.path)))
+                ):
+                    found.append(Path(entry.path))
+    return found
+
+
+def _is_mine(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def _is_earlier(folder: Path) -> bool:
+    """Whether an earlier version made it: a name of eight letters may be anybody's."""
+    if folder.name.startswith("warmgraph-worker-"):
+        return True
+    return all(entry.suffix in _KERNELS and not entry.is_dir() for entry in folder.iterdir())

@@ -1,0 +1,1 @@
+"""Tests of single modules; `saved` makes whole graph files for them."""

@@ -1,0 +1,121 @@
+"""Server processes that share a store, for `test_claims.py`: `claims_server.py COUNT ROOT KINDS`.
+
+Forks COUNT servers, each with a builder, workers and a loader of its own, that all want the same
+kinds at once; each prints a line of JSON about what became of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+if "warmgraph_backends" not in sys.modules:
+    spec = importlib.util.spec_from_file_location(
+        "warmgraph_backends",
+        HERE.parents[1] / "backends" / "__init__.py",
+        submodule_search_locations=[str(HERE.parents[1] / "backends")],
+    )
+    assert spec and spec.loader
+    sys.modules["warmgraph_backends"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["warmgraph_backends"])
+
+from warmgraph_backends.builder import Builder  # noqa: E402
+from warmgraph_backends.claims import Claims  # noqa: E402
+from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
+from warmgraph_backends.runtime.graphs import Graph, Graphs  # noqa: E402
+from warmgraph_backends.signing import Signer  # noqa: E402
+from warmgraph_backends.store import Store  # noqa: E402
+
+
+class Echo:
+    """A backend whose graphs say what they are."""
+
+    name = "echo"
+
+    def requirements(self, device: str) -> Sequence[Requirement]:
+        return ()
+
+    def fingerprint(self, device: str) -> dict[str, Any]:
+        return {}
+
+    def compile(self, program: Any, *, measure: Any) -> Compiled:
+        raise NotImplementedError("the worker of these tests builds without it")
+
+    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+        return lambda _: payload
+
+
+def describe(kind: str) -> tuple[Description, Echo, dict[str, Any]]:
+    """What `Graphs.graph` takes for a kind without layers."""
+    module = {"class": kind, "parameters": {}, "modules": []}
+    description = Description("test", "form", kind, module, (), (), device="cpu")
+    return description, Echo(), {"device": "cpu"}
+
+
+class Server:
+    """One server: what the engine has, without a host."""
+
+    def __init__(self, root: Path, *, patience_s: float = 60.0, **hello: Any) -> None:
+        signer = Signer(root / "private")
+        self.store = Store(
+            root / "store", signer, cap_bytes=lambda: 1 << 30, private=root / "private"
+        )
+        self.builder = Builder(
+            hello={"roll": str(root / "roll"), "seconds": 0.2, **hello},
+            spool=self.store.spool,
+            workers=lambda: 1,
+            time_limit_s=lambda: 60.0,
+            script=HERE / "claims_worker.py",
+        )
+        self.claims = Claims(self.store.root, signer, patience_s=lambda: patience_s)
+        self.graphs = Graphs(self.store, self.builder, self.claims, lambda: None)
+
+    def want(self, kinds: Sequence[str]) -> list[Graph]:
+        """Have these kinds loaded or built."""
+        wanted = []
+        for kind in kinds:
+            wanted.append(self.graphs.graph(*describe(kind)))
+        self.graphs.request(wanted, [], build=True)
+        return wanted
+
+    def close(self) -> None:
+        self.builder.close()
+        self.graphs.close()
+
+
+def settle(graphs: Sequence[Graph], seconds: float = 30.0) -> list[str]:
+    """Wait until none is on its way; returns the states."""
+    until = time.monotonic() + seconds
+    while any(graph.is_pending for graph in graphs) and time.monotonic() < until:
+        time.sleep(0.01)
+    return [graph.state.value for graph in graphs]
+
+
+def main(count: int, root: Path, kinds: Sequence[str]) -> None:
+    """Be several servers."""
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            server = Server(root)
+            graphs = server.want(kinds)
+            states = settle(graphs)
+            said = [graph.call([]).decode() if graph.call else "" for graph in graphs]
+            facts = {"states": states, "said": said, "builds": server.graphs.builds}
+            server.close()
+            os.write(1, json.dumps(facts).encode() + b"\n")
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(","))

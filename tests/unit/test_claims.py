@@ -1,0 +1,389 @@
+"""Servers that share a store: one builds each graph, whatever becomes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from warmgraph_backends import claims, owners
+from warmgraph_backends.canonical import sha256_hex
+from warmgraph_backends.claims import Claims
+from warmgraph_backends.prompts import Prompts
+from warmgraph_backends.signing import Signer
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+KEY = sha256_hex("a graph")
+HOLDER = f"""
+import importlib.util, pathlib, sys
+path = {str(ROOT / "backends" / "worker.py")!r}
+spec = importlib.util.spec_from_file_location("worker_script", path)
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker.adopt_package()
+from warmgraph_backends.claims import Claims
+from warmgraph_backends.signing import Signer
+root = pathlib.Path(sys.argv[1])
+held = Claims(root / "store", Signer(root / "private"), patience_s=lambda: 60.0)
+print(held.take(sys.argv[2], lambda: None), flush=True)
+input()
+held.release(sys.argv[2])
+print("released", flush=True)
+input()
+"""
+
+
+@pytest.fixture(scope="module")
+def servers() -> ModuleType:
+    """The module `claims_server.py`."""
+    spec = importlib.util.spec_from_file_location("claims_server", HERE / "claims_server.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def serve(servers: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Start servers within this process, all over one store."""
+    started: list[Any] = []
+
+    def start(**options: Any) -> Any:
+        started.append(servers.Server(tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start other processes that hold a claim each; a line on their input releases it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(key: str) -> subprocess.Popen[str]:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(holder)
+        assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+        return holder
+
+    yield start
+    for holder in started:
+        holder.kill()
+        holder.communicate()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Claims]]:
+    """Make the claims of servers in this process."""
+    made: list[Claims] = []
+
+    def make_claims(patience_s: float = 60.0, user: str = "private") -> Claims:
+        signer = Signer(tmp_path / user)
+        made.append(Claims(tmp_path / "store", signer, patience_s=lambda: patience_s))
+        return made[-1]
+
+    yield make_claims
+    for each in made:
+        each.close()
+
+
+class Told:
+    """What to do next, counted."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+    def within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self.times and time.monotonic() < until:
+            time.sleep(0.01)
+        return bool(self.times)
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "store").glob(".*"))
+
+
+def built(tmp_path: Path) -> Counter[str]:
+    roll = tmp_path / "roll"
+    return Counter(roll.read_text().split() if roll.exists() else [])
+
+
+def write_claim(claim: Path, owner: owners.Owner, token: str = "0" * 16) -> None:
+    claim.parent.mkdir(exist_ok=True)
+    claim.write_text(f"{owner} {token} elsewhere\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its servers")
+def test_servers_on_one_store_build_each_graph_once(tmp_path: Path) -> None:
+    kinds = ["one", "two", "three", "four"]
+    done = subprocess.run(
+        [sys.executable, HERE / "claims_server.py", "4", tmp_path, ",".join(kinds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["states"] for each in found] == [["ready"] * 4] * 4
+    assert [each["said"] for each in found] == [kinds] * 4
+    assert built(tmp_path) == Counter(kinds)
+    assert sum(each["builds"] for each in found) == 4
+    assert files(tmp_path) == []
+
+
+def test_a_graph_whose_builder_is_killed_is_built_by_who_waits(
+    serve, hold, servers: ModuleType, tmp_path: Path
+) -> None:
+    server = serve()
+    key = server.graphs.graph(*servers.describe("one")).key
+    holder = hold(key)
+    (graph,) = server.want(["one"])
+    time.sleep(0.7)
+    assert graph.built_elsewhere and graph.is_pending and graph.is_coming
+    assert not built(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert servers.settle([graph]) == ["ready"]
+    assert built(tmp_path) == {"one": 1} and files(tmp_path) == []
+
+
+def test_a_build_that_fails_elsewhere_lets_the_next_server_try(
+    serve, servers: ModuleType, tmp_path: Path
+) -> None:
+    bad, good = serve(fails=True, seconds=0.5), serve()
+    (first,) = bad.want(["one"])
+    bad.graphs.settle()
+    (second,) = good.want(["one"])
+    good.graphs.settle()
+    assert second.built_elsewhere
+    assert servers.settle([first, second]) == ["failed", "ready"]
+    assert built(tmp_path) == {"one": 2} and files(tmp_path) == []
+
+
+def test_a_prompt_that_waits_for_graphs_waits_for_those_of_other_servers_and_can_be_cancelled(
+    serve, hold, servers: ModuleType
+) -> None:
+    server = serve()
+    holder = hold(server.graphs.graph(*servers.describe("one")).key)
+    graphs = server.want(["one"])
+    server.graphs.settle()
+    said: list[str] = []
+
+    class CancelledError(Exception):
+        pass
+
+    def cancel() -> None:
+        if said:
+            raise CancelledError
+
+    with pytest.raises(CancelledError):
+        Prompts(cancel).wait(graphs, server.builder, lambda done, total, text: said.append(text))
+    assert said == ["loading, 1 built by another server"]
+    assert graphs[0].is_pending
+    assert holder.stdin is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    Prompts(lambda: None).wait(graphs, server.builder, None)
+    assert graphs[0].state.value == "ready" and not graphs[0].built_elsewhere
+
+
+def test_who_waits_longer_than_its_patience_builds_itself(
+    serve, hold, servers: ModuleType, tmp_path: Path
+) -> None:
+    server = serve(patience_s=0.3)
+    hold(server.graphs.graph(*servers.describe("one")).key)
+    assert servers.settle(server.want(["one"])) == ["ready"]
+    assert built(tmp_path) == {"one": 1}
+    assert len(files(tmp_path)) == 1  # the other's claim is left to it
+
+
+def test_without_a_writable_store_graphs_are_built_and_it_is_said_once(
+    serve, servers: ModuleType, tmp_path: Path, caplog
+) -> None:
+    (tmp_path / "store").write_text("no folder")
+    server = serve()
+    with caplog.at_level(logging.INFO):
+        assert servers.settle(server.want(["one", "two"])) == ["ready"] * 2
+    said = [r.message for r in caplog.records if "whatever other servers" in r.message]
+    assert len(said) == 1 and built(tmp_path) == {"one": 1, "two": 1}
+
+
+def test_a_graph_that_was_dropped_meanwhile_is_not_built(
+    serve, hold, servers: ModuleType, tmp_path: Path
+) -> None:
+    server = serve()
+    holder = hold(server.graphs.graph(*servers.describe("one")).key)
+    (graph,) = server.want(["one"])
+    server.graphs.settle()
+    graph.drop("it was wrong")
+    holder.kill()
+    holder.wait()
+    time.sleep(claims.POLL_S + 0.3)
+    server.graphs.settle()
+    assert graph.state.value == "failed" and not graph.built_elsewhere
+    assert not built(tmp_path) and not server.claims._waiting
+
+
+def test_a_server_that_closes_waits_for_no_other(serve, hold, servers: ModuleType) -> None:
+    server = serve()
+    hold(server.graphs.graph(*servers.describe("one")).key)
+    graphs = server.want(["one"])
+    server.graphs.settle()
+    server.close()
+    assert servers.settle(graphs, 1) == ["missing"]
+    assert "closed" in graphs[0].reason and not graphs[0].built_elsewhere
+
+
+def test_the_second_to_ask_waits_until_the_first_releases(make) -> None:
+    first, second, told = make(), make(), Told()
+    assert first.take(KEY, told) and first.take(KEY, told)
+    assert not second.take(KEY, told)
+    assert not told.within(claims.POLL_S + 0.2)
+    first.release(KEY)
+    assert told.within(2)
+    assert second.take(KEY, told)
+    time.sleep(claims.POLL_S + 0.2)
+    assert told.times == 1
+
+
+def test_servers_with_different_keys_do_not_wait_for_each_other(make) -> None:
+    """Neither can load what the other signs."""
+    assert make().take(KEY, Told()) and make(user="other").take(KEY, Told())
+
+
+def test_a_claim_that_nobody_touches_is_taken_over(make, tmp_path: Path, monkeypatch) -> None:
+    """Of another machine, or of a server that hangs; its own clock says nothing."""
+    monkeypatch.setattr(claims, "STALE_S", 1.0)
+    first, told = make(), Told()
+    assert first.take(KEY, told)
+    (claim,) = files(tmp_path)
+    first.release(KEY)
+    write_claim(claim, owners.me()._replace(place="00000000"))
+    os.utime(claim, (2e9, 2e9))  # a clock far ahead of ours
+    assert not first.take(KEY, told)
+    assert not told.within(0.5) and told.within(3)
+    assert first.take(KEY, told)
+    assert str(owners.me()) in claim.read_text()
+
+
+def test_a_claim_that_is_touched_is_waited_for(make, monkeypatch) -> None:
+    monkeypatch.setattr(claims, "STALE_S", 1.2)
+    monkeypatch.setattr(claims, "BEAT_S", 0.3)
+    first, second, told = make(), make(), Told()
+    assert first.take(KEY, told) and not second.take(KEY, told)
+    assert not told.within(2.5)
+
+
+def test_an_owner_that_lost_its_claim_does_not_touch_or_remove_the_next_ones(
+    make, tmp_path: Path
+) -> None:
+    first = make()
+    assert first.take(KEY, Told())
+    (claim,) = files(tmp_path)
+    write_claim(claim, owners.me())
+    before = claim.stat().st_mtime_ns
+    first._touch(KEY, first._held[KEY])
+    first.release(KEY)
+    assert claim.stat().st_mtime_ns == before and "0" * 16 in claim.read_text()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff\xfe", b"{}", b"1.2.00000000 zzzz here\n", b"9" * 5000, b"\xed\xa0\x80"],
+)
+def test_a_claim_that_is_damaged_costs_a_wait_and_nothing_else(
+    make, tmp_path: Path, monkeypatch, data: bytes
+) -> None:
+    monkeypatch.setattr(claims, "STALE_S", 0.3)
+    first, told = make(), Told()
+    assert first.take(KEY, told)
+    (claim,) = files(tmp_path)
+    first.release(KEY)
+    claim.write_bytes(data)
+    assert not first.take(KEY, told)
+    assert told.within(3) and first.take(KEY, told)
+    first.release(KEY)
+    assert files(tmp_path) == []
+
+
+def test_a_folder_or_a_pipe_in_a_claims_place_only_means_that_there_is_none(
+    make, tmp_path: Path
+) -> None:
+    first, told = make(), Told()
+    assert first.take(KEY, told)
+    (claim,) = files(tmp_path)
+    first.release(KEY)
+    claim.mkdir()
+    assert first.take(KEY, told)
+    first.release(KEY)
+    claim.rmdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(claim)
+        assert first.take(KEY, told)
+        first.release(KEY)
+
+
+def test_the_sweep_takes_the_claims_of_the_dead_and_leaves_the_others(make, tmp_path: Path) -> None:
+    first = make()
+    assert first.take(KEY, Told())
+    me, store = owners.me(), tmp_path / "store"
+    dead, elsewhere = me._replace(start=1), me._replace(place="00000000")
+    write_claim(store / f".{sha256_hex('dead')}.00000000.claim", dead)
+    write_claim(store / f".{sha256_hex('else')}.00000000.claim", elsewhere)
+    forgotten = store / f".{sha256_hex('forgotten')}.00000000.claim"
+    write_claim(forgotten, elsewhere)
+    os.utime(forgotten, (1e9, 1e9))
+    write_claim(store / "dead.claim", dead)  # not a name of ours
+    first.sweep()
+    assert sorted(path.name for path in store.iterdir()) == sorted(
+        [
+            *(f".{sha256_hex('else')}.00000000.claim", "dead.claim"),
+            f".{KEY}.{Signer(tmp_path / 'private').fingerprint}.claim",
+        ]
+    )
+
+
+def test_closing_releases_what_is_held_and_tells_nobody(make, tmp_path: Path) -> None:
+    first, second, told, other = make(), make(), Told(), Told()
+    assert first.take(KEY, told) and not second.take(KEY, other)
+    second.close()
+    first.close()
+    assert files(tmp_path) == []
+    time.sleep(claims.POLL_S + 0.2)
+    assert told.times == other.times == 0
+    assert second.take(KEY, other)  # whoever still asks builds
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_of_many_that_wait_for_a_killed_server_one_takes_over(make, hold, tmp_path: Path) -> None:
+    holder = hold(KEY)
+    waiting = [(make(), Told()) for _ in range(8)]
+    assert not any(each.take(KEY, told) for each, told in waiting)
+    os.kill(holder.pid, signal.SIGKILL)
+    assert all(told.within(3) for _, told in waiting)
+    assert sum(each.take(KEY, told) for each, told in waiting) == 1
+    assert len(files(tmp_path)) == 1
