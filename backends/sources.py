@@ -54,6 +54,7 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {
 }
 #: Methods of torch's layers that other packs are known to replace.
 _OF_TORCH = ("forward", "_conv_forward")
+_LONGEST = 200  # characters of a plain value
 _DEEPEST = 8  # functions around one another; those within are hashed without their order
 
 
@@ -94,7 +95,8 @@ def fingerprint(
         name = f"{_module_name(function)}:{function.__qualname__}"
         digests.setdefault(name, set()).add(digest)
         if is_foreign(function):
-            digests.setdefault(f"{name}.<around>", set()).add(_layers(function))
+            order = hashlib.sha256(_layers(function).encode()).hexdigest()[:16]
+            digests.setdefault(f"{name}.<around>", set()).add(order)
         found.update(values)
         pending += callees
         pending += _replaced_operators(function.__code__, watch)
@@ -224,10 +226,10 @@ def _resolve(
             break
         if isinstance(value, type):
             name, holder = part, value
-            where = f"{value.__module__}:{value.__qualname__}.{part}"
+            where = f"{_known_as(value.__module__)}:{value.__qualname__}.{part}"
         else:
             name, holder = part, vars(value)
-            where = f"{value.__name__}:{part}"
+            where = f"{_known_as(value.__name__)}:{part}"
         value = getattr(value, part)
     owner, function = where.partition(":")[0], getattr(value, "__func__", value)
     if callable(value) and not isinstance(value, type):
@@ -302,6 +304,14 @@ def _canonical(value: Any) -> str:
 
 
 def _value(value: Any) -> str | None:
+    """A plain value as text, which a graph file keeps; a long one as its hash."""
+    text = _written(value)
+    if text is None or len(text) <= _LONGEST:
+        return text
+    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _written(value: Any) -> str | None:
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
     if isinstance(value, (Enum, SDPBackend)):

@@ -46,6 +46,21 @@ def note_options(cls, function):
 
 BasicTransformerBlock.forward = note_options(Notes, BasicTransformerBlock.forward)
 """
+#: One that puts a function around an operator of torch.
+OPERATOR = """
+import functools
+import torch
+
+def around(function):
+    @functools.wraps(function)
+    def attention(q, k, v, *rest, **named):
+        return function(q, k, 0.5 * v, *rest, **named)
+    return attention
+
+F = torch.nn.functional
+F.scaled_dot_product_attention = around(F.scaled_dot_product_attention)
+NODE_CLASS_MAPPINGS = {}
+"""
 CALL = "function(self, x, context, transformer_options)"
 INIT = {"__init__.py": "from .parts import around\nNODE_CLASS_MAPPINGS = {}\n"}
 
@@ -92,7 +107,7 @@ def run_build(description: Description) -> None:
 
 @contextlib.contextmanager
 def elsewhere(host_forward: Any) -> Any:
-    """As a worker is: the host alone."""
+    """As a worker is: the host alone, and again after each job."""
     from comfy.ldm.modules.attention import BasicTransformerBlock
 
     bound, BasicTransformerBlock.forward = BasicTransformerBlock.forward, host_forward
@@ -147,6 +162,7 @@ def test_the_text_of_the_file_and_where_it_lies_are_no_part_of_the_key(
     files["parts/around.py"] += "\n\ndef other():\n    return 1\n"
     install_pack("Elsewhere", files)
     assert key_of(describe()) == key
+    assert not [name for name in describe().sources if str(host.base) in name]
     BasicTransformerBlock.forward = host_forward
     install_pack("Stronger", wraps(f"0.6 * {CALL}"))
     assert key_of(describe()) != key
@@ -192,20 +208,7 @@ def test_what_replaces_an_operator_of_torch_is_in_the_key(
     host: Host, install_pack: Install
 ) -> None:
     plain = key_of(describe())
-    install_pack(
-        "Operator",
-        {
-            "__init__.py": "import functools\nimport torch\n"
-            "def around(function):\n"
-            "    @functools.wraps(function)\n"
-            "    def attention(q, k, v, *rest, **named):\n"
-            "        return function(q, k, 0.5 * v, *rest, **named)\n"
-            "    return attention\n"
-            "F = torch.nn.functional\n"
-            "F.scaled_dot_product_attention = around(F.scaled_dot_product_attention)\n"
-            "NODE_CLASS_MAPPINGS = {}\n"
-        },
-    )
+    install_pack("Operator", {"__init__.py": OPERATOR})
     assert key_of(describe()) != plain
 
 
@@ -343,6 +346,35 @@ def test_a_worker_runs_the_files_alone_and_undoes_them(
         assert torch.equal(made(x, context), plain) and not torch.equal(plain, expected)
         with pytest.raises(BuildError, match="eager has no graphs"):  # all before that went well
             run_build(description)
+
+
+def test_one_worker_serves_jobs_with_and_without_a_pack_in_any_order(
+    host: Host, install_pack: Install, host_forward: Any
+) -> None:
+    plain = describe()
+    install_pack("Half", wraps())
+    half = describe()
+    install_pack("More", wraps(f"{CALL} + 0.1"))
+    both = describe()
+    with elsewhere(host_forward):
+        for description in (half, plain, both, half, plain):
+            with pytest.raises(BuildError, match="eager has no graphs"):
+                run_build(description)
+
+
+def test_an_operator_of_torch_that_a_pack_replaced_is_put_in_place_for_one_job(
+    host: Host, install_pack: Install, host_forward: Any
+) -> None:
+    functional = torch.nn.functional
+    own = functional.scaled_dot_product_attention
+    install_pack("Operator", {"__init__.py": OPERATOR})
+    description = describe()
+    assert [file.pack for file in description.packs] == ["Operator"]
+    assert functional.scaled_dot_product_attention is not own
+    functional.scaled_dot_product_attention = own
+    with elsewhere(host_forward), pytest.raises(BuildError, match="eager has no graphs"):
+        run_build(description)
+    assert functional.scaled_dot_product_attention is own
 
 
 def test_a_file_that_needs_its_pack_is_refused_by_the_worker_and_its_pack_named(

@@ -188,6 +188,13 @@ def test_a_watch_notices_a_replaced_function_a_constant_and_a_method(load: Load)
     assert not watch.changed()
 
 
+def test_a_long_value_counts_by_its_hash(load: Load) -> None:
+    long = load("SCALE = 2.0", "SCALE = 'a' * 5000")
+    text = prints(long)["sample:SCALE"]
+    assert len(text) < 100
+    assert prints(load("SCALE = 2.0", "SCALE = 'b' * 5000"))["sample:SCALE"] != text
+
+
 def test_functions_outside_the_host_are_not_hashed(load: Load) -> None:
     assert {name.partition(":")[0] for name in prints(load())} == {"sample"}
 
