@@ -103,12 +103,19 @@ def _problem_of_code(
     for one in steps:
         name, operation = one.argval, one.opname
         held = operation.startswith("LOAD_") and "DEREF" in operation and name in free
-        known = held and (isinstance(free[name], types.FunctionType) or is_operator(free[name]))
+        known = held and _is_fixed(free[name])
         if held and not known:
             return f"reads {name}, which may change"
         if operation in ("LOAD_ATTR", "LOAD_METHOD") and name == "__dict__":
             return "reads an object's __dict__"
     return None
+
+
+def _is_fixed(value: Any) -> bool:
+    """Tell whether what a function closes over computes and nothing else, as its code may show."""
+    if isinstance(value, types.ModuleType):  # imported within the function around it
+        return value.__name__.partition(".")[0] in _KNOWN_HOMES
+    return isinstance(value, types.FunctionType) or is_operator(value)
 
 
 def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> str | None:

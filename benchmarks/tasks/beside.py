@@ -32,10 +32,10 @@ def beside(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, A
     sample(ours, kind, target, steps=CAPTURE_STEPS)
 
     def run(name: str, harm: Callable[[Any, Any], contextlib.AbstractContextManager[None]]) -> None:
-        with harm(engine, ours):
-            expected = sample(eager, kind, target, steps=STEPS)
-            before = engine.report(ours)["captured"]
-            found = sample(ours, kind, target, steps=STEPS)
+        harmed = _around(harm, engine, ours)
+        expected = sample(harmed(eager), kind, target, steps=STEPS)
+        before = engine.report(ours)["captured"]
+        found = sample(harmed(ours), kind, target, steps=STEPS)
         after = engine.report(ours)["captured"]
         rows.append(
             {
@@ -56,6 +56,25 @@ def beside(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, A
         run(f"after {name}", _nothing)
     engine.close()
     return {"rows": rows}
+
+
+def _around(
+    harm: Callable[[Any, Any], contextlib.AbstractContextManager[None]], engine: Any, ours: Any
+) -> Callable[[Any], Any]:
+    """The patch that does the harm around each call of the diffusion model, outside of ours."""
+    from comfy.patcher_extension import WrappersMP
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        with harm(engine, ours):
+            return executor(*args, **kwargs)
+
+    def patch(model: Any) -> Any:
+        clone = model.clone()
+        kind = WrappersMP.DIFFUSION_MODEL
+        clone.wrappers[kind] = {"tests.harm": [wrapper], **clone.wrappers.get(kind, {})}
+        return clone
+
+    return patch
 
 
 @contextlib.contextmanager
@@ -96,8 +115,9 @@ def _other_norms(_engine: Any, _ours: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _a_dropped_graph(engine: Any, ours: Any) -> Iterator[None]:
     """A graph turns out to be wrong with another model, while it lies in captured calls here."""
-    session = engine._kept(ours)
-    session.scope.graphs[0].drop("it was wrong elsewhere")
+    graph = engine._kept(ours).scope.graphs[0]
+    if graph.call is not None:
+        graph.drop("it was wrong elsewhere")
     yield
 
 
