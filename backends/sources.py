@@ -27,7 +27,7 @@ from .packs import origin
 from .watch import Owner, Watch, namespace
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
-_NOT_TRACED = frozenset(
+NOT_TRACED = frozenset(
     [
         "run_every_op",
         "cast_bias_weight",
@@ -89,7 +89,7 @@ def fingerprint(
         if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
-        if function.__name__ in _NOT_TRACED:
+        if function.__name__ in NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch)
         name = f"{_module_name(function)}:{function.__qualname__}"
@@ -164,7 +164,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
                     _watch_torch(function, watch)
                     pending += code.co_names
                 break  # what it inherits is torch's own affair
-            if name in _NOT_TRACED:
+            if name in NOT_TRACED:
                 continue
             if code is not None and not _is_outside(function):
                 reached.append(function)
@@ -235,7 +235,7 @@ def _resolve(
     if callable(value) and not isinstance(value, type):
         _watch_name(holder, name, watch)
     if isinstance(function, types.FunctionType):
-        if function.__name__ not in _NOT_TRACED and not _is_outside(function):
+        if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
