@@ -18,13 +18,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .attendant import Attendant, BuildResult, Entry, Job, WorkerError
 from .errors import BuildError
-from .processes import Keeper, sweep
+from .processes import Keeper, sweep_aside
 from .schedule import (
     WORKERS_WHILE_BUSY,
+    BuildProgress,
     MeasuringGate,
     estimate_seconds_left,
     worker_count,
@@ -48,15 +49,6 @@ _STAGGER_S = 0.03
 _TICK_S = 0.5
 _CLOSE_S = 5.0
 _CLOSED = "the builder was closed before this graph was built"
-
-
-class BuildProgress(NamedTuple):
-    """Where the current batch stands: everything submitted since the queue was last empty."""
-
-    done: int
-    total: int
-    running: list[str]
-    seconds_left: float | None
 
 
 class Builder:
@@ -273,11 +265,7 @@ class Builder:
     def _supervise(self) -> None:
         with contextlib.suppress(OSError):
             self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Beside the first builds: folders that were left may be large, and their programs stubborn.
-        with contextlib.suppress(RuntimeError):  # no room for a thread: at the next start
-            threading.Thread(
-                target=sweep, args=(self._spool,), name="warmgraph-sweep", daemon=True
-            ).start()
+        sweep_aside(self._spool)
         while True:
             try:
                 if not self._tick():

@@ -38,8 +38,9 @@ from .live import Live
 from .prompts import Progress, Prompts
 from .report import deepcache_report, model_report, strict_problem
 from .runtime.faults import CAPTURES, STEP, TELLING
+from .runtime.graph import Graph, State
 from .runtime.graph_memory import GraphMemory
-from .runtime.graphs import Graph, Graphs, State
+from .runtime.graphs import Graphs
 from .runtime.replays import CLEAN_CALLS
 from .runtime.scope import Target
 from .runtime.session import Options, Session

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from . import folders
 from .errors import GraphFileError, WarmgraphError
-from .runtime.graphs import Graph, State
+from .runtime.graph import Graph, State
 from .runtime.session import Options, Session
 from .store import Store
 

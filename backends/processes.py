@@ -308,6 +308,14 @@ def last_words(lines: Sequence[str]) -> str:
     return (named or spoken or [""])[-1]
 
 
+def sweep_aside(spool: Path) -> None:
+    """Sweep in a thread of its own, beside the first builds: folders that were left may be large,
+    and their programs stubborn. Without room for a thread, the next start does it.
+    """
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=sweep, args=(spool,), name="warmgraph-sweep", daemon=True).start()
+
+
 def sweep(spool: Path) -> None:
     """Remove what killed processes left behind, and what is to be tried anew now and then:
     temporary folders and results of those that have ended, and what workers remember once it is

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .builder import Builder
-from .runtime.graphs import Graph
+from .runtime.graph import Graph
 
 Progress = Callable[[int, int, str], None]
 

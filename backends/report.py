@@ -9,7 +9,7 @@ from typing import Any
 from .builder import Builder
 from .claims import BY_ANOTHER_SERVER
 from .deepcache.cache import DeepCache
-from .runtime.graphs import State
+from .runtime.graph import State
 from .runtime.replays import Replays
 from .runtime.session import Session
 

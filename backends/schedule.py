@@ -8,6 +8,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +19,15 @@ VRAM_PER_WORKER = 1 << 29
 # server: 14 at once cost the first image a fifth.
 WORKERS_WHILE_BUSY = 1
 _POLL_S = 0.2
+
+
+class BuildProgress(NamedTuple):
+    """Where the current batch stands: everything submitted since the queue was last empty."""
+
+    done: int
+    total: int
+    running: list[str]
+    seconds_left: float | None
 
 
 def worker_count(

@@ -17,7 +17,7 @@ import torch
 
 from .branches import Branch
 from .calls import NAMES, Before, Step, alone, random_state, within
-from .features import form_of
+from .features import Features, form_of
 from .guard import OwnError
 from .patches import patches_of
 from .run import Options, Run
@@ -256,4 +256,6 @@ class DeepCache:
     def _step_aside(self, why: str, error: Exception | None = None) -> None:
         """Leave the rest of this run to the host."""
         self.problem = why
+        if self._run is not None:
+            self._run.features = Features()  # their memory is the host's again
         logger.warning("DeepCache: %s", why, exc_info=error)

@@ -13,7 +13,8 @@ import torch
 from ..contract import Description
 from ..regions.plan import Place, Plan
 from .faults import Faults
-from .graphs import Graph, Graphs, State
+from .graph import Graph, State
+from .graphs import Graphs
 from .kinds import Kind
 from .region import Region
 from .replays import EXACT

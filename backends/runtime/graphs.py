@@ -1,103 +1,33 @@
-"""The graphs of this process: found in the store, loaded, or built, each under its key.
-
-A `Graph` is shared by every model that has its kind. States: missing -> loading -> ready, or
-missing -> building -> ready; a failed build is tried once more by a later prompt, then not again.
-"""
+"""The graphs of this process: found in the store, loaded, or built, each under its key."""
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from .. import keys
 from ..builder import Builder, BuildResult, Job
 from ..claims import Claims
-from ..contract import Backend, Description, WeightSpec
+from ..contract import Backend, Description
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
 from ..graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
-from ..manifest import Facts, read_facts, read_seconds
+from ..manifest import Facts
 from ..store import Store
 from ..target import explain_target
+from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
 
 logger = logging.getLogger(__name__)
 
-#: Builds of one graph in one process; a worker may have died of something that has passed.
-MAX_ATTEMPTS = 2
 _CLOSED = "Warmgraph was closed"
 _NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
-
-
-class State(str, Enum):
-    """Where a graph is in its life."""
-
-    MISSING = "missing"
-    LOADING = "loading"
-    BUILDING = "building"
-    READY = "ready"
-    FAILED = "failed"
-
-
-class Graph:
-    """One kind on one target, and the callable for it once there is one."""
-
-    def __init__(
-        self,
-        key: str,
-        description: Description,
-        backend: Backend,
-        on_drop: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Args: the kind, what compiled it, and who wants to know when it is dropped."""
-        self._on_drop = on_drop
-        self.key = key
-        self.description = description
-        self.backend = backend
-        self.state = State.MISSING
-        self.reason: str | None = None
-        self.remedy = ""
-        #: Why a file was not used, and what to do: a damaged one is gone at the next look.
-        self.refused: tuple[str, str] | None = None
-        self.call: Callable[[list[Any]], Any] | None = None
-        self.weights: list[WeightSpec] = []
-        self.work = 1.0
-        self.source: str | None = None
-        self.payload_sha256 = ""
-        self.build_seconds: float | None = None
-        self.load_ms: float | None = None
-        self.bytes: int | None = None
-        self.binary_bytes = 0
-        self.attempts = 1
-        #: Whether another server that shares the store builds it.
-        self.built_elsewhere = False
-        #: Whether to build it if no file serves; asked once its load has failed.
-        self.build_wanted = False
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether it is on its way."""
-        return self.state in (State.LOADING, State.BUILDING)
-
-    @property
-    def is_coming(self) -> bool:
-        """Whether it will surely be there: it is built, or will be if no file serves."""
-        return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)
-
-    def drop(self, reason: str) -> None:
-        """Never use this graph again in this process."""
-        self.state, self.reason, self.call = State.FAILED, reason, None
-        self.attempts = MAX_ATTEMPTS
-        self.built_elsewhere = False
-        self._on_drop()  # what was captured with it must not be replayed any more
 
 
 class Graphs:
@@ -275,7 +205,7 @@ class Graphs:
             return False
         facts = file.manifest.facts
         try:
-            _validate_weights(graph, facts)
+            validate_weights(graph, facts)
         except ManifestError as error:
             raise GraphFileError(
                 f"graph file {file.path} does not fit its graph: {error.reason}",
@@ -352,7 +282,7 @@ class Graphs:
 
     def _keep(self, graph: Graph, result: BuildResult) -> None:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
-        facts, seconds = _validated(graph, result)
+        facts, seconds = validate_result(graph, result)
         call = graph.backend.load(_raw(result))
         manifest = manifest_of(graph, facts, seconds)
         try:
@@ -410,56 +340,6 @@ class Graphs:
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
             self._loader.submit(_logged, self._on_change)
-
-
-def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:
-    """Return what a graph file says about itself; the file layer adds format, payload and
-    signature.
-    """
-    description = graph.description
-    plain = facts.to_dict()
-    phases = plain.pop("phases")
-    return {
-        "key": graph.key,
-        "kind": description.label,
-        "structure": keys.structure(description),
-        **keys.inputs(description),
-        "target": keys.target(description.device, graph.backend),
-        **plain,
-        "built": {
-            "seconds": round(seconds, 3),
-            "phases": phases,
-            "date": datetime.date.today().isoformat(),
-        },
-    }
-
-
-def _validated(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
-    """What a worker said about its graph, checked as strictly as what a file says."""
-    try:
-        facts = read_facts(result.facts)
-        _validate_weights(graph, facts)
-        return facts, read_seconds(result.seconds)
-    except ManifestError as error:
-        raise BuildError(f"a worker's result is not as it must be: {error.reason}") from error
-
-
-def _validate_weights(graph: Graph, facts: Facts) -> None:
-    """Refuse weights that are no parameters of the graph's own region, whoever named them."""
-    parameters = dict(_parameters(graph.description.module))
-    for weight in facts.weights:
-        if parameters.get(weight.name) != (weight.shape, weight.dtype):
-            raise ManifestError("weights", f"name {weight.name}, which its region does not have so")
-
-
-def _parameters(
-    module: dict[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    for name, meta in module["parameters"].items():
-        if meta is not None:
-            yield f"{prefix}{name}", (tuple(meta["shape"]), meta["dtype"])
-    for name, child in module["modules"]:
-        yield from _parameters(child, f"{prefix}{name}.")
 
 
 def _refusal(error: GraphFileError) -> str:

@@ -12,7 +12,7 @@ from ..contract import Description
 from ..errors import DescriptionError
 from ..regions.plan import Place, Plan, describe_place, quick_signature
 from ..watch import Watch
-from .graphs import Graph
+from .graph import Graph
 
 
 @dataclass

@@ -15,7 +15,7 @@ from ..layout import aligned
 from ..regions.plan import Place
 from .casting import same_device
 from .faults import Faults
-from .graphs import Graph
+from .graph import Graph
 from .trust import Trust
 from .verified import Verified
 from .weights import ModelWeights, RegionWeights

@@ -26,7 +26,8 @@ from .casting import same_device
 from .faults import CAPTURES, STEP, Faults
 from .foreign import Foreign
 from .forwards import Forwards, ForwardSet
-from .graphs import Graph, Graphs, State
+from .graph import Graph, State
+from .graphs import Graphs
 from .kinds import Kind, describe_kinds
 from .replays import Replays
 from .specials import Specials

@@ -14,7 +14,7 @@ import torch
 from ..contract import Backend, CallForm, WhenMissing
 from ..live import Live
 from ..regions.registry import plan_model
-from .graphs import Graph, State
+from .graph import Graph, State
 from .scope import Scope
 from .variant import Variant
 

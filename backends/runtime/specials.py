@@ -16,7 +16,7 @@ import torch
 
 from ..contract import Description
 from ..regions.plan import Call
-from .graphs import Graph, State
+from .graph import Graph, State
 from .region import Region
 
 #: Signatures of one model that have a set at a time; their files stay in the store.

@@ -11,7 +11,7 @@ import torch
 from ..layout import aligned
 from ..regions.plan import Place
 from ..tolerance import tells_nothing, within
-from .graphs import Graph
+from .graph import Graph
 from .verified import Verified
 from .weights import Fetched
 

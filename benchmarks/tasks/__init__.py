@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import (
+    beside,
     build,
     captured,
     changes,
@@ -36,6 +37,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed.speed,
     "rival": rival.rival,
     "rivals": rivals.rivals,
+    "beside": beside.beside,
     "captured_exact": captured.exact,
     "captured_forms": forms.forms,
     "captured_failures": captured.failures,

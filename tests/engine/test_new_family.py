@@ -14,7 +14,7 @@ from warmgraph_backends.contract import InputSpec, Symbol, WeightSpec
 from warmgraph_backends.regions import registry
 from warmgraph_backends.regions.plan import Form, Place, Plan, dispatch_one, unary
 from warmgraph_backends.registry import backend_named
-from warmgraph_backends.runtime.graphs import State
+from warmgraph_backends.runtime.graph import State
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_tools.inprocess import Host
 

@@ -11,7 +11,7 @@ import torch
 from warmgraph_backends import eager, starting
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.runtime import specials as specials_module
-from warmgraph_backends.runtime.graphs import Graph
+from warmgraph_backends.runtime.graph import Graph
 from warmgraph_backends.runtime.replays import Replays
 from warmgraph_backends.runtime.specials import (
     MAX_ELEMENTS,

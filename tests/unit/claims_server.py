@@ -29,7 +29,8 @@ if "warmgraph_backends" not in sys.modules:
 from warmgraph_backends.builder import Builder  # noqa: E402
 from warmgraph_backends.claims import Claims  # noqa: E402
 from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
-from warmgraph_backends.runtime.graphs import Graph, Graphs  # noqa: E402
+from warmgraph_backends.runtime.graph import Graph  # noqa: E402
+from warmgraph_backends.runtime.graphs import Graphs  # noqa: E402
 from warmgraph_backends.signing import Signer  # noqa: E402
 from warmgraph_backends.store import Store  # noqa: E402
 

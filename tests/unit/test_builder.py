@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends import attendant
-from warmgraph_backends import builder as builder_module
+from warmgraph_backends import attendant, processes
 from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 
@@ -154,7 +153,7 @@ def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypa
 
 def test_no_job_waits_until_what_others_left_is_removed(make, monkeypatch):
     swept = threading.Event()
-    monkeypatch.setattr(builder_module, "sweep", lambda spool: swept.wait(PATIENCE_S))
+    monkeypatch.setattr(processes, "sweep", lambda spool: swept.wait(PATIENCE_S))
     try:
         result_of(make().submit(job("sleep")))
         assert not swept.is_set()

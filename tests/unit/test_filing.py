@@ -8,7 +8,7 @@ from typing import Any
 from warmgraph_backends.contract import Description, WhenMissing
 from warmgraph_backends.eager import Eager
 from warmgraph_backends.filing import MAX_RECORDS, Filing, WorkflowRef
-from warmgraph_backends.runtime.graphs import Graph, State
+from warmgraph_backends.runtime.graph import Graph, State
 from warmgraph_backends.runtime.session import Options
 from warmgraph_backends.signing import Signer
 from warmgraph_backends.store import Store

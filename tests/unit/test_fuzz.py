@@ -31,7 +31,8 @@ from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.graph_file import GraphFile, encode, file_name, read_for_trust, read_header
 from warmgraph_backends.manifest import read_facts
 from warmgraph_backends.protocol import ProtocolError, encode_message, read_message
-from warmgraph_backends.runtime.graphs import Graph, Graphs, State, manifest_of
+from warmgraph_backends.runtime.graph import Graph, State, manifest_of
+from warmgraph_backends.runtime.graphs import Graphs
 from warmgraph_backends.signing import Signer
 from warmgraph_backends.store import Store
 

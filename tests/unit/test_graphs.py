@@ -19,7 +19,8 @@ from warmgraph_backends.claims import Claims
 from warmgraph_backends.errors import BuildError, GraphFileError
 from warmgraph_backends.graph_file import encode, file_name
 from warmgraph_backends.manifest import read_facts
-from warmgraph_backends.runtime.graphs import Graph, Graphs, State, manifest_of
+from warmgraph_backends.runtime.graph import Graph, State, manifest_of
+from warmgraph_backends.runtime.graphs import Graphs
 from warmgraph_backends.signing import Signer
 from warmgraph_backends.store import Store
 

@@ -49,6 +49,7 @@ OUTSIDE = {
     "quadratic",
     "custom",
     "parse_steps",
+    "_is_number",
     "_root",
     "Drift._is_far",
     "Options.__init__",

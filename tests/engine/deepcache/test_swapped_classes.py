@@ -81,7 +81,7 @@ def test_a_class_that_is_swapped_around_one_call_is_left_to_its_owner(xl: Pair, 
     class Late(tuned.UNetModel):
         pass
 
-    number = 0
+    number, held = 0, list[int]()
 
     def around(executor: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal number
@@ -91,9 +91,13 @@ def test_a_class_that_is_swapped_around_one_call_is_left_to_its_owner(xl: Pair, 
             return executor(*args, **kwargs)
         finally:
             xl.unet.__class__ = tuned.UNetModel
+            run = cache_of(ours)._run
+            assert run is not None
+            held.append(run.features.bytes)
 
     ours = cached(xl.model)
     ours.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "tests.late", around)
     xl.sample(ours)
     assert "Late" in (cache_of(ours).problem or "")
     assert sum(cache_of(ours).evaluations.values()) == 2
+    assert held[1] > 0 == held[2], "what is of no use any more is let go"

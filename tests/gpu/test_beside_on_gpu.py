@@ -1,0 +1,30 @@
+"""Captured calls beside other nodes' code on a GPU: right while it lasts, quick again after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+MODES = {"dynamic": (), "legacy": ("--disable-dynamic-vram",)}
+#: Of final latents: the errors of single calls add up over a run.
+RUN_TOLERANCE = 1e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_others_do_is_neither_replayed_over_nor_lasting(
+    lab: Any, sdxl: dict[str, Any], mode: str
+) -> None:
+    result = lab.run("beside", MODES[mode], limit_s=200, **sdxl, size=[512, 512])
+    rows = {row["name"]: row for row in result["rows"]}
+    for name, row in rows.items():
+        assert row["error"] <= RUN_TOLERANCE, (name, row)
+        if name == "plain" or name.startswith("after"):
+            assert row["replayed"] > 0, (name, row)
+    norms = rows["norms replaced on their classes"]
+    assert norms["effect"] > 3 * RUN_TOLERANCE and norms["replayed"] == 0, norms
+    assert any("replaces GroupNorm.forward" in reason for reason in norms["reasons"]), norms
+    assert rows["after norms replaced on their classes"]["captures"] == 0
+    # What was captured holds the dropped graph: the next calls are captured anew.
+    assert rows["a dropped graph"]["captures"] == 1
