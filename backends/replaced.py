@@ -15,12 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .bytecode import codes, hash_code
 from .contract import PackFile
 from .describe import named_code
 from .errors import DescriptionError
 from .foreign import objection
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
-from .sources import NOT_TRACED, codes, hash_code, is_foreign
+from .sources import NOT_TRACED, is_foreign
 
 _LARGEST_BYTES = 1 << 20
 
