@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from .sources import codes, global_chains, is_foreign, is_operator
+from .bytecode import codes, global_chains
+from .sources import is_foreign, is_operator
 
 #: The one argument that a replaced forward may keep: the host's own notes on the step.
 OPTIONS = "transformer_options"

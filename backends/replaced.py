@@ -15,12 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .bytecode import codes, hash_code
 from .contract import PackFile
 from .describe import named_code
 from .errors import DescriptionError
 from .foreign import objection
-from .packs import Pack, origin, pack_of, pack_of_function
-from .sources import codes, hash_code, is_foreign
+from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
+from .sources import NOT_TRACED, is_foreign
 
 _LARGEST_BYTES = 1 << 20
 
@@ -37,10 +38,12 @@ def describe_packs(
     Raises:
         DescriptionError: no graph can stand for one of them, or its file is not what runs.
     """
+    classes, _ = named_code(described)
+    if (problem := _replaced_cast(classes)) is not None:
+        raise DescriptionError(problem)
     guests = [f for f in through if pack_of_function(f) is not None]
     if not guests:
         return ()
-    classes, _ = named_code(described)
     for cls in classes:
         pack = pack_of(cls.__module__)
         if pack is not None:
@@ -60,6 +63,20 @@ def describe_packs(
                 )
             files.setdefault(file.module, file)
     return tuple(files.values())
+
+
+def _replaced_cast(classes: Sequence[type]) -> str | None:
+    """Say what runs in place of a layer of the host while its weights are cast: no graph runs
+    through that, for its weights come in as they are, and no key covers it.
+    """
+    for cls in classes:
+        for name in sorted(NOT_TRACED):
+            owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+            if owner is not None and is_known(owner.__module__):
+                function = vars(owner)[name]
+                if isinstance(function, types.FunctionType) and is_foreign(function):
+                    return f"{owner_of(function)} replaces {owner.__name__}.{name}"
+    return None
 
 
 def blame(pack: str, replaces: str, problem: str) -> str:

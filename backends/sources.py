@@ -8,9 +8,7 @@ modules, closures.
 
 from __future__ import annotations
 
-import dis
 import hashlib
-import inspect
 import re
 import sys
 import types
@@ -22,12 +20,13 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from .bytecode import canonical_text, codes, global_chains, hash_code
 from .describe import HOST_STATE
 from .packs import origin
 from .watch import Owner, Watch, namespace
 
 #: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
-_NOT_TRACED = frozenset(
+NOT_TRACED = frozenset(
     [
         "run_every_op",
         "cast_bias_weight",
@@ -43,7 +42,6 @@ _NOT_FOLLOWED = (
     "comfy.utils",
     "comfy.quant_ops",
 )
-_HAS_DOCSTRING = 0x4000000  # a flag of code objects from Python 3.13 on
 _OWN = __name__.rpartition(".")[0]
 _FOREIGN = frozenset(sys.stdlib_module_names) | {
     "torch",
@@ -89,7 +87,7 @@ def fingerprint(
         if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
-        if function.__name__ in _NOT_TRACED:
+        if function.__name__ in NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch)
         name = f"{_module_name(function)}:{function.__qualname__}"
@@ -164,7 +162,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
                     _watch_torch(function, watch)
                     pending += code.co_names
                 break  # what it inherits is torch's own affair
-            if name in _NOT_TRACED:
+            if name in NOT_TRACED:
                 continue
             if code is not None and not _is_outside(function):
                 reached.append(function)
@@ -179,11 +177,6 @@ def _watch_torch(function: Any, watch: Watch) -> None:
     """Watch what a method of torch calls: `torch.nn.functional`'s functions, for the most part."""
     for chain in global_chains(function.__code__):
         _resolve(function.__globals__, chain, {}, [], watch)
-
-
-@lru_cache(maxsize=4096)
-def hash_code(code: types.CodeType) -> str:
-    return hashlib.sha256(_canonical(code).encode()).hexdigest()[:16]
 
 
 def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
@@ -205,7 +198,7 @@ def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Cal
             for chain in global_chains(code):
                 _resolve(function.__globals__, chain, values, callees, watch)
     keyword_only = sorted((function.__kwdefaults__ or {}).items())
-    defaults = _canonical(function.__defaults__ or ()) + _canonical(keyword_only)
+    defaults = canonical_text(function.__defaults__ or ()) + canonical_text(keyword_only)
     digest = hash_code(function.__code__) + defaults
     return hashlib.sha256(digest.encode()).hexdigest()[:16], values, callees
 
@@ -235,7 +228,7 @@ def _resolve(
     if callable(value) and not isinstance(value, type):
         _watch_name(holder, name, watch)
     if isinstance(function, types.FunctionType):
-        if function.__name__ not in _NOT_TRACED and not _is_outside(function):
+        if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
         return
@@ -249,58 +242,6 @@ def _watch_name(holder: Owner, name: str, watch: Watch) -> None:
         watch.add_attribute(holder, name)
     else:
         watch.add(holder, name)
-
-
-@lru_cache(maxsize=4096)
-def global_chains(code: types.CodeType) -> list[list[str]]:
-    """Dotted names that a code object loads, as lists: `comfy.ops.f` -> ["comfy", "ops", "f"]."""
-    chains: list[list[str]] = []
-    open_chain: list[str] | None = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            open_chain = [instruction.argval]
-            chains.append(open_chain)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and open_chain is not None:
-            open_chain.append(instruction.argval)
-        else:
-            open_chain = None
-    return chains
-
-
-def codes(code: types.CodeType) -> Iterable[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes(constant)
-
-
-def _constants(code: types.CodeType) -> tuple[Any, ...]:
-    """A code object's constants without its docstring."""
-    if sys.version_info >= (3, 13):
-        documented = bool(code.co_flags & _HAS_DOCSTRING)
-    else:  # a function's first constant is its docstring, or None
-        documented = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_name[0] != "<"
-    return code.co_consts[1:] if documented else code.co_consts
-
-
-def _canonical(value: Any) -> str:
-    if isinstance(value, types.CodeType):
-        # Handlers and argument kinds are no part of the byte code.
-        table = getattr(value, "co_exceptiontable", b"")  # Python 3.11 and newer
-        flags = value.co_flags & ~_HAS_DOCSTRING
-        kinds = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, flags)
-        names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-        parts = (value.co_code.hex(), table.hex(), kinds, names)
-        return repr(parts) + "".join(_canonical(c) for c in _constants(value))
-    if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(_canonical(v) for v in value)) + "}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(_canonical(v) for v in value) + ")"
-    if isinstance(value, types.FunctionType):
-        return value.__qualname__
-    if value is None or isinstance(value, (bool, int, float, str, bytes, complex)):
-        return repr(value)
-    return type(value).__name__
 
 
 def _value(value: Any) -> str | None:

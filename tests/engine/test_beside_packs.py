@@ -77,11 +77,11 @@ class Desk:
             conditions = self.controlled[anew or model is self.compiled]
         for patch in prompt.patches:
             model = patch(model)
-        if anew:
-            model = self.lab.compiled(model, when_missing="never")
-        if prompt.cached:
-            model = cached(model, interval=2)
         with prompt.held() if prompt.held is not None else nullcontext():
+            if anew:
+                model = self.lab.compiled(model, when_missing="never")
+            if prompt.cached:
+                model = cached(model, interval=2)
             try:
                 return self._sample(prompt, model, conditions)
             except (Exception, InterruptProcessingException) as error:

@@ -305,6 +305,29 @@ def test_a_file_that_changed_since_it_was_imported_is_not_run(
         describe()
 
 
+def test_a_layers_forward_with_cast_weights_that_was_replaced_is_refused(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No graph runs through it, for its weights come in as they are: the host's calls do."""
+    import comfy.ops
+
+    layers = comfy.ops.disable_weight_init
+    place = Place("block", block(), FORMS["block"])
+
+    def describe() -> Description:
+        return describe_place(place, Plan(symbols=SYMBOLS), dtype=torch.float32, device="cpu")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.LayerNorm, "forward_comfy_cast_weights", lambda self, x: -x)
+        with pytest.raises(DescriptionError) as refused:
+            describe()
+    owner = __name__.partition(".")[0]
+    assert refused.value.reason == f"{owner} replaces LayerNorm.forward_comfy_cast_weights"
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.GroupNorm, "forward_comfy_cast_weights", lambda self, x: -x)
+        assert describe().sources  # of a layer that the block does not have
+
+
 def test_a_wrapped_spatial_transformer_stays_its_packs(host: Host, install_pack: Install) -> None:
     assert spatial_transformer_change() is None
     files = wraps("function(self, x, context, transformer_options)")
