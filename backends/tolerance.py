@@ -6,6 +6,8 @@ fusing skips roundings that eager makes, so the error is eager's own, seen from 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 #: cuDNN's fp32 convolutions round their factors to 10 bits unless told not to, and another layout
@@ -37,7 +39,7 @@ def within(result: torch.Tensor, reference: torch.Tensor) -> tuple[bool, float]:
     if result.shape != reference.shape or result.dtype != reference.dtype:
         return False, float("inf")
     error = relative_l2(result, reference)
-    return error <= _bound(reference), error
+    return error <= bound(reference), error
 
 
 def tells_nothing(reference: torch.Tensor) -> bool:
@@ -45,7 +47,18 @@ def tells_nothing(reference: torch.Tensor) -> bool:
     return not bool(torch.isfinite(reference).any())
 
 
-def _bound(reference: torch.Tensor) -> float:
+def nudged(value: Any, amount: float) -> Any:
+    """Return a tensor whose elements are moved up and down in turn, by this part of themselves;
+    anything else as it is.
+    """
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    turns = torch.arange(value.numel(), device=value.device).reshape(value.shape) % 2
+    return value * (1 + amount * (2 * turns - 1)).to(value.dtype)
+
+
+def bound(reference: torch.Tensor) -> float:
+    """Return how far a result may be from this one (relative L2)."""
     if reference.dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
         return TF32_L2
     return RELATIVE_L2[str(reference.dtype).removeprefix("torch.")]
