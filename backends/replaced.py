@@ -19,8 +19,8 @@ from .bytecode import codes, hash_code
 from .contract import PackFile
 from .describe import named_code
 from .errors import DescriptionError
-from .foreign import objection
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
+from .purity import objection
 from .sources import NOT_TRACED, is_foreign
 
 _LARGEST_BYTES = 1 << 20

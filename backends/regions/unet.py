@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..foreign import options_kept
 from ..layout import CHANNELS_LAST
 from ..packs import is_made_of_the_hosts, owner_of
+from ..purity import options_kept
 from .plan import (
     Call,
     Dispatch,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..foreign import objection
 from ..packs import is_known, owner_of
+from ..purity import objection
 from ..regions.plan import Dispatch, Passage, Plan
 from ..sources import fingerprint, is_foreign
 from ..watch import Watch

@@ -15,8 +15,8 @@ import torch
 from warmgraph_backends import build
 from warmgraph_backends.contract import Description
 from warmgraph_backends.errors import BuildError, DescriptionError
-from warmgraph_backends.foreign import options_kept
 from warmgraph_backends.keys import graph_key, target
+from warmgraph_backends.purity import options_kept
 from warmgraph_backends.regions.plan import Place, Plan, describe_place
 from warmgraph_backends.regions.spatial import spatial_transformer_change
 from warmgraph_backends.regions.unet import FORMS, SYMBOLS
