@@ -190,7 +190,7 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
     def copy_to(other: Any) -> None:
         cls.copy_to(own(), other)
         if type(other) is cls:
-            _hang(other, session, runs)
+            session.scope.faults.spare(STEP, "following a copy", _hang, other, session, runs)
         else:
             pack, name = type(other).__module__.partition(".")[0], type(other).__name__
             session.note(f"{name} of {pack} took this ControlNet over: runs as without this node")

@@ -11,6 +11,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
+from .controlled import Controlled
 from .lab import TOLERANCE, Lab, left_behind, relative
 from .subject import Subject, reasons
 
@@ -86,6 +87,30 @@ def test_no_failure_of_ours_fails_a_prompt(
     again = xl.lab.compiled(xl.model)  # another node run is another try
     assert relative(xl.sample(again), eager) < TOLERANCE
     assert reasons(xl.report(again)) == {}
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["attach.controlnet:_target", "attach.controlnet:_hang", "runtime.scope:Scope._prepare"],
+)
+def test_no_failure_of_ours_in_a_controlnet_fails_a_prompt(
+    lab: Lab, host: Host, warned: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    controlled = Controlled(lab, host)
+    eager = controlled.sample(controlled.apply(controlled.plain))
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise _BrokenError(f"{part} is broken")
+
+    module, _, path = part.partition(":")
+    owner: Any = importlib.import_module(f"warmgraph_backends.{module}")
+    *owners, name = path.split(".")
+    for each in owners:
+        owner = getattr(owner, each)
+    monkeypatch.setattr(owner, name, broken)
+    image = controlled.sample(controlled.apply(controlled.ours))
+    assert relative(image, eager) < TOLERANCE
+    assert any(f"{part} is broken" in text and trace for text, trace in warned())
 
 
 def test_a_kind_that_fails_is_off_and_the_others_are_not(

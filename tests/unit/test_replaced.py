@@ -16,7 +16,7 @@ from warmgraph_backends import build
 from warmgraph_backends.contract import Description
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.keys import graph_key, target
-from warmgraph_backends.purity import options_kept
+from warmgraph_backends.purity import objection, options_kept
 from warmgraph_backends.regions.plan import Place, Plan, describe_place
 from warmgraph_backends.regions.spatial import spatial_transformer_change
 from warmgraph_backends.regions.unet import FORMS, SYMBOLS
@@ -461,3 +461,19 @@ def test_what_keeps_the_options_of_a_step_is_known(host: Host, install_pack: Ins
     kept = options_kept(BasicTransformerBlock.forward)
     assert [(owner.__name__, name) for owner, name in kept] == [("Notes", "options")] * 2
     assert kept[0][0].__module__.endswith("More.parts.around")
+
+
+def test_a_module_that_is_closed_over_counts_by_whose_it_is() -> None:
+    """As in a wrapper that is made by a function with imports of its own."""
+
+    def around(forward: Any, module: Any) -> Any:
+        def wrapped(x: Any) -> Any:
+            return forward(module.relu(x))
+
+        return wrapped
+
+    def forward(x: Any) -> Any:
+        return x
+
+    assert objection(around(forward, torch)) is None
+    assert objection(around(forward, sys)) == "reads module, which may change"
