@@ -58,6 +58,8 @@ def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 def _open_page(page: Any, server: Server) -> None:
     page.open(server.url)
     page.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
+    # It brings back what was open before, and would put that over what is opened meanwhile.
+    page.wait_for(f"!!{OPEN}")
 
 
 def _shipped() -> list[str]:
@@ -239,10 +241,7 @@ def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
 ) -> None:
     """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
     place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
-    saved = page.run(f"return {OPEN}?.isTemporary ? null : {OPEN}?.path")
     _open_page(page, server)
-    if saved:  # the page brings it back, and would put it over what is opened meanwhile
-        page.wait_for(f"{OPEN}?.path === {saved!r}")
     _open_shipped(page, "deepcache")
     page.wait_for("app.rootGraph.nodes.some((n) => n.comfyClass === 'WarmgraphDeepCache')")
     _set_widget(page, "WarmgraphCompileModel", "when_missing", "never")
