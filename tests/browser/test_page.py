@@ -58,8 +58,6 @@ def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 def _open_page(page: Any, server: Server) -> None:
     page.open(server.url)
     page.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
-    # It brings back what was open before, and would put that over what is opened meanwhile.
-    page.wait_for(f"!!{OPEN}")
 
 
 def _shipped() -> list[str]:
@@ -234,27 +232,3 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Ser
     page.wait_for(
         "(await (await fetch('/warmgraph/report')).json()).settings.workers === 0", seconds=10
     )
-
-
-def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
-    page: Any, server: Server, place_model: Callable[..., str]
-) -> None:
-    """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
-    _open_page(page, server)
-    _open_shipped(page, "deepcache")
-    page.wait_for("app.rootGraph.nodes.some((n) => n.comfyClass === 'WarmgraphDeepCache')")
-    _set_widget(page, "WarmgraphCompileModel", "when_missing", "never")
-    _set_widget(page, "KSampler", "steps", 4)
-    for side in ("width", "height"):
-        _set_widget(page, "EmptyLatentImage", side, 64)
-    page.run(
-        """
-        const node = app.rootGraph.nodes.find((n) => n.comfyClass === "WarmgraphGraphReport");
-        node.disconnectInput(node.inputs.findIndex((input) => input.name === "after"));
-        """
-    )
-    _run(page, server)
-    page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
-    report = page.run(f"return {STATUS}.find((t) => /regions compiled[^]*DeepCache, last/.test(t))")
-    assert "graphs: " in report and _own_errors(page) == []
