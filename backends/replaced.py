@@ -21,7 +21,7 @@ from .describe import named_code
 from .errors import DescriptionError
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
 from .purity import objection
-from .sources import NOT_TRACED, is_foreign
+from .sources import NOT_TRACED, is_foreign, wrapped_functions
 
 _LARGEST_BYTES = 1 << 20
 
@@ -92,25 +92,13 @@ def _in_order(guests: Sequence[Any]) -> Iterator[Any]:
         if id(function) in done:
             return
         done.add(id(function))
-        for inner in _inside(function):
+        for inner in wrapped_functions(function):
             yield from visit(inner)
         if is_foreign(function):
             yield function
 
     for function in reversed(guests):
         yield from visit(function)
-
-
-def _inside(function: Any) -> list[Any]:
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:
-            continue
-        if isinstance(content, types.FunctionType):
-            found.append(content)
-    return found
 
 
 def _binding(function: Any, classes: Sequence[type]) -> str:

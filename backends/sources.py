@@ -134,8 +134,7 @@ def _with_wrapped(function: Any) -> list[Any]:
         one = pending.pop()
         if one not in found:
             found.append(one)
-            cells = one.__closure__ or ()
-            pending += [cell.cell_contents for cell in cells if _holds_function(cell)]
+            pending += wrapped_functions(one)
     return found
 
 
@@ -360,6 +359,12 @@ def is_operator(value: Any) -> bool:
     """Tell whether something is an operator of torch itself, written in C++."""
     home = str(getattr(value, "__module__", None) or "")
     return isinstance(value, types.BuiltinFunctionType) and home.startswith("torch")
+
+
+def wrapped_functions(function: Any) -> list[Any]:
+    """Return the functions that a function closes over: those that it was put around."""
+    cells = function.__closure__ or ()
+    return [cell.cell_contents for cell in cells if _holds_function(cell)]
 
 
 def _holds_function(cell: Any) -> bool:
