@@ -50,6 +50,8 @@ def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     if program is None:
         pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
     server.request("/settings/Comfy.TutorialCompleted", True)  # no welcome page over everything
+    # Or a page that is loaded anew puts what was open before over what a test opens meanwhile.
+    server.request("/settings/Comfy.Workflow.Persist", False)
     with chromium.Chromium(program, tmp_path_factory.mktemp("profile")) as browser:
         _open_page(browser, server)
         yield browser
@@ -58,6 +60,7 @@ def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 def _open_page(page: Any, server: Server) -> None:
     page.open(server.url)
     page.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
+    page.wait_for(f"!!{OPEN}")
 
 
 def _shipped() -> list[str]:
@@ -232,3 +235,26 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Ser
     page.wait_for(
         "(await (await fetch('/warmgraph/report')).json()).settings.workers === 0", seconds=10
     )
+
+
+def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
+    page: Any, server: Server, place_model: Callable[..., str]
+) -> None:
+    """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
+    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
+    _open_page(page, server)
+    _open_shipped(page, "deepcache")
+    _set_widget(page, "WarmgraphCompileModel", "when_missing", "never")
+    _set_widget(page, "KSampler", "steps", 4)
+    for side in ("width", "height"):
+        _set_widget(page, "EmptyLatentImage", side, 64)
+    page.run(
+        """
+        const node = app.rootGraph.nodes.find((n) => n.comfyClass === "WarmgraphGraphReport");
+        node.disconnectInput(node.inputs.findIndex((input) => input.name === "after"));
+        """
+    )
+    _run(page, server)
+    page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
+    report = page.run(f"return {STATUS}.find((t) => /regions compiled[^]*DeepCache, last/.test(t))")
+    assert "graphs: " in report and _own_errors(page) == []
