@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from warmgraph_backends.signing import Signer
+    from warmgraph_backends.storing.signing import Signer
 
 PACK = Path(os.path.abspath(__file__)).parent
 PRIVATE = "__warmgraph"
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         user = _user_directory(options)
         _import_backends()
         from warmgraph_backends.errors import WarmgraphError
-        from warmgraph_backends.signing import Signer
+        from warmgraph_backends.storing.signing import Signer
 
         try:
             signer = Signer(user / PRIVATE)
@@ -64,8 +64,8 @@ def trust(folder: Path, signer: Signer) -> int:
     Files are rewritten in one step each; whatever is not a graph file is left alone and named.
     """
     from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.files import write_whole
-    from warmgraph_backends.graph_file import encode, read_for_trust, read_header
+    from warmgraph_backends.storing.files import write_whole
+    from warmgraph_backends.storing.graph_file import encode, read_for_trust, read_header
 
     if not os.path.isdir(folder):
         return _stop(f"{folder} is not a folder")
@@ -121,7 +121,7 @@ def _explain_file(
 ) -> dict[str, Any] | None:
     """Print a few lines about one file; return its manifest, None when the file is refused."""
     from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.graph_file import read_for_trust, read_header
+    from warmgraph_backends.storing.graph_file import read_for_trust, read_header
 
     _say(path.name)
     try:
@@ -149,7 +149,7 @@ def _explain_file(
 
 def _fit(facts: dict[str, Any]) -> list[str]:
     """Say whether a graph was made for a machine like this, and if not, why, without PyTorch."""
-    from warmgraph_backends.target import explain_target, installed_target
+    from warmgraph_backends.kinds.target import explain_target, installed_target
 
     here = installed_target(str(facts.get("device")), str(facts.get("backend")))
     if here is None and importlib.util.find_spec("torch") is None:
@@ -167,9 +167,9 @@ def _fit(facts: dict[str, Any]) -> list[str]:
 def _fit_by_torch(facts: dict[str, Any]) -> list[str]:
     """Say whether a graph fits, and whether its backend can work here; imports PyTorch."""
     try:
-        from warmgraph_backends.keys import target
-        from warmgraph_backends.registry import BACKENDS
-        from warmgraph_backends.target import explain_target
+        from warmgraph_backends.compilers.registry import BACKENDS
+        from warmgraph_backends.kinds.keys import target
+        from warmgraph_backends.kinds.target import explain_target
     except ImportError as error:
         return [f"fits: not known, this Python cannot import PyTorch ({error})"]
     device, name = facts.get("device"), facts.get("backend")
@@ -190,7 +190,7 @@ def _unknown(facts: dict[str, Any]) -> str:
 def _graph_files(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of a folder that are or pretend to be graphs, each with why it is refused."""
     from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.graph_file import SUFFIX, key_of
+    from warmgraph_backends.storing.graph_file import SUFFIX, key_of
 
     inside = Path(os.path.realpath(folder))
     try:

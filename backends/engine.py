@@ -20,35 +20,41 @@ from typing import Any
 
 import torch
 
-from . import folders
-from .attach import controlnet as attach_controlnet
-from .attach import deepcache as attach_deepcache
-from .attach import model as attach_model
-from .attach import vae as attach_vae
-from .attach.base import Attached, Note
-from .builder import Builder
-from .claims import Claims
+from .building.builder import Builder
+from .building.claims import Claims
 from .contract import CallForm, WhenMissing
+from .cuda_graphs.memory import GraphMemory
+from .cuda_graphs.replays import CLEAN_CALLS
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
-from .filing import Filing, WorkflowRef
-from .host import host_arguments, room_for_workers, run_forward, spare_vram, total_vram
-from .live import Live
-from .prompts import Progress, Prompts
-from .report import deepcache_report, model_report, strict_problem
+from .host import controlnet as attach_controlnet
+from .host import deepcache as attach_deepcache
+from .host import model as attach_model
+from .host import vae as attach_vae
+from .host.attached import Attached, Note
+from .host_api.questions import (
+    host_arguments,
+    room_for_workers,
+    run_forward,
+    spare_vram,
+    total_vram,
+)
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
-from .runtime.graph_memory import GraphMemory
 from .runtime.graphs import Graphs
-from .runtime.replays import CLEAN_CALLS
+from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import Options, Session
-from .runtime.verified import Verified
-from .settings import Settings
-from .signing import Signer
-from .starting import Starter
-from .store import Store
+from .sessions.prompts import Progress, Prompts
+from .sessions.report import deepcache_report, model_report, strict_problem
+from .sessions.settings import Settings
+from .sessions.start import Starter
+from .sessions.workflow_links import Filing, WorkflowRef
+from .storing import folders
+from .storing.comparisons import Verified
+from .storing.signing import Signer
+from .storing.store import Store
 
 logger = logging.getLogger(__name__)
 

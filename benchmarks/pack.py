@@ -61,7 +61,7 @@ def open_engine(
             never, so that no build runs beside what is timed.
     """
     engine = import_engine()
-    from warmgraph_backends.settings import SETTINGS, Settings
+    from warmgraph_backends.sessions.settings import SETTINGS, Settings
 
     private = store.with_name(store.name + "-private")
     store.mkdir(parents=True, exist_ok=True)

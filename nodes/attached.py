@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..backends.engine import Engine, Progress
 from ..backends.errors import StrictError, validate_length
-from ..backends.folders import validate_graphs_name
+from ..backends.storing.folders import validate_graphs_name
 from . import server
 from .progress import node_progress
 from .summary import summary_text

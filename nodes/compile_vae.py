@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.attach.vae import BOTH, PARTS
+from ..backends.host.vae import BOTH, PARTS
 from . import server
 from .attached import (
     attached_or_unchanged,

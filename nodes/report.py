@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.errors import shown, validate_length
-from ..backends.report import deepcache_text, render_text
+from ..backends.sessions.report import deepcache_text, render_text
 from . import server
 from .progress import node_progress
 

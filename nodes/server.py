@@ -19,9 +19,9 @@ from aiohttp import web
 from server import PromptServer
 
 from ..backends.engine import Engine, Hooks, Paths
-from ..backends.folders import list_folders
-from ..backends.report import deepcache_text, render_text
-from ..backends.settings import Settings
+from ..backends.sessions.report import deepcache_text, render_text
+from ..backends.sessions.settings import Settings
+from ..backends.storing.folders import list_folders
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Any
 
-from ..backends.report import deepcache_text
+from ..backends.sessions.report import deepcache_text
 
 MAX_REASONS = 3
 MAX_REASON = 120

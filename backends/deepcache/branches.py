@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..regions.plan import Passage, shallow_copy
+from ..families.plan import Passage, shallow_copy
 from ..runtime.variant import Variant
 from .guard import own_part
 

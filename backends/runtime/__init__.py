@@ -1,1 +1,1 @@
-"""What happens while a model runs: which graph serves which place, and with which weights."""
+"""What happens around a model's calls: which graph serves which place, and whether it may."""

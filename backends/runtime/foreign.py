@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..regions.plan import Plan
-from ..watch import Change, Watch
-from .kinds import Kind
+from ..families.plan import Plan
+from ..kinds.watch import Change, Watch
+from .kind import Kind
 from .wiring import Wiring, patched_places, replaced_function
 
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import Description
-from ..regions.plan import Place, Plan
+from ..cuda_graphs.replays import EXACT
+from ..families.plan import Place, Plan
+from ..storing.comparisons import Verified
+from ..weights.fetching import ModelWeights
 from .faults import Faults
 from .graph import Graph, State
 from .graphs import Graphs
-from .kinds import Kind
+from .kind import Kind
 from .region import Region
-from .replays import EXACT
 from .specials import Either, Specials
-from .verified import Verified
-from .weights import ModelWeights
 
 
 class ForwardSet(NamedTuple):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
-from .. import keys
-from ..builder import BuildResult
+from ..building.builder import BuildResult
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, ManifestError
-from ..manifest import Facts, read_facts, read_seconds
+from ..kinds import keys
+from ..storing.manifest import Facts, read_facts, read_seconds
 
 #: Builds of one graph in one process; a worker may have died of something that has passed.
 MAX_ATTEMPTS = 2

@@ -13,15 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import keys
-from ..builder import Builder, BuildResult, Job
-from ..claims import Claims
+from ..building.builder import Builder, BuildResult, Job
+from ..building.claims import Claims
 from ..contract import Backend, Description
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
-from ..graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
-from ..manifest import Facts
-from ..store import Store
-from ..target import explain_target
+from ..kinds import keys
+from ..kinds.target import explain_target
+from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
+from ..storing.manifest import Facts
+from ..storing.store import Store
 from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
 
 logger = logging.getLogger(__name__)

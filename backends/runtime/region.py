@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..host import is_interrupt
-from ..layout import aligned
-from ..regions.plan import Place
-from .casting import same_device
+from ..families.plan import Place
+from ..host_api.questions import is_interrupt
+from ..kinds.layout import aligned
+from ..storing.comparisons import Verified
+from ..weights.casting import same_device
+from ..weights.fetching import ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
 from .trust import Trust
-from .verified import Verified
-from .weights import ModelWeights, RegionWeights
 
 logger = logging.getLogger(__name__)
 

@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..claims import BY_ANOTHER_SERVER
+from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
-from ..host import pause_host_compiler
-from ..keys import target
-from ..packs import foreign_class
-from ..regions.plan import Dispatch, Place, Plan
-from .anchors import Anchors
-from .calls import Call, FixedCallError, arithmetic, read_call, unread_options
-from .casting import same_device
+from ..cuda_graphs.replays import Replays
+from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, unread_options
+from ..families.plan import Dispatch, Place, Plan
+from ..host_api.questions import pause_host_compiler
+from ..kinds.keys import target
+from ..kinds.packs import foreign_class
+from ..storing.comparisons import Verified
+from ..weights.addresses import Anchors
+from ..weights.casting import same_device
+from ..weights.fetching import ModelWeights
 from .faults import CAPTURES, STEP, Faults
 from .foreign import Foreign
 from .forwards import Forwards, ForwardSet
 from .graph import Graph, State
 from .graphs import Graphs
-from .kinds import Kind, describe_kinds
-from .replays import Replays
+from .kind import Kind, describe_kinds
 from .specials import Specials
-from .verified import Verified
-from .weights import ModelWeights
 
 
 class Target(NamedTuple):

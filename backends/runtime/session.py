@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from ..contract import Backend, CallForm, WhenMissing
-from ..live import Live
-from ..regions.registry import plan_model
+from ..families.catalogue import plan_model
 from .graph import Graph, State
+from .live import Live
 from .scope import Scope
 from .variant import Variant
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..contract import Description
-from ..regions.plan import Call
+from ..families.plan import Call
 from .graph import Graph, State
 from .region import Region
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..layout import aligned
-from ..regions.plan import Place
-from ..tolerance import bound, nudged, relative_l2, tells_nothing, within
+from ..families.plan import Place
+from ..kinds.layout import aligned
+from ..kinds.tolerance import bound, nudged, relative_l2, tells_nothing, within
+from ..storing.comparisons import Verified
+from ..weights.fetching import Fetched
 from .graph import Graph
-from .verified import Verified
-from .weights import Fetched
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..packs import is_known, owner_of
-from ..purity import objection
-from ..regions.plan import Dispatch, Passage, Plan
-from ..sources import fingerprint, is_foreign
-from ..watch import Watch
+from ..families.plan import Dispatch, Passage, Plan
+from ..kinds.packs import is_known, owner_of
+from ..kinds.purity import objection
+from ..kinds.sources import fingerprint, is_foreign
+from ..kinds.watch import Watch
 
 _FORWARDS = ("forward", "_forward", "_conv_forward")
 #: Plain attributes that nodes are known to set in place, for images that tile.

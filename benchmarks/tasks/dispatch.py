@@ -83,7 +83,7 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
 
 
 def _ready(value: Any, layout: str) -> Any:
-    from warmgraph_backends.layout import lay_out
+    from warmgraph_backends.kinds.layout import lay_out
 
     return value if isinstance(value, int) else lay_out(value, layout)
 

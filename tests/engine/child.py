@@ -49,8 +49,8 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
     import torch
     from comfy import supported_models
 
-    from warmgraph_backends.regions.registry import plan_model
-    from warmgraph_backends.registry import backend_named
+    from warmgraph_backends.compilers.registry import backend_named
+    from warmgraph_backends.families.catalogue import plan_model
     from warmgraph_backends.runtime.scope import Scope
 
     sdxl = supported_models.SDXL(

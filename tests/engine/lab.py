@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
-from warmgraph_backends.settings import Settings
+from warmgraph_backends.sessions.settings import Settings
 
 TOLERANCE = 1e-4
 """Relative L2 per UNet call in fp32: the issue's bound; other orders of sums stay below 1e-5."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker.py"
+WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
 LACKS, ROLL = "WARMGRAPH_TEST_LACKS", "WARMGRAPH_TEST_ROLL"
 
 
@@ -24,8 +24,8 @@ def main() -> None:
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
     worker.adopt_package()
-    serving = importlib.import_module(f"{worker.PACKAGE}.serving")
-    as_ever = serving.serve
+    loop = importlib.import_module(f"{worker.PACKAGE}.worker.loop")
+    as_ever = loop.serve
 
     def serve(prepare: Any, run: Any) -> None:
         def prepare_without(hello: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
         as_ever(prepare_without, run)
 
-    serving.serve = serve
+    loop.serve = serve
     worker.main()
 
 

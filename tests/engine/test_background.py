@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.claims import BY_ANOTHER_SERVER, Claims
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.building.claims import BY_ANOTHER_SERVER, Claims
+from warmgraph_backends.storing.signing import Signer
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.canonical import canonical_json, sha256_hex
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import GraphsNameError
-from warmgraph_backends.graph_file import compress_payload, encode, read_graph
-from warmgraph_backends.manifest import FORMAT
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing.canonical_json import canonical_json, sha256_hex
+from warmgraph_backends.storing.graph_file import compress_payload, encode, read_graph
+from warmgraph_backends.storing.manifest import FORMAT
+from warmgraph_backends.storing.signing import Signer
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
@@ -131,7 +131,7 @@ def _older_format(lab: Lab, path: Path) -> None:
     assert older != text
     from safetensors.numpy import load, save
 
-    from warmgraph_backends import graph_file
+    from warmgraph_backends.storing import graph_file
 
     signature = signer.sign(graph_file._PURPOSE + older)
     path.write_bytes(save(load(data), {"manifest": older, "signature": signature}))

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.runtime import replays
-from warmgraph_backends.runtime.anchors import Anchors
-from warmgraph_backends.runtime.calls import (
+from warmgraph_backends.cuda_graphs import replays
+from warmgraph_backends.cuda_graphs.captured_call import OUT_OF_MEMORY, CaptureError
+from warmgraph_backends.cuda_graphs.memory import GraphMemory
+from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
+from warmgraph_backends.cuda_graphs.signatures import (
     FixedCallError,
     arithmetic,
     is_capturable,
@@ -20,12 +22,10 @@ from warmgraph_backends.runtime.calls import (
     result_form,
     unread_options,
 )
-from warmgraph_backends.runtime.cuda_graph import OUT_OF_MEMORY, CaptureError
-from warmgraph_backends.runtime.graph_memory import GraphMemory
-from warmgraph_backends.runtime.replays import CLEAN_CALLS, Replays
-from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
-from warmgraph_backends.watch import Watch
+from warmgraph_backends.weights.addresses import Anchors
+from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from warmgraph_backends.runtime.anchors import Anchors
-from warmgraph_backends.runtime.casting import fetch_dynamic
-from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.weights.addresses import Anchors
+from warmgraph_backends.weights.casting import fetch_dynamic
+from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
 DEVICE = torch.device("cpu")

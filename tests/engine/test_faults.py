@@ -15,25 +15,25 @@ from .controlled import Controlled
 from .lab import TOLERANCE, Lab, left_behind, relative
 from .subject import Subject, reasons
 
-RUNTIME = "warmgraph_backends.runtime"
+PACKAGE = "warmgraph_backends"
 
 #: What of ours breaks, as module and name; each is called in a run.
 BROKEN = {
-    "looking for other nodes' code": ("foreign", "Foreign.look_again"),
-    "asking whether the model is the same": ("scope", "Scope.is_stale"),
-    "beginning a run": ("scope", "Scope.begin_run"),
-    "beginning a step": ("weights", "ModelWeights.begin_step"),
-    "making forwards": ("forwards", "Forwards.refresh"),
-    "choosing forwards": ("forwards", "Forwards.of"),
-    "reading the call": ("scope", "read_call"),
-    "a region": ("region", "Region._problem"),
-    "weights": ("weights", "RegionWeights._gather"),
-    "the host's weights": ("weights", "fetch_plain"),
-    "trust": ("trust", "Trust.covers"),
-    "comparing": ("trust", "within"),
-    "remembering a comparison": ("verified", "Verified.add"),
-    "ending a run": ("scope", "Scope.end_run"),
-    "saying why": ("scope", "Scope.eager_places"),
+    "looking for other nodes' code": ("runtime.foreign", "Foreign.look_again"),
+    "asking whether the model is the same": ("runtime.scope", "Scope.is_stale"),
+    "beginning a run": ("runtime.scope", "Scope.begin_run"),
+    "beginning a step": ("weights.fetching", "ModelWeights.begin_step"),
+    "making forwards": ("runtime.forwards", "Forwards.refresh"),
+    "choosing forwards": ("runtime.forwards", "Forwards.of"),
+    "reading the call": ("runtime.scope", "read_call"),
+    "a region": ("runtime.region", "Region._problem"),
+    "weights": ("weights.fetching", "RegionWeights._gather"),
+    "the host's weights": ("weights.fetching", "fetch_plain"),
+    "trust": ("runtime.trust", "Trust.covers"),
+    "comparing": ("runtime.trust", "within"),
+    "remembering a comparison": ("storing.comparisons", "Verified.add"),
+    "ending a run": ("runtime.scope", "Scope.end_run"),
+    "saying why": ("runtime.scope", "Scope.eager_places"),
 }
 
 
@@ -74,7 +74,7 @@ def test_no_failure_of_ours_fails_a_prompt(
 
     with monkeypatch.context() as patch:
         *path, last = name.split(".")
-        owner: Any = importlib.import_module(f"{RUNTIME}.{module}")
+        owner: Any = importlib.import_module(f"{PACKAGE}.{module}")
         for step in path:
             owner = getattr(owner, step)
         patch.setattr(owner, last, broken)
@@ -91,7 +91,7 @@ def test_no_failure_of_ours_fails_a_prompt(
 
 @pytest.mark.parametrize(
     "part",
-    ["attach.controlnet:_target", "attach.controlnet:_hang", "runtime.scope:Scope._prepare"],
+    ["host.controlnet:_target", "host.controlnet:_hang", "runtime.scope:Scope._prepare"],
 )
 def test_no_failure_of_ours_in_a_controlnet_fails_a_prompt(
     lab: Lab, host: Host, warned: Any, monkeypatch: pytest.MonkeyPatch, part: str
@@ -103,7 +103,7 @@ def test_no_failure_of_ours_in_a_controlnet_fails_a_prompt(
         raise _BrokenError(f"{part} is broken")
 
     module, _, path = part.partition(":")
-    owner: Any = importlib.import_module(f"warmgraph_backends.{module}")
+    owner: Any = importlib.import_module(f"{PACKAGE}.{module}")
     *owners, name = path.split(".")
     for each in owners:
         owner = getattr(owner, each)
@@ -121,7 +121,7 @@ def test_a_kind_that_fails_is_off_and_the_others_are_not(
 
     eager = xl.sample(xl.model)
     ours = xl.lab.compiled(xl.model)
-    region = importlib.import_module(f"{RUNTIME}.region")
+    region = importlib.import_module(f"{PACKAGE}.runtime.region")
     compute = region.Region._compute
 
     def picky(self: Any, inputs: Any) -> Any:
@@ -188,7 +188,7 @@ def test_cancel_within_a_region_ends_the_prompt(
 ) -> None:
     from comfy.model_management import InterruptProcessingException
 
-    trust = importlib.import_module(f"{RUNTIME}.trust")
+    trust = importlib.import_module(f"{PACKAGE}.runtime.trust")
 
     def cancelled(*_: Any) -> Any:
         raise InterruptProcessingException

@@ -446,7 +446,8 @@ spec = importlib.util.spec_from_file_location(
 )
 sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[name])
-from warmgraph_backends import engine, registry
+from warmgraph_backends import engine
+from warmgraph_backends.compilers import registry
 inductor = registry.backend_named("inductor")
 print([r.reason for r in inductor.requirements("cuda") if r.name == "Triton" and not r.met])
 print(registry.resolve_backend("auto", "cuda").backend.name)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import build
+from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import InputSpec, Symbol, WeightSpec
-from warmgraph_backends.regions import registry
-from warmgraph_backends.regions.plan import Form, Place, Plan, dispatch_one, unary
-from warmgraph_backends.registry import backend_named
+from warmgraph_backends.families import catalogue as registry
+from warmgraph_backends.families.plan import Form, Place, Plan, dispatch_one, unary
 from warmgraph_backends.runtime.graph import State
 from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.worker import build
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab, relative

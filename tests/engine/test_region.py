@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.layout import is_laid_out
-from warmgraph_backends.regions.plan import Place
+from warmgraph_backends.families.plan import Place
+from warmgraph_backends.kinds.layout import is_laid_out
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
-from warmgraph_backends.runtime.verified import Verified
-from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.storing.comparisons import Verified
+from warmgraph_backends.weights.fetching import ModelWeights
 
 from .lab import TOLERANCE, relative
 from .probed import Probed

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import eager, starting
+from warmgraph_backends.compilers import eager
 from warmgraph_backends.contract import Description, InputSpec, Symbol
+from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.runtime import specials as specials_module
 from warmgraph_backends.runtime.graph import Graph
-from warmgraph_backends.runtime.replays import Replays
 from warmgraph_backends.runtime.specials import (
     MAX_ELEMENTS,
     MAX_KNOWN,
@@ -20,6 +20,7 @@ from warmgraph_backends.runtime.specials import (
     STALE_RUNS,
     Specials,
 )
+from warmgraph_backends.sessions import start as starting
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab

@@ -13,7 +13,7 @@ import pytest
 
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import GraphsNameError
-from warmgraph_backends.folders import folder_keys, read_record
+from warmgraph_backends.storing.folders import folder_keys, read_record
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab

@@ -45,18 +45,18 @@ def loaded(gpu: None) -> Callable[..., tuple[Any, str]]:
     """Returns the call of an exported graph that was compiled as a special one, called once with
     the tensors given, packed and loaded again; and its source. Options are `compile_wrapper`'s.
     """
-    from warmgraph_backends import torch_private
+    from warmgraph_backends.torch_api import compiling, loading, packing
 
     def load(graph_module: Any, tensors: Sequence[Any], **options: Any) -> tuple[Any, str]:
         config = {
-            **torch_private.CONFIG,
-            torch_private.OWN_KERNELS: True,
+            **compiling.CONFIG,
+            compiling.OWN_KERNELS: True,
             "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
         }
-        module, source = torch_private.compile_wrapper(graph_module, config, **options)
+        module, source = compiling.compile_wrapper(graph_module, config, **options)
         module.call(list(tensors))
-        payload, _ = torch_private.pack(module, source)
-        return torch_private.unpack(payload), source
+        payload, _ = packing.pack(module, source)
+        return loading.unpack(payload), source
 
     return load
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import attention
-from warmgraph_backends.gpu_time import microseconds
+from warmgraph_backends.kernels import attention
+from warmgraph_backends.kernels.gpu_time import microseconds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 #: Of a sum of products in these dtypes, and of rounding queries, keys and values to them.
@@ -167,8 +167,8 @@ def test_measured_times_are_the_gpus(block: tuple[int, int], is_busy: bool) -> N
 
 _MEASURED = """
 import json, sys
-from backends import attention
-from backends.gpu_time import microseconds
+from backends.kernels import attention
+from backends.kernels.gpu_time import microseconds
 for shapes in json.loads(sys.argv[1]):
     shapes = [(*sizes, getattr(attention.torch, dtype)) for *sizes, dtype in shapes]
     print(json.dumps({n: microseconds(run) for n, run in attention._runs(shapes).items()}))

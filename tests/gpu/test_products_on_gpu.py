@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import products, torch_private
-from warmgraph_backends.gpu_time import microseconds
+from warmgraph_backends.kernels import products
+from warmgraph_backends.kernels.gpu_time import microseconds
+from warmgraph_backends.torch_api import tracing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 linear = torch.nn.functional.linear
@@ -102,7 +103,7 @@ def test_a_block_adds_its_last_product_in_place(
     widths = [(2560, 320), (2560,), (320, 1280), (320,)]
     tensors = [*_random([(2, 256, 320)] * 2, dtype), *_random(widths, dtype)]
     size = {1: torch.export.Dim("rows", min=1, max=4096)} if any_size else None
-    with torch.no_grad(), torch_private.size_oblivious():
+    with torch.no_grad(), tracing.size_oblivious():
         exported = torch.export.export(
             _FeedForward(),
             tuple(tensors),

@@ -11,14 +11,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 spec = importlib.util.spec_from_file_location(
-    "worker_script", HERE.parents[1] / "backends" / "worker.py"
+    "worker_script", HERE.parents[1] / "backends" / "worker" / "main.py"
 )
 assert spec and spec.loader
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
 
-from warmgraph_backends.builder import Builder, Job  # noqa: E402
+from warmgraph_backends.building.builder import Builder, Job  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 folder, pid_file, do, *how = sys.argv[1:]  # how: "end" early, "fork" before

@@ -18,14 +18,15 @@ from typing import Any
 sys.stdout.write("a start-up hook says hello\n\x00")  # before the stream is the protocol's
 sys.stdout.flush()
 
-WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker.py"
+WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
 spec = importlib.util.spec_from_file_location("worker_script", WORKER)
 assert spec and spec.loader
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
 
-from warmgraph_backends import errors, serving  # noqa: E402
+from warmgraph_backends import errors  # noqa: E402
+from warmgraph_backends.worker import loop  # noqa: E402
 
 HELLO: dict[str, Any] = {}
 SCRIBBLE = """
@@ -66,7 +67,7 @@ def prepare(hello: dict[str, Any]) -> None:
         raise errors.RequirementError(hello["unfit_for_good"], final=True)
 
 
-def run(task: dict[str, Any], *, measure: serving.Measure) -> tuple[bytes, dict[str, Any]]:
+def run(task: dict[str, Any], *, measure: loop.Measure) -> tuple[bytes, dict[str, Any]]:
     began = time.monotonic()
     facts: dict[str, Any] = {"pid": os.getpid(), "cache": HELLO["cache"]}
     facts.update(TASKS[task["do"]](task, measure) or {})
@@ -77,28 +78,28 @@ def run(task: dict[str, Any], *, measure: serving.Measure) -> tuple[bytes, dict[
     }
 
 
-def sleep(task: dict[str, Any], measure: serving.Measure) -> None:
+def sleep(task: dict[str, Any], measure: loop.Measure) -> None:
     time.sleep(task.get("seconds", 0.0))
 
 
-def fail(task: dict[str, Any], measure: serving.Measure) -> None:
+def fail(task: dict[str, Any], measure: loop.Measure) -> None:
     raise ValueError("the compiler is unhappy\nand says more")
 
 
-def refuse(task: dict[str, Any], measure: serving.Measure) -> None:
+def refuse(task: dict[str, Any], measure: loop.Measure) -> None:
     raise errors.RequirementError("no Triton here", remedy="install it")
 
 
-def refuse_for_good(task: dict[str, Any], measure: serving.Measure) -> None:
+def refuse_for_good(task: dict[str, Any], measure: loop.Measure) -> None:
     raise errors.BuildError("nothing compiles here", remedy="update torch", final=True)
 
 
-def die(task: dict[str, Any], measure: serving.Measure) -> None:
+def die(task: dict[str, Any], measure: loop.Measure) -> None:
     os.write(2, b"Fatal Python error: this is the end\nsome frame\n")
     os._exit(task.get("status", 7))
 
 
-def make_noise(task: dict[str, Any], measure: serving.Measure) -> None:
+def make_noise(task: dict[str, Any], measure: loop.Measure) -> None:
     sys.stdout.write("printed\n" * 1000)
     sys.stdout.flush()
     os.write(1, b"\x00\x00\x00\x05hello")
@@ -107,7 +108,7 @@ def make_noise(task: dict[str, Any], measure: serving.Measure) -> None:
     subprocess.run([sys.executable, "-c", reader], check=True)  # must not eat the messages
 
 
-def flood_stderr(task: dict[str, Any], measure: serving.Measure) -> None:
+def flood_stderr(task: dict[str, Any], measure: loop.Measure) -> None:
     for _ in range(64):
         os.write(2, b"x" * (1 << 20))
     os.write(2, b"\nlast line before the end\n")
@@ -115,7 +116,7 @@ def flood_stderr(task: dict[str, Any], measure: serving.Measure) -> None:
         os._exit(7)
 
 
-def take_times(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+def take_times(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
     spans = []
     for _ in range(task["times"]):
         with measure(), measure():
@@ -125,18 +126,18 @@ def take_times(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]
     return {"spans": spans}
 
 
-def die_measuring(task: dict[str, Any], measure: serving.Measure) -> None:
+def die_measuring(task: dict[str, Any], measure: loop.Measure) -> None:
     with measure():
         os._exit(7)
 
 
-def die_before_the_answer(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+def die_before_the_answer(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
     name = f"{Path(HELLO['cache']).name}.1.part"
     (Path(HELLO["spool"]) / name).write_bytes(b"half a graph")
     os._exit(7)
 
 
-def describe_process(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+def describe_process(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "OMP_NUM_THREADS")
     cache = Path(HELLO["cache"])
     (cache / "kernel.so").write_bytes(b"code")
@@ -149,14 +150,14 @@ def describe_process(task: dict[str, Any], measure: serving.Measure) -> dict[str
     }
 
 
-def start_compiler(task: dict[str, Any], measure: serving.Measure) -> None:
+def start_compiler(task: dict[str, Any], measure: loop.Measure) -> None:
     child = subprocess.Popen([sys.executable, "-c", SCRIBBLE, HELLO["cache"], "of a compiler"])
     Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
     sys.argv = ["", HELLO["cache"], "of the worker"]
     exec(SCRIBBLE, {})  # noqa: S102
 
 
-def hold_the_interpreter(task: dict[str, Any], measure: serving.Measure) -> None:
+def hold_the_interpreter(task: dict[str, Any], measure: loop.Measure) -> None:
     """No thread of this process runs from here on, and its compiler is in no group of its own."""
     command = [sys.executable, "-c", STUBBORN, HELLO["cache"]]
     child = subprocess.Popen(command, start_new_session=True)
@@ -166,7 +167,7 @@ def hold_the_interpreter(task: dict[str, Any], measure: serving.Measure) -> None
     ctypes.PyDLL(None).sleep(120)
 
 
-def unprintable_facts(task: dict[str, Any], measure: serving.Measure) -> dict[str, Any]:
+def unprintable_facts(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
     return {"object": object()}
 
 
@@ -180,4 +181,4 @@ TASKS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    serving.serve(prepare, run)
+    loop.serve(prepare, run)

@@ -26,13 +26,13 @@ if "warmgraph_backends" not in sys.modules:
     sys.modules["warmgraph_backends"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["warmgraph_backends"])
 
-from warmgraph_backends.builder import Builder  # noqa: E402
-from warmgraph_backends.claims import Claims  # noqa: E402
+from warmgraph_backends.building.builder import Builder  # noqa: E402
+from warmgraph_backends.building.claims import Claims  # noqa: E402
 from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
 from warmgraph_backends.runtime.graph import Graph  # noqa: E402
 from warmgraph_backends.runtime.graphs import Graphs  # noqa: E402
-from warmgraph_backends.signing import Signer  # noqa: E402
-from warmgraph_backends.store import Store  # noqa: E402
+from warmgraph_backends.storing.signing import Signer  # noqa: E402
+from warmgraph_backends.storing.store import Store  # noqa: E402
 
 
 class Echo:

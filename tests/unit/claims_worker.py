@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker.py"
+WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
 spec = importlib.util.spec_from_file_location("worker_script", WORKER)
 assert spec and spec.loader
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
 
-from warmgraph_backends import serving  # noqa: E402
+from warmgraph_backends.worker import loop as serving  # noqa: E402
 
 HELLO: dict[str, Any] = {}
 

@@ -61,7 +61,7 @@ def interpreted() -> Callable[[str, str, Sequence[tuple[int, ...]]], dict[str, l
     pytest.importorskip("triton", reason="Triton is not installed")
 
     def run(name: str, script: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, list[float]]:
-        source = ROOT / "backends" / f"{name}.py"
+        source = ROOT / "backends" / "kernels" / f"{name}.py"
         ran = subprocess.run(
             [sys.executable, "-c", _BEFORE + script + _AFTER, str(source), json.dumps(shapes)],
             env={**os.environ, "TRITON_INTERPRET": "1"},

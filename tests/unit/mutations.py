@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from warmgraph_backends.canonical import sha256_hex
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.signing import Signer
 
 from . import saved
 

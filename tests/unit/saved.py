@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from warmgraph_backends import graph_file
 from warmgraph_backends.contract import Description, InputSpec, Requirement, Symbol
-from warmgraph_backends.graph_file import CompressedPayload, compress_payload
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing import graph_file
+from warmgraph_backends.storing.graph_file import CompressedPayload, compress_payload
+from warmgraph_backends.storing.signing import Signer
 
 LABEL = "ResBlock 320->640"
 PAYLOAD = b"the graph itself " * 20

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.builder import Builder, BuildResult, Job
+from warmgraph_backends.building.builder import Builder, BuildResult, Job
 from warmgraph_backends.errors import BuildError
-from warmgraph_backends.manifest import MAX_PAYLOAD_BYTES
+from warmgraph_backends.storing.manifest import MAX_PAYLOAD_BYTES
 
 SCRIPT = Path(__file__).with_name("telling_worker.py")
 PATIENCE_S = 30.0

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import attention, gpu_time, torch_private
+from warmgraph_backends.kernels import attention, gpu_time
+from warmgraph_backends.torch_api import compiling
 
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 HOST = torch.ops.aten.scaled_dot_product_attention.default
@@ -116,7 +117,7 @@ def test_the_kernel_that_saves_most_is_taken_if_it_saves_enough(
 def test_our_kernel_needs_a_launcher_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [torch.empty(1, 2, n, 16) for n in (300, 5, 5)]
     assert attention.KERNELS["cross"].takes(*few)
-    monkeypatch.setattr(torch_private, "OWN_KERNELS", "a setting that torch does not have")
+    monkeypatch.setattr(compiling, "OWN_KERNELS", "a setting that torch does not have")
     assert not attention.KERNELS["cross"].takes(*few)
 
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends import attendant, processes
-from warmgraph_backends.builder import Builder, BuildResult, Job, WorkerError
+from warmgraph_backends.building import worker_process as processes
+from warmgraph_backends.building import worker_thread as attendant
+from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 
 HERE = Path(__file__).resolve().parent
@@ -664,7 +665,7 @@ def test_workers_run_at_low_priority_with_caches_and_paths_of_their_own(make, tm
 
 def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path):
     builder = make(
-        script=ROOT / "backends" / "worker.py",
+        script=ROOT / "backends" / "worker" / "main.py",
         hello={
             "argv": ["main.py", "--cpu"],
             "host": str(tmp_path / "nowhere"),
@@ -678,12 +679,12 @@ def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path)
 def test_builder_imports_neither_torch_nor_the_host():
     code = f"""
 import importlib.util, json, sys
-path = {str(ROOT / "backends" / "worker.py")!r}
+path = {str(ROOT / "backends" / "worker" / "main.py")!r}
 spec = importlib.util.spec_from_file_location("worker_script", path)
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
-import warmgraph_backends.builder
+import warmgraph_backends.building.builder
 print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch", "comfy")]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,24 +18,25 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends import claims, owners
-from warmgraph_backends.canonical import sha256_hex
-from warmgraph_backends.claims import Claims
-from warmgraph_backends.prompts import Prompts
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.building import claims
+from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.cleanup import owners
+from warmgraph_backends.sessions.prompts import Prompts
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.signing import Signer
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KEY = sha256_hex("a graph")
 HOLDER = f"""
 import importlib.util, pathlib, sys
-path = {str(ROOT / "backends" / "worker.py")!r}
+path = {str(ROOT / "backends" / "worker" / "main.py")!r}
 spec = importlib.util.spec_from_file_location("worker_script", path)
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
-from warmgraph_backends.claims import Claims
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.storing.signing import Signer
 root = pathlib.Path(sys.argv[1])
 held = Claims(root / "store", Signer(root / "private"), patience_s=lambda: 60.0)
 print(held.take(sys.argv[2], lambda: None), flush=True)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.canonical import sha256_hex
+from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.graph_file import compress_payload, encode, file_name
-from warmgraph_backends.keys import target
-from warmgraph_backends.registry import backend_named
-from warmgraph_backends.signing import KEY_FILE, Signer
-from warmgraph_backends.store import Store
+from warmgraph_backends.kinds.keys import target
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.graph_file import compress_payload, encode, file_name
+from warmgraph_backends.storing.signing import KEY_FILE, Signer
+from warmgraph_backends.storing.store import Store
 
 from . import saved
 

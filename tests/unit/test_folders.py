@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.canonical import sha256_hex
 from warmgraph_backends.errors import GraphFileError, GraphsNameError
-from warmgraph_backends.folders import (
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.folders import (
     MAX_NAME,
     RECORD,
     FolderRecord,
@@ -26,7 +26,7 @@ from warmgraph_backends.folders import (
     validate_graphs_name,
     workflow_folder,
 )
-from warmgraph_backends.graph_file import file_name
+from warmgraph_backends.storing.graph_file import file_name
 
 KEY = sha256_hex("a graph")
 ID = "7c0e4f5a-1111-4222-8333-444455556666"

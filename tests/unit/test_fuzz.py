@@ -21,20 +21,27 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends import graph_file, keys
-from warmgraph_backends.answers import AnswerError, read_answer, read_greeting
-from warmgraph_backends.attendant import BuildResult, Job
-from warmgraph_backends.builder import Builder
-from warmgraph_backends.canonical import canonical_json
-from warmgraph_backends.claims import Claims
+from warmgraph_backends.building.answers import AnswerError, read_answer, read_greeting
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.building.messages import ProtocolError, encode_message, read_message
+from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
-from warmgraph_backends.graph_file import GraphFile, encode, file_name, read_for_trust, read_header
-from warmgraph_backends.manifest import read_facts
-from warmgraph_backends.protocol import ProtocolError, encode_message, read_message
+from warmgraph_backends.kinds import keys
 from warmgraph_backends.runtime.graph import Graph, State, manifest_of
 from warmgraph_backends.runtime.graphs import Graphs
-from warmgraph_backends.signing import Signer
-from warmgraph_backends.store import Store
+from warmgraph_backends.storing import graph_file
+from warmgraph_backends.storing.canonical_json import canonical_json
+from warmgraph_backends.storing.graph_file import (
+    GraphFile,
+    encode,
+    file_name,
+    read_for_trust,
+    read_header,
+)
+from warmgraph_backends.storing.manifest import read_facts
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import Store
 
 from . import mutations, saved
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from warmgraph_backends import graph_file
-from warmgraph_backends.canonical import canonical_json, sha256_hex
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.graph_file import (
+from warmgraph_backends.storing import graph_file
+from warmgraph_backends.storing.canonical_json import canonical_json, sha256_hex
+from warmgraph_backends.storing.graph_file import (
     CompressedPayload,
     Fault,
     RefusedFileError,
@@ -31,8 +31,8 @@ from warmgraph_backends.graph_file import (
     read_graph,
     read_header,
 )
-from warmgraph_backends.manifest import MAX_PAYLOAD_BYTES
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing.manifest import MAX_PAYLOAD_BYTES
+from warmgraph_backends.storing.signing import Signer
 
 from . import saved
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends import keys
-from warmgraph_backends.attendant import BuildResult, Job, WorkerError
-from warmgraph_backends.claims import Claims
+from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, GraphFileError
-from warmgraph_backends.graph_file import encode, file_name
-from warmgraph_backends.manifest import read_facts
+from warmgraph_backends.kinds import keys
 from warmgraph_backends.runtime.graph import Graph, State, manifest_of
 from warmgraph_backends.runtime.graphs import Graphs
-from warmgraph_backends.signing import Signer
-from warmgraph_backends.store import Store
+from warmgraph_backends.storing.graph_file import encode, file_name
+from warmgraph_backends.storing.manifest import read_facts
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import Store
 
 from . import saved
 

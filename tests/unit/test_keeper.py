@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from warmgraph_backends import keeper, processes, temporary
-from warmgraph_backends.builder import Builder, Job
+from warmgraph_backends.building import worker_process as processes
+from warmgraph_backends.building.builder import Builder, Job
+from warmgraph_backends.cleanup import keeper, temporary
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
@@ -147,7 +148,8 @@ def test_a_worker_ends_with_its_server_although_the_keeper_is_killed_before(star
         .read_text()
         .partition("from warmgraph_backends")[0]
         .replace("Path(__file__).resolve().parent", f"Path({str(HERE)!r})")
-        + "from warmgraph_backends import processes\nprocesses.sweep(Path(sys.argv[1]))"
+        + "from warmgraph_backends.building import worker_process as processes\n"
+        + "processes.sweep(Path(sys.argv[1]))"
     ).replace("from __future__ import annotations", "")
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(held.temp)}, check=True

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import keys, torch_private
+from warmgraph_backends.compilers.inductor import Inductor
+from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import Description, InputSpec, Symbol
-from warmgraph_backends.inductor import Inductor
-from warmgraph_backends.manifest import read_manifest
-from warmgraph_backends.regions.plan import Place, describe_place
-from warmgraph_backends.regions.registry import plan_model
-from warmgraph_backends.registry import backend_named
-from warmgraph_backends.target import explain_target, installed_target
+from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.families.plan import Place, describe_place
+from warmgraph_backends.kinds import keys
+from warmgraph_backends.kinds.target import explain_target, installed_target
+from warmgraph_backends.storing.manifest import read_manifest
+from warmgraph_backends.torch_api import compiling
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
 
 from . import saved
@@ -78,11 +79,11 @@ torch.set_grad_enabled(False)
 loaded = comfy.sd.load_checkpoint_guess_config(
     checkpoint, output_vae=False, output_clip=False)[0]
 model = loaded.model.diffusion_model
-plan = part("regions.registry").plan_model(model)
-target = part("keys").target("cpu", part("inductor").Inductor())
-describe = part("regions.plan").describe_place
+plan = part("families.catalogue").plan_model(model)
+target = part("kinds.keys").target("cpu", part("compilers.inductor").Inductor())
+describe = part("families.plan").describe_place
 print("KEYS" + json.dumps({
-    place.name: part("keys").graph_key(
+    place.name: part("kinds.keys").graph_key(
         describe(place, plan, dtype=torch.float32, device="cpu"), target)
     for place in reversed(plan.places)}))
 """
@@ -353,7 +354,7 @@ def test_the_target_is_read_from_this_process(monkeypatch: pytest.MonkeyPatch) -
     assert target["torch"] == torch.__version__
     assert target["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert keys.target("cpu", backend_named("eager"))["backend"] == "eager"
-    monkeypatch.setitem(torch_private.CONFIG, "size_asserts", True)
+    monkeypatch.setitem(compiling.CONFIG, "size_asserts", True)
     assert keys.target("cpu", Inductor()) != target
     monkeypatch.undo()
     assert keys.target("cpu", Inductor()) == target

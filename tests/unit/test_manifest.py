@@ -12,7 +12,7 @@ import pytest
 
 from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.errors import ManifestError
-from warmgraph_backends.manifest import (
+from warmgraph_backends.storing.manifest import (
     MAX_PAYLOAD_BYTES,
     check_plain,
     is_key,

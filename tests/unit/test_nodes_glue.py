@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.settings import SETTINGS
+from warmgraph_backends.sessions.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from warmgraph_backends import gpu_time, products, torch_private
-from warmgraph_backends.capture import Program, capture
 from warmgraph_backends.contract import Description
-from warmgraph_backends.regions.plan import describe_place
-from warmgraph_backends.regions.registry import form_of, plan_model
-from warmgraph_backends.tolerance import relative_l2
+from warmgraph_backends.families.catalogue import form_of, plan_model
+from warmgraph_backends.families.plan import describe_place
+from warmgraph_backends.kernels import gpu_time, products
+from warmgraph_backends.kinds.tolerance import relative_l2
+from warmgraph_backends.torch_api import compiling, loading, packing, tracing
+from warmgraph_backends.worker.export import Program, capture
 from warmgraph_tools.inprocess import Host
 
 aten = torch.ops.aten
@@ -40,8 +41,8 @@ class _FeedForward(torch.nn.Module):
 
 def _compiled(graph_module: torch.fx.GraphModule) -> tuple[ModuleType, str]:
     """Compiled on the way that ours go, with one product added in place; and its source."""
-    module, source = torch_private.compile_wrapper(
-        graph_module, torch_private.CONFIG, last_pass=products.add_in_place
+    module, source = compiling.compile_wrapper(
+        graph_module, compiling.CONFIG, last_pass=products.add_in_place
     )
     assert source.count("aten.addmm_.default(") == 1
     return module, source
@@ -54,12 +55,12 @@ def _weights() -> list[torch.Tensor]:
 def test_a_compiled_graph_adds_onto_its_own_sum_and_changes_no_input() -> None:
     rows = torch.export.Dim("rows", min=1, max=1024)
     inputs = (torch.randn(2, 16, 64), *_weights())
-    with torch.no_grad(), torch_private.size_oblivious():
+    with torch.no_grad(), tracing.size_oblivious():
         exported = torch.export.export(
             _FeedForward(), inputs, dynamic_shapes={"x": {1: rows}, "weights": 4 * (None,)}
         )
-    payload, _ = torch_private.pack(*_compiled(exported.graph_module))
-    call = torch_private.unpack(payload)
+    payload, _ = packing.pack(*_compiled(exported.graph_module))
+    call = loading.unpack(payload)
     for count in (16, 1, 33):
         tensors = [torch.randn(2, count, 64), *inputs[1:]]
         before = [tensor.clone() for tensor in tensors]
@@ -80,7 +81,7 @@ def test_a_sum_is_compiled_in_place_on_a_machine_of_continuous_integration(
     tensors = [torch.randn(2, 16, 64), *_weights()]
     graph_module = torch.export.export(_FeedForward(), tuple(tensors)).graph_module
     with monkeypatch.context() as patch, pytest.raises(Exception, match="a decomposition exists"):
-        patch.setattr(torch_private, "call_whole", lambda _: None)
+        patch.setattr(compiling, "call_whole", lambda _: None)
         _compiled(copy.deepcopy(graph_module))
     module, _ = _compiled(graph_module)
     torch.testing.assert_close(module.call(list(tensors))[0], _FeedForward()(*tensors)[0])
@@ -98,7 +99,7 @@ class _ReturnsMore(torch.nn.Module):
 def test_the_sums_memory_stays_the_results(any_size: bool) -> None:
     size = {0: torch.export.Dim("rows", min=1, max=1024)} if any_size else None
     tensors = (torch.randn(6, 8), torch.randn(8, 8), torch.randn(8))
-    with torch.no_grad(), torch_private.size_oblivious():
+    with torch.no_grad(), tracing.size_oblivious():
         exported = torch.export.export(
             _ReturnsMore(), tensors, dynamic_shapes=(size, None, None), strict=False
         )
@@ -339,7 +340,7 @@ def test_blocks_of_both_products_run_at_once_where_they_can(
 ) -> None:
     """As measured on a GPU of 132 processors."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from warmgraph_backends.twin_product import block_columns
+    from warmgraph_backends.kernels.twin_product import block_columns
 
     assert block_columns(rows, columns, 132) == wanted
 

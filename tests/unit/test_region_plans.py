@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.describe import describe_module, import_named, make_twin
-from warmgraph_backends.host import spare_vram
-from warmgraph_backends.regions import adapter, registry, unet
-from warmgraph_backends.regions.plan import Place, Plan
-from warmgraph_backends.runtime.weights import ModelWeights
+from warmgraph_backends.families import adapter, unet
+from warmgraph_backends.families import catalogue as registry
+from warmgraph_backends.families.plan import Place, Plan
+from warmgraph_backends.host_api.questions import spare_vram
+from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
 from warmgraph_backends.runtime.wiring import patched_places
+from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from warmgraph_backends.report import render_text
+from warmgraph_backends.sessions.report import render_text
 
 REPORT: dict[str, Any] = {
     "id": "model-1",

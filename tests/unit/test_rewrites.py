@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warmgraph_backends.layout import CHANNELS_LAST, CONTIGUOUS
-from warmgraph_backends.rewrites import group_norm, tracing
+from warmgraph_backends.compilers.rewrites import group_norm, tracing
+from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-6}
 

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends import build, keys, torch_private
+from warmgraph_backends.compilers.inductor import Inductor
+from warmgraph_backends.compilers.registry import resolve_backend
+from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, RequirementError
-from warmgraph_backends.inductor import Inductor
-from warmgraph_backends.regions.plan import describe_place
-from warmgraph_backends.regions.registry import plan_model
-from warmgraph_backends.registry import resolve_backend
-from warmgraph_backends.self_test import self_test
+from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.families.plan import describe_place
+from warmgraph_backends.kinds import keys
+from warmgraph_backends.torch_api import compiling, present
+from warmgraph_backends.worker import build
 from warmgraph_tools.inprocess import Host
 
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
@@ -82,10 +84,11 @@ def _imported(path: Path) -> set[Name]:
 
 
 def test_private_names_are_imported_in_one_room_and_all_are_tried_here() -> None:
-    room = BACKENDS / "torch_private.py"
-    assert _imported(room) == {*NEEDED, *NEEDED_BY_SOME, *NOT_BY_ALL}
+    room = BACKENDS / "torch_api"
+    imported = [_imported(path) for path in room.glob("*.py")]
+    assert set().union(*imported) == {*NEEDED, *NEEDED_BY_SOME, *NOT_BY_ALL}
     for path in BACKENDS.rglob("*.py"):
-        assert path == room or not _imported(path), path
+        assert path.parent == room or not _imported(path), path
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,7 +174,7 @@ def test_what_may_pass_is_not_for_good(error: Exception, monkeypatch: pytest.Mon
     def fail(*_: Any, **__: Any) -> Any:
         raise BuildError("it failed") from error
 
-    monkeypatch.setattr(sys.modules["warmgraph_backends.self_test"], "pack", fail)
+    monkeypatch.setattr(sys.modules["warmgraph_backends.compilers.self_test"], "pack", fail)
     with pytest.raises(RequirementError, match="packing failed") as refusal:
         self_test("cpu")
     assert not refusal.value.final
@@ -181,7 +184,7 @@ def test_what_may_pass_is_not_for_good(error: Exception, monkeypatch: pytest.Mon
 def test_requirements_never_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "standalone_compile", min)  # it has no signature
     found = Inductor().requirements("cpu")
-    assert torch_private.missing_api() == found[0].reason
+    assert present.missing_api() == found[0].reason
     assert not found[0].met and f"torch {torch.__version__}" in found[0].reason
 
 
@@ -191,16 +194,16 @@ def test_vector_instructions_and_compilers_of_another_torch_stop_no_worker(
     from torch._inductor import config, cpu_vec_isa
 
     with without("torch._inductor", "cpu_vec_isa"):
-        torch_private.remember_vector_instructions(tmp_path, suffix=".works")
+        compiling.remember_vector_instructions(tmp_path, suffix=".works")
     monkeypatch.delattr(cpu_vec_isa, "VecISA")
-    torch_private.remember_vector_instructions(tmp_path, suffix=".works")
+    compiling.remember_vector_instructions(tmp_path, suffix=".works")
     monkeypatch.setitem(sys.modules, "torch._inductor.config", object())
     monkeypatch.setattr(torch._inductor, "config", object())
-    torch_private.start_no_compilers()
+    compiling.start_no_compilers()
     monkeypatch.undo()
     before = config.compile_threads
     try:
-        torch_private.start_no_compilers()
+        compiling.start_no_compilers()
         assert config.compile_threads == 1
     finally:
         config.compile_threads = before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.settings import SETTINGS, Settings
+from warmgraph_backends.sessions.settings import SETTINGS, Settings
 
 NESTED: list[object] = []
 for _ in range(500_000 if sys.version_info >= (3, 12) else 20_000):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.signing import KEY_FILE, Signer
+from warmgraph_backends.storing.signing import KEY_FILE, Signer
 
 ROOT = Path(__file__).resolve().parents[2]
 RACER = """
@@ -20,7 +20,7 @@ spec = importlib.util.spec_from_file_location(
     "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
 sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing.signing import Signer
 signer = Signer(pathlib.Path(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -79,7 +79,7 @@ def test_nothing_but_the_key_is_left_in_the_directory(tmp_path: Path) -> None:
 def test_damaged_key_is_refused_and_kept(
     tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warmgraph_backends.signing._PATIENCE_S", 0.05)
+    monkeypatch.setattr("warmgraph_backends.storing.signing._PATIENCE_S", 0.05)
     (tmp_path / KEY_FILE).write_text(content)
     with pytest.raises(GraphFileError, match=r"must be 64 hex digits.*restore it"):
         Signer(tmp_path).sign("text")
@@ -118,7 +118,7 @@ spec = importlib.util.spec_from_file_location(
 sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.signing import Signer
+from warmgraph_backends.storing.signing import Signer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails part-way, as on a full disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 if sys.argv[4] == "no links":

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.sources import attributes_read, fingerprint
-from warmgraph_backends.watch import Watch
+from warmgraph_backends.kinds.sources import attributes_read, fingerprint
+from warmgraph_backends.kinds.watch import Watch
 from warmgraph_tools.inprocess import Host
 
 Load = Callable[..., ModuleType]

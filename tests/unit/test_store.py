@@ -15,12 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.canonical import sha256_hex
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.files import put_in_place
-from warmgraph_backends.graph_file import Fault, RefusedFileError, compress_payload, file_name
-from warmgraph_backends.signing import Signer
-from warmgraph_backends.store import BROKEN, BROKEN_KEPT, Store
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.files import put_in_place
+from warmgraph_backends.storing.graph_file import (
+    Fault,
+    RefusedFileError,
+    compress_payload,
+    file_name,
+)
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import BROKEN, BROKEN_KEPT, Store
 
 from . import saved
 
@@ -35,9 +40,9 @@ spec = importlib.util.spec_from_file_location(
 sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.graph_file import compress_payload
-from warmgraph_backends.signing import Signer
-from warmgraph_backends.store import Store
+from warmgraph_backends.storing.graph_file import compress_payload
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import Store
 root, private, key = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
 manifest = json.loads(sys.argv[5])
 store = Store(root, Signer(private), cap_bytes=lambda: 1 << 30, private=private)
@@ -240,7 +245,7 @@ def test_file_replaced_while_a_damaged_one_was_read_is_not_moved_aside(
     path = put(store)
     good = path.read_bytes()
     flip(path, -5)
-    from warmgraph_backends import store as module
+    from warmgraph_backends.storing import store as module
 
     real_read = module.read_graph
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends import owners, temporary
+from warmgraph_backends.cleanup import owners, temporary
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = f"""
 import importlib.util, os, signal, sys
-path = {str(ROOT / "backends" / "worker.py")!r}
+path = {str(ROOT / "backends" / "worker" / "main.py")!r}
 spec = importlib.util.spec_from_file_location("worker_script", path)
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 worker.adopt_package()
-from warmgraph_backends import temporary
+from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
     folder = temporary.make(purpose)
     (folder / "kernel.cubin").write_bytes(b"code")

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from warmgraph_backends.attach.deepcache import apply, kept
 from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Schedule
+from warmgraph_backends.host.deepcache import apply, kept
 from warmgraph_tools.inprocess import Host
 
 Patch = Callable[[Any], Any]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.attach.deepcache import kept
 from warmgraph_backends.deepcache.run import Options
-from warmgraph_backends.report import render_text
+from warmgraph_backends.host.deepcache import kept
+from warmgraph_backends.sessions.report import render_text
 
 from ..lab import Lab, relative
 from ..probed import Probed

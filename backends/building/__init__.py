@@ -1,0 +1,1 @@
+"""The server's side of a build: a queue, the workers, what is said between them."""

@@ -1,0 +1,153 @@
+"""What a worker answers to a job, checked: nothing is taken out of a message before it was.
+
+A worker compiles what nobody has compiled before, in a process that may be out of memory or broken;
+one that does not keep to the protocol fails the job that it has, and is let go.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any, NamedTuple, NoReturn
+
+from ..errors import BuildError, ManifestError
+from ..storing.manifest import check_plain, read_payload_bytes, read_seconds
+from .messages import ProtocolError
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REASON_CHARACTERS = 2000
+_SHOWN = 80
+
+
+class AnswerError(ProtocolError):
+    """A message is none that a worker may send now."""
+
+
+class WorkerError(Exception):
+    """An error as it happened in a worker: the cause of the `BuildError` that its job ends with."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__("\n" + trace)
+
+
+class Measure(str, Enum):
+    """A worker asks to measure on the GPU, or has done so."""
+
+    BEGIN = "begin"
+    END = "end"
+
+
+class Result(NamedTuple):
+    """A job is done: its file in the spool with its hash, what it unpacks to, facts, seconds."""
+
+    file: str
+    sha256: str
+    raw_bytes: int
+    facts: dict[str, Any]
+    seconds: float
+
+
+class Failure(NamedTuple):
+    """A job has failed; `clean` where nothing of it can be in the way of the worker's next one."""
+
+    error: BuildError
+    clean: bool
+
+
+def read_answer(message: dict[str, Any], number: int) -> Measure | Result | Failure:
+    """Check a message that came while a worker has a job.
+
+    Args:
+        message: any JSON object.
+        number: the number of the worker's job.
+
+    Raises:
+        AnswerError: it is none of the three; the text says why.
+    """
+    try:
+        check_plain(message, "message")
+        if "job" not in message:
+            return _measure(message)
+        if type(message["job"]) is not int or message["job"] != number:
+            _refuse(f"job must be {number}, got {_shown(message['job'])}")
+        ok = message.get("ok")
+        if type(ok) is not bool:
+            _refuse(f"ok must be true or false, got {_shown(ok)}")
+        return _result(message) if ok else _failure(message)
+    except ManifestError as error:
+        raise AnswerError(error.reason) from error
+
+
+def read_greeting(message: dict[str, Any]) -> None:
+    """Check the first message of a worker.
+
+    Raises:
+        BuildError: it says that the worker cannot start, with the worker's trace as its cause, or
+            is no greeting.
+    """
+    if type(message.get("ready")) is int:
+        return
+    said = message.get("unfit")
+    words = _line(said) if isinstance(said, str) else _shown(message)
+    trace = message.get("trace")
+    reason = f"build workers cannot start here ({words[:400]})"
+    raise BuildError(reason, final=message.get("final") is True) from WorkerError(
+        _printable(trace) if isinstance(trace, str) else _shown(message)
+    )
+
+
+def _measure(message: dict[str, Any]) -> Measure:
+    if set(message) == {"measure"} and message["measure"] in [kind.value for kind in Measure]:
+        return Measure(message["measure"])
+    _refuse(f"{_shown(message)} is no answer to a job")
+
+
+def _result(message: dict[str, Any]) -> Result:
+    sha256, facts = message.get("sha256"), message.get("facts")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        _refuse(f"sha256 must be 64 lower-case hex digits, got {_shown(sha256)}")
+    if not isinstance(facts, dict):
+        _refuse(f"facts must be a table, got {_shown(facts)}")
+    return Result(
+        _text(message, "file"),
+        sha256,
+        read_payload_bytes(message.get("raw_bytes"), "raw_bytes"),
+        facts,
+        read_seconds(message.get("seconds")),
+    )
+
+
+def _failure(message: dict[str, Any]) -> Failure:
+    words = _line(_text(message, "error"))[:_REASON_CHARACTERS] or "no reason"
+    remedy = _line(_text(message, "remedy"))
+    error = BuildError(words, remedy=remedy, final=message.get("final") is True)
+    error.__cause__ = WorkerError(_printable(_text(message, "trace")))
+    clean = message.get("clean")
+    if type(clean) is not bool:
+        _refuse(f"clean must be true or false, got {_shown(clean)}")
+    return Failure(error, clean)
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str):
+        _refuse(f"{name} must be text, got {_shown(value)}")
+    return value
+
+
+def _line(text: str) -> str:
+    return " ".join(_printable(text).split())
+
+
+def _printable(text: str) -> str:
+    """Text that a log and a console can show."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise AnswerError(problem)

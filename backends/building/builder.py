@@ -1,0 +1,395 @@
+"""Builds graphs in worker processes: a queue of jobs and a supervisor over the workers.
+
+`submit(job) -> Future` is the whole contract; another builder (a cluster's client, say) needs no
+more. Threads: one supervisor, and one attendant for each worker process. Callbacks (a Future's,
+`on_change`, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError
+from .pacing import (
+    WORKERS_WHILE_BUSY,
+    BuildProgress,
+    MeasuringGate,
+    estimate_seconds_left,
+    worker_count,
+)
+from .worker_process import Keeper, sweep_aside
+from .worker_thread import Attendant, BuildResult, Entry, Job, WorkerError
+
+__all__ = [
+    "BuildProgress",
+    "BuildResult",
+    "Builder",
+    "Job",
+    "WorkerError",
+    "worker_count",
+]
+
+logger = logging.getLogger(__name__)
+
+START_DEATHS = 3
+#: How often workers that only die at their start are believed to die of something that passes.
+BELIEFS = 2
+_STAGGER_S = 0.03
+_TICK_S = 0.5
+_CLOSE_S = 5.0
+_CLOSED = "the builder was closed before this graph was built"
+
+
+class Builder:
+    """Builds jobs in worker processes that start on demand and go when idle."""
+
+    def __init__(
+        self,
+        *,
+        hello: dict[str, Any],
+        spool: Path,
+        workers: Callable[[], int],
+        time_limit_s: Callable[[], float],
+        idle_s: float = 30.0,
+        start_limit_s: float = 300.0,
+        is_busy: Callable[[], bool] = lambda: False,
+        on_change: Callable[[], None] = lambda: None,
+        script: Path | None = None,
+    ) -> None:
+        """Set the builder up; no process starts before the first job.
+
+        Args:
+            hello: JSON-plain data that every worker gets first; "cwd" is its working directory,
+                "threads" (default 1) the threads of its libraries; "cache" and "spool" are added.
+            spool: private folder through which results travel; made if missing.
+            workers: upper bound of the workers, asked when there are jobs and no worker lives
+                (their own memory would weigh in the answer).
+            time_limit_s: seconds that a job may take, asked for each job; waiting for permission to
+                measure does not count.
+            idle_s: seconds after which a worker without a job goes.
+            start_limit_s: seconds that a worker may take until it is ready.
+            is_busy: whether a prompt runs now; then few workers are started, and one at a time
+                measures on the GPU.
+            on_change: called in the supervisor's thread after progress changed; several changes may
+                be one call.
+            script: the worker script; default that of the room `worker`.
+        """
+        self._hello = hello
+        self._spool = spool
+        self._keeper = Keeper(spool)
+        self._workers = workers
+        self._time_limit_s = time_limit_s
+        self._idle_s = idle_s
+        self._start_limit_s = start_limit_s
+        self._on_change = on_change
+        self._script = script or Path(__file__).parents[1] / "worker" / "main.py"
+        self._gate = MeasuringGate(is_busy)
+        self._owner = os.getpid()
+        # All below is guarded by the lock of `_news`, which is notified of every change.
+        self._news = threading.Condition()
+        self._entries: dict[str, Entry] = {}
+        self._pending: list[tuple[int, int, Entry]] = []
+        self._running: list[Entry] = []
+        self._attendants: list[Attendant] = []
+        self._seconds: deque[float] = deque(maxlen=32)
+        self._number = 0
+        self._done = 0
+        self._total = 0
+        self._limit = 0
+        self._next_start = 0.0
+        self._start_deaths = 0
+        self._given_up = 0
+        #: Why nothing can be built while this process lives.
+        self._verdict: BuildError | None = None
+        self._changed = False
+        self._closed = False
+        self._supervisor = threading.Thread(
+            target=self._supervise, name="warmgraph-builder", daemon=True
+        )
+        self._supervisor.start()
+        atexit.register(self.close)
+
+    def submit(self, job: Job) -> Future[BuildResult]:
+        """Queue a job and return at once; the Future ends with a `BuildResult` or a `BuildError`.
+
+        A key that waits or is being built gets the same Future again, whoever asks; one that failed
+        is tried anew, until it is known that none can be built here. A Future cancelled while it
+        waits drops its job for all who share it; a job that runs cannot be cancelled.
+        """
+        with self._news:
+            known = self._entries.get(job.key)
+            if known and not known.future.done():
+                return known.future
+            self._number += 1
+            entry = Entry(job, self._number)
+            refusal = BuildError(_CLOSED) if self._closed else self._verdict
+            if refusal is None:
+                if not self._pending and not self._running:
+                    self._done = self._total = 0
+                self._entries[job.key] = entry
+                heapq.heappush(self._pending, (-job.cost, entry.number, entry))
+                self._total += 1
+                self._announce()
+        if refusal is not None:
+            entry.future.set_exception(_copy_failure(refusal))
+        return entry.future
+
+    def progress(self) -> BuildProgress:
+        """Return where the current batch stands."""
+        now = time.monotonic()
+        with self._news:
+            done, total = self._done, self._total
+            labels = [entry.job.label for entry in self._running]
+            elapsed = [now - (entry.started or now) for entry in self._running]
+            pending = len(self._pending)
+            measured = list(self._seconds)
+            workers = min(max(1, self._limit), pending + len(elapsed))
+        left = estimate_seconds_left(measured, elapsed, pending, workers)
+        return BuildProgress(done, total, labels, left if pending or elapsed else None)
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers that live now."""
+        with self._news:
+            attendants = list(self._attendants)
+        return [pid for attendant in attendants if (pid := attendant.pid) is not None]
+
+    def close(self) -> None:
+        """Kill all workers and fail what is left; returns when they are gone, or after 5 s.
+
+        Safe to call twice, from any thread (a callback's too), and in a fork of the process, where
+        it does nothing.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._news:
+            self._closed = True
+            waiting = [entry for _, _, entry in self._pending]
+            self._pending.clear()
+            attendants = list(self._attendants)
+            self._news.notify_all()
+        atexit.unregister(self.close)
+        for attendant in attendants:
+            attendant.condemn(_CLOSED)
+        for entry in waiting:
+            self._resolve(entry, BuildError(_CLOSED))
+        until = time.monotonic() + _CLOSE_S
+        for attendant in attendants:
+            attendant.join(max(0.0, until - time.monotonic()))
+        if threading.current_thread() is not self._supervisor:
+            self._supervisor.join(max(0.0, until - time.monotonic()))
+
+    # The attendants' desk.
+
+    def take(self, attendant: Attendant) -> Entry | None:
+        """Wait for the largest job; None when this worker is to go: idle, condemned or closed."""
+        until = time.monotonic() + self._idle_s
+        with self._news:
+            while True:
+                left = until - time.monotonic()
+                going = self._closed or attendant.condemned
+                entry = None if going else self._pop()
+                if entry:
+                    entry.started = time.monotonic()
+                    self._running.append(entry)
+                    self._announce()
+                    return entry
+                if going or left <= 0:
+                    # Off the list under the same lock: a job that comes now gets a new worker.
+                    self._remove(attendant)
+                    return None
+                self._news.wait(left)
+
+    def put_back(self, entry: Entry) -> bool:
+        """Queue a job again whose worker was found dead before it got the job; once a job."""
+        with self._news:
+            if entry.returned or self._closed:
+                return False
+            entry.returned = True
+            self._running.remove(entry)
+            heapq.heappush(self._pending, (-entry.job.cost, entry.number, entry))
+            self._announce()
+            return True
+
+    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
+        """Count a job as done and end its Future, and all that wait if none can be built here."""
+        given_up: list[Entry] = []
+        with self._news:
+            self._running.remove(entry)
+            self._done += 1
+            if isinstance(outcome, BuildResult):
+                self._seconds.append(outcome.seconds)
+            elif outcome.final:
+                given_up = self._give_up(outcome)
+            self._announce()
+        self._resolve(entry, outcome)
+        if isinstance(outcome, BuildError):
+            self._fail(given_up, outcome)
+
+    def ready(self, attendant: Attendant) -> None:
+        """Note that workers do start here."""
+        with self._news:
+            self._start_deaths = self._given_up = 0
+
+    def gone(self, attendant: Attendant, failure: BuildError | None) -> None:
+        """Note a worker's end; give up when workers only ever die at their start."""
+        given_up: list[Entry] = []
+        with self._news:
+            self._remove(attendant)
+            if failure and not self._closed:
+                self._start_deaths += 1
+                if self._start_deaths >= START_DEATHS:
+                    self._limit = len(self._attendants)  # those that started, or still do, go on
+                if self._limit == 0:
+                    self._start_deaths = 0
+                    self._given_up += 1
+                if self._limit == 0 or failure.final:
+                    given_up = self._give_up(failure)
+            self._announce()
+        if failure:
+            logger.debug("A build worker did not start: %s", failure, exc_info=failure)
+            self._fail(given_up, failure)
+
+    # The supervisor.
+
+    def _supervise(self) -> None:
+        with contextlib.suppress(OSError):
+            self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sweep_aside(self._spool)
+        while True:
+            try:
+                if not self._tick():
+                    return
+            except Exception:
+                logger.exception("The builder's supervisor failed and goes on")
+                time.sleep(_TICK_S)
+
+    def _tick(self) -> bool:
+        """Start and stop what is due, tell who listens, wait for news; False when closed."""
+        with self._news:
+            changed, self._changed = self._changed, False
+            attendants = list(self._attendants)
+            asked = bool(self._pending) and not attendants and self._start_deaths == 0
+        if asked:
+            limit = self._ask_workers()
+            with self._news:
+                self._limit = limit
+        now = time.monotonic()
+        for attendant in attendants:
+            attendant.expire(now)
+        next_start_s = self._start_worker(now)
+        if changed:
+            self._tell()
+        with self._news:
+            if not self._changed and not self._closed:
+                self._news.wait(next_start_s or (_TICK_S if self._attendants else None))
+            return not self._closed
+
+    def _start_worker(self, now: float) -> float | None:
+        """Start one worker if there is work and room for it; returns seconds until the next."""
+        busy = bool(self._pending) and self._gate.is_busy()
+        with self._news:
+            room = WORKERS_WHILE_BUSY if busy else self._limit
+            wanted = min(self._limit, len(self._pending) + len(self._running))
+            if self._closed or len(self._attendants) >= wanted:
+                return None
+            if len(self._attendants) >= room:
+                return _TICK_S  # look again: the prompt may have ended
+            if now < self._next_start:
+                return self._next_start - now
+            self._next_start = now + _STAGGER_S
+            attendant = Attendant(
+                self,
+                script=self._script,
+                hello=self._hello,
+                spool=self._spool,
+                keeper=self._keeper,
+                gate=self._gate,
+                time_limit_s=self._time_limit_s,
+                start_limit_s=self._start_limit_s,
+            )
+            self._attendants.append(attendant)
+        try:
+            attendant.start()
+        except RuntimeError as error:
+            self.gone(attendant, BuildError(f"a build worker could not be started ({error})"))
+        return _STAGGER_S
+
+    def _ask_workers(self) -> int:
+        try:
+            return max(1, self._workers())
+        except Exception:
+            logger.exception("Could not ask for the number of build workers; using one")
+            return 1
+
+    def _tell(self) -> None:
+        try:
+            self._on_change()
+        except Exception:
+            logger.exception("A listener to the builder failed")
+
+    def _fail(self, entries: list[Entry], failure: BuildError) -> None:
+        for entry in entries:
+            self._resolve(entry, _copy_failure(failure))
+
+    # All but `_resolve` are called under the lock.
+
+    def _give_up(self, failure: BuildError) -> list[Entry]:
+        """Take all jobs that wait out of the queue; they are to be failed without the lock."""
+        if failure.final or self._given_up >= BELIEFS:
+            self._verdict = BuildError(failure.reason, remedy=failure.remedy, final=True)
+            self._verdict.__cause__ = failure.__cause__
+        given_up = [entry for _, _, entry in self._pending]
+        self._pending.clear()
+        self._done += len(given_up)
+        return given_up
+
+    def _announce(self) -> None:
+        self._changed = True
+        self._news.notify_all()
+
+    def _pop(self) -> Entry | None:
+        """Return the largest job that is still wanted, now no longer to be cancelled."""
+        while self._pending:
+            entry = heapq.heappop(self._pending)[2]
+            if entry.future.running() or entry.future.set_running_or_notify_cancel():
+                return entry
+            self._done += 1  # cancelled while it waited
+            self._forget(entry)
+            self._announce()
+        return None
+
+    def _forget(self, entry: Entry) -> None:
+        if self._entries.get(entry.job.key) is entry:
+            del self._entries[entry.job.key]
+
+    def _remove(self, attendant: Attendant) -> None:
+        if attendant in self._attendants:
+            self._attendants.remove(attendant)
+
+    def _resolve(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
+        """End a Future (its callbacks run now), then forget its key: no key is built twice."""
+        if entry.future.running() or entry.future.set_running_or_notify_cancel():
+            if isinstance(outcome, BuildResult):
+                entry.future.set_result(outcome)
+            else:
+                entry.future.set_exception(outcome)
+        with self._news:
+            self._forget(entry)
+
+
+def _copy_failure(failure: BuildError) -> BuildError:
+    """Return an error of its own for each job: raising adds to an error's traceback."""
+    copy = BuildError(failure.reason, remedy=failure.remedy, final=failure.final)
+    copy.__cause__ = failure.__cause__
+    return copy

@@ -1,0 +1,317 @@
+"""One worker's life: a thread that starts a process, hands it jobs and takes the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import BuildError
+from ..storing.files import open_regular
+from ..storing.graph_file import CompressedPayload
+from ..storing.manifest import MAX_PAYLOAD_BYTES
+from .answers import AnswerError, Failure, Measure, Result, WorkerError, read_answer, read_greeting
+from .messages import ProtocolError
+from .pacing import MeasuringGate
+from .worker_process import DeadWorkerError, Keeper, WorkerProcess
+
+__all__ = ["Attendant", "BuildResult", "Desk", "Entry", "Job", "WorkerError"]
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One graph to build: plain data for a worker.
+
+    Attributes:
+        key: the graph's key; one job at a time for each.
+        label: what a user reads, such as "ResBlock 320->640".
+        cost: any measure of the work; the largest is built first.
+        task: JSON-plain data for `build.run`.
+    """
+
+    key: str
+    label: str
+    cost: int
+    task: dict[str, Any]
+
+
+class BuildResult(NamedTuple):
+    """A built graph: its packed payload, facts for the manifest, and the seconds it took."""
+
+    key: str
+    payload: CompressedPayload
+    facts: dict[str, Any]
+    seconds: float
+
+
+@dataclass(eq=False)
+class Entry:
+    """A job with its number, the Future of those who wait for it, and when it was handed out."""
+
+    job: Job
+    number: int
+    future: Future[BuildResult] = field(default_factory=Future)
+    started: float | None = None
+    returned: bool = False
+
+
+class Desk(Protocol):
+    """What an attendant asks of the builder."""
+
+    def take(self, attendant: Attendant) -> Entry | None:
+        """Wait for a job; None when the worker is to go."""
+
+    def put_back(self, entry: Entry) -> bool:
+        """Take back a job that never reached its worker; False the second time."""
+
+    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
+        """End a job."""
+
+    def ready(self, attendant: Attendant) -> None:
+        """A worker has started well."""
+
+    def gone(self, attendant: Attendant, failure: BuildError | None) -> None:
+        """A worker is gone; `failure` says why when it never got ready."""
+
+
+class Attendant:
+    """Drives one worker process from a thread of its own, so that no worker can hold up another."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        script: Path,
+        hello: dict[str, Any],
+        spool: Path,
+        keeper: Keeper,
+        gate: MeasuringGate,
+        time_limit_s: Callable[[], float],
+        start_limit_s: float,
+    ) -> None:
+        self.is_ready = False
+        self._desk = desk
+        self._script = script
+        self._hello = hello
+        self._spool = spool
+        self._keeper = keeper
+        self._gate = gate
+        self._time_limit_s = time_limit_s
+        self._start_limit_s = start_limit_s
+        self._lock = threading.Lock()
+        self._process: WorkerProcess | None = None
+        self._deadline: float | None = None
+        self._overtime = ""  # what to say when the deadline has passed
+        self._sentence = ""  # why this worker was killed by us
+        self._thread = threading.Thread(target=self._live, name="warmgraph-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, and in it the process."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end; at once for a thread that has not begun, or is the caller's own."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.join(timeout_s)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while there is a process."""
+        process = self._process
+        return process.pid if process else None
+
+    @property
+    def condemned(self) -> bool:
+        """Whether the worker was killed on purpose."""
+        return bool(self._sentence)
+
+    def condemn(self, reason: str) -> None:
+        """Kill the worker; its job fails with this reason. Never blocks."""
+        with self._lock:
+            self._sentence = self._sentence or reason
+            process = self._process
+        if process:
+            process.kill()
+
+    def expire(self, now: float) -> None:
+        """Kill the worker if what it does has taken too long. Never blocks."""
+        with self._lock:
+            if self._deadline is None or now < self._deadline:
+                return
+            self._deadline = None
+            reason = self._overtime
+        self.condemn(reason)
+
+    def _set_deadline(self, seconds: float | None, overtime: str = "") -> None:
+        with self._lock:
+            self._deadline = None if seconds is None else time.monotonic() + seconds
+            self._overtime = overtime
+
+    def _live(self) -> None:
+        failure: BuildError | None = None
+        try:
+            process = self._begin()
+            self.is_ready = True
+            self._desk.ready(self)
+            while (entry := self._desk.take(self)) is not None:
+                if not process.alive() and self._desk.put_back(entry):
+                    break
+                if not self._build(process, entry):
+                    break
+        except DeadWorkerError as error:
+            reason = self._sentence or f"a build worker died at its start ({error})"
+            failure = _caused(BuildError(reason), error)
+        except BuildError as error:
+            failure = error
+        except OSError as error:
+            failure = _caused(BuildError(f"a build worker could not be started ({error})"), error)
+        except Exception as error:
+            logger.exception("A build worker's thread failed")
+            failure = _caused(BuildError(f"a build worker's thread failed ({error!r})"), error)
+        finally:
+            with contextlib.suppress(OSError):
+                self._end()
+            self._desk.gone(self, None if self.is_ready else failure)
+
+    def _begin(self) -> WorkerProcess:
+        """Start the process and wait until it is ready for jobs."""
+        process = WorkerProcess(
+            self._script,
+            keeper=self._keeper,
+            cwd=self._hello.get("cwd"),
+            threads=int(self._hello.get("threads", 1)),
+        )
+        with self._lock:
+            self._process = process
+            sentence = self._sentence
+        if sentence:
+            raise DeadWorkerError(sentence)
+        limit = self._start_limit_s
+        self._set_deadline(limit, f"a build worker was not ready after {limit:g} s and was stopped")
+        process.send({**self._hello, "cache": str(process.cache), "spool": str(self._spool)})
+        answer = process.receive()
+        self._set_deadline(None)
+        read_greeting(answer)
+        logger.debug("Build worker %s ready after %s s", process.pid, answer.get("seconds"))
+        return process
+
+    def _end(self) -> None:
+        process = self._process
+        if process:
+            process.end(grace_s=0.0 if self.condemned else _LEAVE_S)
+            for left in self._spool.glob(f"{process.cache.name}.*"):
+                left.unlink(missing_ok=True)  # written, but its worker died before it said so
+
+    def _build(self, process: WorkerProcess, entry: Entry) -> bool:
+        """Have one job done and end it whatever happens; False if the worker must not go on."""
+        label = entry.job.label
+        usable = False
+        outcome: BuildResult | BuildError
+        try:
+            answer = self._converse(process, entry)
+            if isinstance(answer, Failure):
+                # What an unexpected error leaves behind (a broken CUDA context, say) must not fail
+                # the next job too.
+                outcome, usable = answer.error, answer.clean
+            else:
+                outcome, usable = self._read_result(process, entry, answer), True
+        except AnswerError as error:
+            reason = f'what the worker said of "{label}" is no answer ({error})'
+            outcome = _caused(BuildError(reason), error)
+        except ProtocolError as error:
+            reason = f'the description of "{label}" cannot be sent ({error})'
+            outcome = _caused(BuildError(reason), error)
+            usable = True
+        except DeadWorkerError as error:
+            garbled = isinstance(error.__cause__, ProtocolError)  # stopped for that
+            said = f'what the worker said of "{label}" is no message ({error.__cause__})'
+            died = f'the worker that built "{label}" died ({error})'
+            outcome = _caused(BuildError(self._sentence or (said if garbled else died)), error)
+        except Exception as error:
+            outcome = _caused(BuildError(f'"{label}" could not be built ({error!r})'), error)
+        self._set_deadline(None)
+        self._desk.finish(entry, outcome)
+        return usable
+
+    def _converse(self, process: WorkerProcess, entry: Entry) -> Result | Failure:
+        """Send one job and wait for its answer, letting the worker measure in between.
+
+        Raises:
+            AnswerError: the worker says something that is no answer to this job, or ends what it
+                has not begun: who waited for it would wait for ever.
+        """
+        limit = self._time_limit_s()
+        self._set_deadline(
+            limit, f'building "{entry.job.label}" took longer than {limit:g} s and was stopped'
+        )
+        measuring = False
+        try:
+            process.send({"job": entry.number, "task": entry.job.task})
+            while True:
+                answer = read_answer(process.receive(), entry.number)
+                if not isinstance(answer, Measure):
+                    return answer
+                if measuring is (answer is Measure.BEGIN):
+                    raise AnswerError(f"measure {answer.value} comes out of turn")
+                if measuring:
+                    measuring = False
+                    self._gate.release()
+                else:
+                    measuring = self._admit(process)
+        finally:
+            if measuring:
+                self._gate.release()
+
+    def _admit(self, process: WorkerProcess) -> bool:
+        """Let the worker measure as soon as the gate does; its clock stands still meanwhile."""
+        with self._lock:
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            self._deadline = None
+        if not self._gate.acquire(lambda: self.condemned or not process.alive()):
+            return False
+        with self._lock:
+            self._deadline = None if left is None else time.monotonic() + left
+        try:
+            process.send({"measure": "granted"})
+        except DeadWorkerError:
+            self._gate.release()
+            raise
+        return True
+
+    def _read_result(self, process: WorkerProcess, entry: Entry, result: Result) -> BuildResult:
+        """Take a worker's file out of the spool.
+
+        Raises:
+            AnswerError: it is not the file that the worker says, or not this worker's to give.
+            OSError: it cannot be read.
+        """
+        file = self._spool / result.file
+        if file.name != result.file or not file.name.startswith(f"{process.cache.name}."):
+            raise AnswerError(f"the file {ascii(result.file)[:80]} is not this worker's")
+        try:
+            with open_regular(file) as opened:
+                data = opened.read(MAX_PAYLOAD_BYTES + 1)
+        finally:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
+            raise AnswerError("its file is not what the worker wrote")
+        payload = CompressedPayload(data, result.sha256, result.raw_bytes)
+        return BuildResult(entry.job.key, payload, result.facts, result.seconds)
+
+
+def _caused(outcome: BuildError, cause: BaseException) -> BuildError:
+    """Give an error that is not raised here its cause, for the log."""
+    outcome.__cause__ = cause
+    return outcome

@@ -1,0 +1,1 @@
+"""What a killed process leaves behind, and who removes it."""

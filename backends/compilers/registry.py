@@ -1,0 +1,60 @@
+"""The list of backends, and the one resolver that chooses among them and keeps every reason."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..contract import Backend, Requirement
+from ..errors import RequirementError
+from .eager import Eager
+from .inductor import Inductor
+
+#: In order of preference; eager is always available and always last.
+BACKENDS: tuple[Backend, ...] = (Inductor(), Eager())
+CHOICES = ("auto", *(backend.name for backend in BACKENDS))
+
+
+class Resolution(NamedTuple):
+    """A chosen backend, and why those before it were passed over."""
+
+    backend: Backend
+    refused: tuple[str, ...]
+
+
+def backend_named(name: str) -> Backend:
+    """Return a backend by name.
+
+    Raises:
+        RequirementError: there is none of that name; the text lists the names.
+    """
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    names = ", ".join(b.name for b in BACKENDS)
+    raise RequirementError(f"backend must be one of {names}, got {name!r}")
+
+
+def resolve_backend(choice: str, device: str) -> Resolution:
+    """Choose a backend for a device ("cuda", "cpu", ...).
+
+    "auto" takes the first whose requirements are met; an explicit choice never falls back.
+
+    Raises:
+        RequirementError: the explicit choice cannot work here, or no backend has that name.
+    """
+    if choice != "auto":
+        backend = backend_named(choice)
+        if (unmet := _unmet(backend, device)) is not None:
+            raise RequirementError(f"backend {choice}: {unmet.reason}", remedy=unmet.remedy)
+        return Resolution(backend, ())
+    refused: list[str] = []
+    for backend in BACKENDS:
+        unmet = _unmet(backend, device)
+        if unmet is None:
+            return Resolution(backend, tuple(refused))
+        refused.append(f"{backend.name}: {unmet.reason}; {unmet.remedy}")
+    raise AssertionError("eager has no requirements")
+
+
+def _unmet(backend: Backend, device: str) -> Requirement | None:
+    return next((r for r in backend.requirements(device) if not r.met), None)

@@ -1,0 +1,89 @@
+"""Whether torch's private APIs are those that we know: a one-line graph goes all the way.
+
+A worker asks when a build has failed, to tell a region that cannot be compiled from a torch with
+which nothing can, so that nothing is tried again there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import RequirementError, WarmgraphError
+from ..kinds.options import CONFIG
+from ..torch_api.compiling import compile_wrapper
+from ..torch_api.loading import unpack
+from ..torch_api.packing import pack
+from ..torch_api.present import missing_api
+from ..torch_api.tracing import fake_mode, size_oblivious
+
+#: What code raises that meets other names, signatures or classes than it was written for.
+_LASTING = (
+    ImportError,
+    AttributeError,
+    NameError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    NotImplementedError,
+    WarmgraphError,
+)
+
+
+def self_test(device: str) -> None:
+    """Compile, pack, unpack and run a one-line graph on `device`.
+
+    Raises:
+        RequirementError: in words, which step of the route does not work with this torch; a final
+            one if it will not as long as this process lives.
+    """
+    step = "finding the private APIs"
+    try:
+        if (missing := missing_api()) is not None:
+            raise RequirementError(missing, final=True)
+        step = "making fakes"
+        fake_mode()
+        step = "exporting with symbolic sizes"
+        rows = torch.export.Dim("rows", min=1, max=1024)
+        with torch.no_grad(), size_oblivious():
+            sample = torch.ones(2, 8, device=device)
+            exported = torch.export.export(
+                _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
+            )
+        step = "compiling"
+        module, source = compile_wrapper(exported.graph_module, CONFIG, last_pass=_change_nothing)
+        module.call([sample])
+        step = "packing"
+        payload, _ = pack(module, source)
+        step = "loading"
+        call = unpack(payload)
+        step = "running"
+        value = torch.full((3, 8), 2.0, device=device)
+        if not torch.allclose(call([value])[0], _Probe()(value)):
+            words = f"a loaded graph computed something else with torch {torch.__version__}"
+            raise RequirementError(words, final=True)
+    except RequirementError:
+        raise
+    except Exception as error:
+        raise RequirementError(
+            f"{step} failed with torch {torch.__version__}: {type(error).__name__}: {error}",
+            final=_is_lasting(error),
+        ) from error
+
+
+def _is_lasting(error: BaseException) -> bool:
+    """Whether an error is one of code that differs from what we know, and not one of a machine that
+    lacks memory, disk or a working GPU just now.
+    """
+    inner = getattr(error, "inner_exception", None) or error.__cause__  # Inductor's own has the one
+    if isinstance(inner, BaseException):
+        return _is_lasting(inner)
+    return isinstance(error, _LASTING)
+
+
+def _change_nothing(graph: torch.fx.Graph) -> None:
+    """As a last pass: it goes the way of those that do change something."""
+
+
+class _Probe(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x) + x.mean(dim=1, keepdim=True)

@@ -1,0 +1,1 @@
+"""Whole calls of a model captured as CUDA graphs, and replayed."""

@@ -1,0 +1,181 @@
+"""One call in a CUDA graph: captured once, replayed on other tensors of the same sizes.
+
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+Memory that is allocated while a call is captured must be freed while it is captured: under
+`cudaMallocAsync` a later free of it ends the process. So nothing of what ran may outlive the
+capture, neither a local variable nor the frames that a traceback holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..host_api.questions import is_interrupt
+from ..weights.addresses import Anchor
+from .signatures import Call, FixedCallError, read_result
+from .skip_joins import QuickJoins
+
+OUT_OF_MEMORY = "out of memory while it was captured"
+
+
+class CaptureError(Exception):
+    """A call could not be captured; the text says why. The GPU is as it was before."""
+
+
+class CudaGraph:
+    """A captured call. Inputs are copied in, outputs are copied out: a caller may keep them."""
+
+    def __init__(self, call: Call, like: Call, anchor: Anchor, pool: Any) -> None:
+        """Make the static inputs and outputs; nothing is captured yet.
+
+        Args:
+            call: whose tensors give the sizes.
+            like: the form of what such a call gave before (`calls.result_form`).
+            anchor: where the weights are.
+            pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
+        """
+        #: How many calls of regions lie in it.
+        self.regions = 0
+        # Weights of the old way are not kept: the host may load the model anew.
+        self._anchor = anchor if anchor.pages is not None else anchor._replace(loose=[])
+        self._refreshed = self._anchor
+        self._pool = pool
+        self._device = call.tensors[0].device
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False):  # else they could be written in inference mode only
+            self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
+            self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
+        self._result = like
+
+    def capture(self, run: Callable[..., Any], call: Call) -> None:
+        """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
+
+        Raises:
+            CaptureError: the call does what cannot be captured, or there is no memory.
+            The host's interrupt, when the user cancelled meanwhile.
+        """
+        try:
+            stream = _capture_stream(self._device)
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.stream(stream), _no_collection():
+                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    self._record(run, call)
+                except BaseException as error:
+                    _forget_frames(error)
+                    with contextlib.suppress(RuntimeError):  # says only that it was broken off
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
+        except torch.OutOfMemoryError as error:
+            raise CaptureError(OUT_OF_MEMORY) from error
+        except FixedCallError as error:
+            raise CaptureError(str(error)) from error
+        except Exception as error:  # whatever the call raises now, it did not when it ran
+            if is_interrupt(error):
+                raise
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CaptureError(f"it cannot be captured: {text[:200]}") from error
+
+    def fits(self, anchor: Anchor) -> bool:
+        """Tell whether the weights are where this graph reads them, or can be put there."""
+        if anchor is self._refreshed:
+            return True
+        mine = self._anchor
+        if mine.pages is None or anchor.pages is None:
+            return mine.pages is anchor.pages and mine.pointers == anchor.pointers
+        return mine.places <= anchor.places and list(map(_geometry, mine.loose)) == list(
+            map(_geometry, anchor.loose)
+        )
+
+    def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> Any:
+        """Compute on live inputs; the result is the caller's own.
+
+        Args:
+            anchor: where the weights are; `fits` said yes, and their pages are held.
+            tensors: the inputs, in the order of `Call.tensors`.
+        """
+        if anchor.pages is not None and anchor is not self._refreshed:
+            with torch.inference_mode():
+                for kept, live in zip(self._anchor.loose, anchor.loose, strict=True):
+                    if kept is not live:
+                        kept.copy_(live)
+            self._refreshed = anchor
+        _copy(tensors, self._inputs)
+        self._graph.replay()
+        return self._result.over([static.clone() for static in self._outputs])[0][0]
+
+    def free(self) -> None:
+        """Give its memory back to the pool; it cannot be replayed any more."""
+        torch.cuda.synchronize(self._device)  # it may still run
+        self._inputs, self._outputs = [], []
+        self._graph.reset()
+
+    def _record(self, run: Callable[..., Any], call: Call) -> None:
+        """Run the call; every tensor that it makes is gone when this returns."""
+        args, kwargs = call.over(self._inputs)
+        with QuickJoins():
+            result = run(*args, **kwargs)
+        _copy(read_result(result).tensors, self._outputs)
+
+
+def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:
+    for static, tensor in zip(statics, tensors, strict=True):
+        static.copy_(tensor, non_blocking=True)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the local variables of all frames that an error came through."""
+    known: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in known:
+            known.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold garbage collection off: what it frees may belong to the GPU, and ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture on, on which the GPU's libraries have made their workspaces already.
+
+    Made within a capture, they would lie in that graph's memory and go with it. They belong to a
+    thread as well as to a stream, so this is done each time.
+    """
+    index = device.index or 0
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _streams[index]
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            square = torch.zeros(64, 64, device=device, dtype=dtype)
+            torch.nn.functional.linear(square, square, square[0])
+            square @ square
+    stream.synchronize()
+    return stream
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype

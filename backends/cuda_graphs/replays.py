@@ -1,0 +1,286 @@
+"""Which calls of a root module are replayed from CUDA graphs, and when they are captured.
+
+A call with a signature (`calls.Call.key`) that came twice before is captured, and replayed from
+then on. Two sorts of captures: the host's own forward, bit for bit (*exact*), while graphs of
+regions are still to come; and the forward with all regions compiled, once they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..storing.comparisons import Verified
+from ..weights.addresses import Anchor, Anchors
+from . import driver
+from .captured_call import OUT_OF_MEMORY, CaptureError, CudaGraph
+from .memory import GraphMemory
+from .signatures import Call, FixedCallError, result_form
+
+logger = logging.getLogger(__name__)
+
+#: Calls of one signature that run by themselves before it is captured.
+CLEAN_CALLS = 2
+EXACT = "exact"
+#: Signatures that are remembered.
+MAX_SIGNATURES = 64
+#: Clean calls that a signature must make more after its graph was let go for lack of room.
+_BACK_OFF = 8
+_NO_ROOM = "too little VRAM is free to capture it"
+_NO_MEMORY = "out of memory for captured calls"
+_TRIED_AGAIN = (_NO_ROOM, _NO_MEMORY, OUT_OF_MEMORY)
+#: The driver gives a graph its memory outside of what the host can make room for.
+MIN_FREE_BYTES = 2**30
+
+
+class Runner(Protocol):
+    """Runs one call of the root module, through the regions' graphs or without them."""
+
+    def __call__(self, run: Callable[[], Any], *, compiled: bool) -> Any: ...
+
+
+@dataclass
+class _Signature:
+    """What is known of one signature."""
+
+    #: The form to capture, how many clean calls were made since it is, and why not, if not.
+    target: Hashable = None
+    clean: int = 0
+    refused: str | None = None
+    #: What a call gave.
+    like: Call | None = None
+    #: What is captured, and in which form.
+    graph: CudaGraph | None = None
+    form: Hashable = None
+
+
+class Attempt(NamedTuple):
+    """What came of trying to replay a call.
+
+    Attributes:
+        result: what the call gave; None where it has to be made.
+        compiled: whether it is to be made through the regions' graphs then.
+        known: what is known of its signature.
+        in_place: whether the weights are where a captured call could read them.
+        compared: comparisons with eager that were made before.
+    """
+
+    result: Any
+    compiled: bool
+    known: _Signature
+    in_place: bool
+    compared: int
+
+
+class Replays:
+    """The captured calls of one root module."""
+
+    def __init__(self, memory: GraphMemory, verified: Verified) -> None:
+        """Args: the memory that all captured graphs share; the comparisons made so far."""
+        self._memory = memory
+        self._verified = verified
+        self._signatures: dict[Hashable, _Signature] = {}
+        self.captures = 0
+        self.replayed = 0
+        #: Calls of regions that were replayed within them.
+        self.regions = 0
+        #: Calls that could not be captured or replayed, by reason.
+        self.reasons: Counter[str] = Counter()
+
+    def fresh(self) -> Replays:
+        """Return one for another root module, over the same memory."""
+        return Replays(self._memory, self._verified)
+
+    def attempt(
+        self,
+        host: Callable[..., Any],
+        call: Call,
+        *,
+        anchors: Anchors,
+        form: Hashable,
+        others: Hashable,
+        complete: bool,
+        runner: Runner,
+    ) -> Attempt:
+        """Compute one call by replay, where it can be; `settle` is to follow where it cannot.
+
+        Args:
+            host: the call as the host would make it.
+            call: its arguments.
+            anchors: where the root module's weights are.
+            form: which graphs serve regions now; `EXACT` for none.
+            others: which serve calls of any size; what was captured over them is right, too.
+            complete: whether no more graphs will come; until then captures are exact.
+            runner: makes the call while it is captured.
+        """
+        target = form if complete else EXACT
+        known = self._known(call.key)
+        if known.target != target:
+            known.target, known.clean, known.refused = target, 0, None
+        anchor = anchors.look()
+        graph = known.graph
+        result = None
+        if anchor is None:
+            self.reasons[anchors.problem or ""] += 1
+        elif graph is not None and (
+            known.form == target or (known.refused and known.form in (EXACT, others))
+        ):
+            if not graph.fits(anchor):
+                self._memory.drop(graph)
+            else:
+                try:
+                    result = self._replay(graph, anchors, anchor, call)
+                except CaptureError as error:
+                    known.refused = str(error)
+        elif known.like is not None and known.clean >= CLEAN_CALLS:
+            rerun = partial(_rerun, runner, host, compiled=complete)
+            result = self._capture(known, call, rerun, anchors, anchor)
+        in_place = anchors.problem is None
+        # What will be captured without graphs is run without them until then.
+        exact_next = not complete and known.refused is None and in_place
+        return Attempt(result, not exact_next, known, in_place, self._verified.count)
+
+    def settle(self, attempt: Attempt, anchors: Anchors, result: Any) -> None:
+        """Note what a call gave that was not replayed."""
+        known = attempt.known
+        anchors.settle()
+        known.like = None
+        if not attempt.in_place:  # the call that comes next may meet weights of another kind
+            known.clean = min(known.clean, 0)
+        elif known.refused is None and self._verified.count == attempt.compared:
+            try:
+                known.like = result_form(result)
+                known.clean += 1
+            except FixedCallError as error:
+                known.refused = str(error)
+        if known.refused is not None:
+            self.reasons[known.refused] += 1
+
+    def _known(self, key: Hashable) -> _Signature:
+        known = self._signatures.pop(key, None)
+        if known is not None:
+            self._signatures[key] = known  # the last one used
+        else:
+            while len(self._signatures) >= MAX_SIGNATURES:
+                oldest = next(iter(self._signatures))
+                if (graph := self._signatures.pop(oldest).graph) is not None:
+                    self._memory.drop(graph)
+            known = self._signatures[key] = _Signature()
+        return known
+
+    def begin_run(self) -> None:
+        """Try again in a new run what had no room in the last one."""
+        for known in self._signatures.values():
+            if known.refused in _TRIED_AGAIN:
+                known.refused = None
+
+    def forget(self, graph: CudaGraph) -> None:
+        """A graph's memory was given back; its signature is captured anew when it comes again."""
+        for known in self._signatures.values():
+            if known.graph is graph:
+                known.graph = None
+
+    def drop_call(self, key: Hashable) -> None:
+        """Give back what is captured of one signature."""
+        known = self._signatures.pop(key, None)
+        if known is not None and known.graph is not None:
+            self._memory.drop(known.graph)
+
+    def drop(self) -> None:
+        """Give all memory back and forget every signature."""
+        for known in list(self._signatures.values()):
+            if known.graph is not None:
+                self._memory.drop(known.graph)
+        self._signatures.clear()
+
+    @property
+    def captured(self) -> int:
+        """How many signatures have a graph now."""
+        return sum(known.graph is not None for known in list(self._signatures.values()))
+
+    @property
+    def vram_bytes(self) -> int:
+        """VRAM that all captured graphs of the process hold; most of it is shared."""
+        return self._memory.used_bytes
+
+    def _replay(self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call) -> Any:
+        """The call's result, or None where the weights are not in place after all.
+
+        Raises:
+            CaptureError: there is no memory for it; all graphs were let go.
+        """
+        if not anchors.hold(anchor):
+            return None
+        try:
+            result = graph.replay(anchor, call.tensors)
+        except RuntimeError as error:  # the driver gives a graph its memory when it runs
+            if "out of memory" not in str(error):
+                raise
+            self._memory.drop_all()
+            raise CaptureError(_NO_MEMORY) from error
+        finally:
+            anchors.let_go(anchor)
+        self.replayed += 1
+        self.regions += graph.regions
+        return result
+
+    def _capture(
+        self,
+        known: _Signature,
+        call: Call,
+        rerun: Callable[..., Any],
+        anchors: Anchors,
+        anchor: Anchor,
+    ) -> Any:
+        """Capture this call and compute it by the first replay; None if it cannot be."""
+        assert known.like is not None
+        device = call.tensors[0].device
+        if driver.free_bytes(device) < MIN_FREE_BYTES:
+            known.refused = _NO_ROOM
+            return None
+        marks = anchors.marks()
+        before = driver.reserved_bytes(device)
+        graph = result = None
+        if not anchors.hold(anchor):
+            return None
+        try:
+            graph = CudaGraph(call, known.like, anchor, self._memory.pool())
+            graph.capture(rerun, call)
+            copied = any(a is not b for a, b in zip(marks, anchors.marks(), strict=True))
+            if not copied:
+                result = self._replay(graph, anchors, anchor, call)
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            known.refused = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else str(error)
+            logger.warning("Not captured as a CUDA graph: %s", known.refused)
+        finally:
+            anchors.let_go(anchor)
+            if result is None:
+                anchors.undo(marks)
+                if graph is not None:
+                    graph.free()
+        if graph is None or result is None:
+            known.clean = 0  # the host copied weights within the capture, or it failed
+            return None
+        self.captures += 1
+        if known.graph is not None:  # of a form that this one betters
+            self._memory.drop(known.graph)
+        known.graph, known.form, known.like = graph, known.target, None
+        graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
+        known.refused = self._memory.add(
+            graph, self, device, driver.reserved_bytes(device) - before
+        )
+        if not self._memory.holds(graph):
+            known.clean = -_BACK_OFF
+        return result
+
+
+def _rerun(
+    runner: Runner, host: Callable[..., Any], *args: Any, compiled: bool, **kwargs: Any
+) -> Any:
+    return runner(partial(host, *args, **kwargs), compiled=compiled)

@@ -1,0 +1,314 @@
+"""What a region plan consists of: forms, places and the plan itself.
+
+A *form* is one sort of region (for a UNet: residual block, transformer block, ...). It names the
+region's activations, gives the host's own maths for it, and says how a place's `forward` is
+dispatched. A *place* is one occurrence of a form in a model; places with equal descriptions are one
+*kind* and share one graph.
+
+To support a new model family: write its forms, walk the model to find the places, register the walk
+in `families.catalogue`. Nothing else in the package knows about model families.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..compilers.rewrites import rewritten
+from ..contract import Description, InputSpec, Symbol
+from ..kinds.describe import HOST_STATE, describe_module, named_code
+from ..kinds.layout import CONTIGUOUS
+from ..kinds.packs import foreign_class, is_known
+from ..kinds.replaced import describe_packs
+from ..kinds.sources import attributes_read, fingerprint
+from ..kinds.watch import Watch
+
+_PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
+
+#: The forward that the host would call without us.
+Forward = Callable[..., torch.Tensor]
+
+
+class Call(Protocol):
+    """Runs one region on live activations: a graph's result, or None where the host must."""
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None: ...
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        """Note that the host does this call, for a reason in words; returns None."""
+
+
+class Form:
+    """One sort of region. Instances are stateless and known by their family and name.
+
+    A family is a set of forms, not a kind of model: a ControlNet's blocks are the UNet's.
+    """
+
+    family: str
+    name: str
+    #: Names of the module's direct children that belong to the region; None: all of them.
+    children: tuple[str, ...] | None = None
+    #: Attributes of the module that the region does not hang on.
+    hidden: tuple[str, ...] = ()
+    #: How activations lie in memory (`layout`).
+    layout: str = CONTIGUOUS
+    #: Whether people's images may have 2**31 elements here: such a kind gets a second graph.
+    widens: bool = False
+
+    def label(self, module: Any) -> str:
+        """Return a name for people, for example "ResBlock 320->640"."""
+        raise NotImplementedError
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        """Return the activations that the region takes in a model that computes in `dtype`."""
+        raise NotImplementedError
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        """Compute the region by the host's own code: the oracle, and what is traced."""
+        return host_forward(module, *inputs)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One occurrence of a region: its dotted name in the model, its module and its form."""
+
+    name: str
+    module: torch.nn.Module
+    form: Form
+
+
+class Follower(NamedTuple):
+    """A module that is called with what another one returned, and whose part that one's region has
+    then done: `make` builds its forward from the host's own.
+    """
+
+    module: torch.nn.Module
+    make: Callable[[Forward], Forward]
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How one module's `forward` is replaced while a step runs, and that of what follows it.
+
+    `regions` are the places that must all have graphs before the replacement is installed; `make`
+    builds it from one `Call` per region and the host's own forward.
+    """
+
+    module: torch.nn.Module
+    regions: tuple[Place, ...]
+    make: Callable[[Sequence[Call], Forward], Forward]
+    follower: Follower | None = None
+
+    def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
+        """Make the forward of each module that gets one."""
+        own = _own_forward(self.module)
+        forward = self.make(calls, own)
+        if not is_known(getattr(type(self.module).forward, "__globals__", {}).get("__name__")):
+            forward = _as_described(forward, own)
+        made = [(self.module, forward)]
+        if self.follower is not None:
+            module, make = self.follower
+            made.append((module, make(_own_forward(module))))
+        return made
+
+
+@dataclass
+class Plan:
+    """A model cut into regions.
+
+    Attributes:
+        dispatches: every module whose forward can be replaced.
+        outside: (place, reason) of what stays the host's, in words.
+        symbols: the declared sizes, by name.
+        guests: (place, whose) of layers that other packs added; they are no places of the model's.
+    """
+
+    dispatches: list[Dispatch] = field(default_factory=list)
+    outside: list[tuple[str, str]] = field(default_factory=list)
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    guests: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def places(self) -> list[Place]:
+        """Every region of the model, in walking order."""
+        return [place for dispatch in self.dispatches for place in dispatch.regions]
+
+
+def describe_place(
+    place: Place,
+    plan: Plan,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    watch: Watch | None = None,
+) -> Description:
+    """Write one place down as a kind.
+
+    Args:
+        dtype: the compute dtype of the model; operators of the host get their weights in it.
+        device: "cuda" or "cpu".
+        watch: gets the names of the host's code that the kind hangs on.
+
+    Raises:
+        DescriptionError: the module is not plain data.
+    """
+    form, module = place.form, place.module
+    inputs = form.inputs(module, str(dtype).removeprefix("torch."))
+    named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
+
+    def weight_dtype(owner: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
+        if hasattr(owner, "comfy_cast_weights"):
+            return dtype
+        # Under dynamic VRAM the file's own tensor is there until the host casts it, at its loading.
+        archived = getattr(owner, f"{name}_comfy_model_dtype", None)
+        return archived if isinstance(archived, torch.dtype) else tensor.dtype
+
+    described = describe_module(
+        module,
+        reads=attributes_read,
+        dtype=weight_dtype,
+        children=form.children,
+        hidden=form.hidden,
+    )
+    through: list[Callable[..., Any]] = []
+    sources = region_sources(form, described, watch, through)
+    return Description(
+        family=form.family,
+        form=form.name,
+        label=form.label(module),
+        module=described,
+        inputs=inputs,
+        symbols=tuple(plan.symbols[name] for name in sorted(named)),
+        sources=sources,
+        device=device,
+        layout=form.layout,
+        packs=describe_packs(described, through),
+    )
+
+
+def region_sources(
+    form: Form,
+    described: dict[str, Any],
+    watch: Watch | None = None,
+    through: list[Callable[..., Any]] | None = None,
+) -> dict[str, str]:
+    """Hash all code that a region is made of: the form's reference, the module tree's, rewrites.
+
+    Args:
+        described: the module tree (`describe.describe_module`).
+        watch: gets the names that this hangs on.
+        through: gets the functions.
+    """
+    classes, functions = named_code(described)
+    reference: Callable[..., Any] = type(form).reference
+    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
+
+
+def quick_signature(place: Place) -> tuple[Any, ...]:
+    """Return what two places of one kind have in common, for a fraction of a description's cost.
+
+    Places with equal signatures have equal descriptions: it holds the classes, the plain attributes
+    and the parameters' meta of the whole region.
+    """
+    module, kept = place.module, place.form.children
+    parts: list[Any] = [place.form.name]
+    pending = [("", module)]
+    while pending:
+        path, part = pending.pop()
+        parts.append((path, type(part)))
+        parts += [
+            (name, _mark(value))
+            for name, value in part.__dict__.items()
+            if name not in HOST_STATE
+            and (name[0] != "_" or isinstance(value, _PLAIN))
+            and (path or name not in place.form.hidden)
+        ]
+        parts += [(name, buffer is None) for name, buffer in part._buffers.items()]
+        parts += [
+            (name, None if p is None else (type(p), p.shape, p.dtype))
+            for name, p in part._parameters.items()
+        ]
+        pending += [
+            (name, child)
+            for name, child in part._modules.items()
+            if child is not None and (path or kept is None or name in kept)
+        ]
+    return tuple(parts)
+
+
+def _mark(value: Any) -> Any:
+    """A plain attribute's value; of anything else the class, which a description refuses or not."""
+    if isinstance(value, (list, tuple)):
+        return repr(value)
+    return value if isinstance(value, _PLAIN) else type(value)
+
+
+def dispatch_one(place: Place, make: Callable[[Call, Forward], Forward]) -> Dispatch:
+    """Return the dispatch of a module that is one region."""
+    return Dispatch(place.module, (place,), lambda calls, host: make(calls[0], host))
+
+
+def unary(call: Call, host: Forward) -> Forward:
+    """Make the forward of a module that takes one tensor."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        result = call(x)
+        return host(x) if result is None else result
+
+    return forward
+
+
+def unknown_layer(layer: Any) -> str:
+    """Say that a family has no form for a module."""
+    if (owner := foreign_class(type(layer))) is not None:
+        return owner
+    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
+
+
+def _own_forward(module: torch.nn.Module) -> Forward:
+    return partial(type(module).forward, module)
+
+
+def _as_described(forward: Forward, own: Forward) -> Forward:
+    """Leave the calls that are made in another way than the host's to what is bound on the class:
+    where a pack put its own forward there, its callers may be the pack's, too.
+    """
+    names = inspect.signature(forward).parameters.keys()
+
+    def tolerant(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) + len(kwargs) > len(names) or not kwargs.keys() <= names:
+            return own(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return tolerant
+
+
+def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Run the forward of a module's class, whatever the instance was given in its place."""
+    result: torch.Tensor = type(module).forward(module, *args, **kwargs)
+    return result
+
+
+class Passage(torch.nn.Module):
+    """A layer of ours within a copy of a model's block: it computes nothing of the model, so plans
+    pass over it.
+    """
+
+
+def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.nn.Module:
+    """Return a module of the same class over the same weights, with some direct children replaced.
+
+    The original is not touched; an instance's own `forward` (a dispatcher, a patch) is left out.
+    """
+    twin = copy.copy(module)
+    for name in ("forward", "_forward"):  # another node's, which would run the original
+        twin.__dict__.pop(name, None)
+    twin._modules = {**module._modules, **children}
+    return twin

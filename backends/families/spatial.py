@@ -1,0 +1,201 @@
+"""Regions of the host's SpatialTransformer: before its first block and after its last one.
+
+Its forward is cut with the host's own code: run up to the first block it is the entry, run with the
+blocks left out it is the exit. Between them the blocks are called as the host calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec
+from ..kinds.layout import CHANNELS_LAST
+from ..kinds.packs import owner_of
+from ..kinds.sources import is_foreign
+from .plan import Call, Form, Forward, host_forward, shallow_copy
+
+
+class _ReachedError(Exception):
+    """Ends the host's forward at its first transformer block, carrying the tokens."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+
+class _Stop(torch.nn.Module):
+    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+        raise _ReachedError(x)
+
+
+class _Give(torch.nn.Module):
+    def __init__(self, tokens: torch.Tensor) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+        return self.tokens
+
+
+class Entry(Form):
+    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens,
+    C']`.
+    """
+
+    family = "unet"
+    name = "entry"
+    layout = CHANNELS_LAST
+    children: tuple[str, ...] | None = ("norm", "proj_in")
+
+    def label(self, module: Any) -> str:
+        return f"Transformer entry {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        cut = shallow_copy(module, transformer_blocks=torch.nn.ModuleList([_Stop()]))
+        try:
+            host_forward(cut, inputs[0], None, {})
+        except _ReachedError as reached:
+            return reached.tokens
+        raise RuntimeError("SpatialTransformer.forward must call its transformer blocks")
+
+
+class Exit(Form):
+    """SpatialTransformer after its last block.
+
+    `(tokens [batch, C', height, width], x [batch, C, height, width])` -> `[batch, C, height,
+    width]`; the tokens come as an image, so that their number needs no symbol of its own. In
+    channels-last order that image is the tokens as they lie.
+    """
+
+    family = "unet"
+    name = "exit"
+    layout = CHANNELS_LAST
+    children: tuple[str, ...] | None = ("proj_out",)
+
+    def label(self, module: Any) -> str:
+        return f"Transformer exit {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        inner = module.proj_out.weight.shape[1]
+        return (
+            InputSpec("tokens", dtype, ("batch", inner, "height", "width")),
+            InputSpec("x", dtype, ("batch", module.in_channels, "height", "width")),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        tokens, x = inputs
+        cut = shallow_copy(
+            module,
+            norm=torch.nn.Identity(),
+            proj_in=torch.nn.Identity(),
+            transformer_blocks=torch.nn.ModuleList([_Give(tokens.movedim(1, 3).flatten(1, 2))]),
+        )
+        return host_forward(cut, x, None, {})
+
+
+ENTRY, EXIT = Entry(), Exit()
+
+
+def dispatch_spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
+    """Return what makes a spatial transformer's forward from the calls of its entry and exit."""
+
+    def make(calls: Sequence[Call], host: Forward) -> Forward:
+        entry, leave = calls
+
+        def forward(
+            x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None
+        ) -> torch.Tensor:
+            options = {} if transformer_options is None else transformer_options
+            tokens = entry(x)
+            if tokens is None:
+                return host(x, context, options)
+            contexts = context if isinstance(context, list) else None
+            # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
+            options["activations_shape"] = list(x.shape)
+            for i, block in enumerate(module.transformer_blocks):
+                options["block_index"] = i
+                chosen = context if contexts is None else contexts[i]
+                tokens = block(tokens, context=chosen, transformer_options=options)
+            image = tokens.unflatten(1, x.shape[2:]).movedim(3, 1)
+            result = leave(image, x)
+            return EXIT.reference(module, image, x) if result is None else result
+
+        return forward
+
+    return make
+
+
+class _Witness(torch.nn.Module):
+    """A transformer block that records how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        options = kwargs.get("transformer_options", {})
+        shapes = [tuple(a.shape) for a in args]
+        self.calls.append((shapes, sorted(kwargs), kwargs.get("context"), dict(options)))
+        return args[0] + 1.0
+
+
+class _Uncompiled:
+    """A region's call that computes by the host's code."""
+
+    def __init__(self, form: Form, module: torch.nn.Module) -> None:
+        self._form, self._module = form, module
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        return self._form.reference(self._module, *inputs)
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        return None
+
+
+def spatial_transformer_change() -> str | None:
+    """Say whether this host's SpatialTransformer does what `dispatch_spatial` does in its place.
+
+    Both run once on a tiny instance with recording blocks: same calls, same options left behind,
+    same result; a host that came to do more keeps its own forward, and the report says so.
+    """
+    from comfy.ldm.modules.attention import SpatialTransformer
+    from comfy.ops import disable_weight_init
+
+    key = SpatialTransformer.forward
+    if is_foreign(key):  # what it does around the blocks, no graph of its two ends does
+        return f"{owner_of(key)} replaces SpatialTransformer.forward"
+    if key not in _PROBED:
+        _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)
+    return _PROBED[key]
+
+
+_PROBED: dict[Any, str | None] = {}
+
+
+def _compare_spatial(cls: Any, operations: Any) -> str | None:
+    seen = []
+    for ours in (False, True):
+        with torch.no_grad():
+            layer = cls(32, 1, 32, depth=2, context_dim=8, operations=operations, device="cpu")
+            for parameter in layer.parameters():
+                parameter.fill_(0.01)
+            blocks = [_Witness(), _Witness()]
+            layer.transformer_blocks = torch.nn.ModuleList(blocks)
+            x = torch.linspace(-1, 1, 2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
+            options: dict[str, Any] = {"block": ("input", 1)}
+            forward = layer.forward
+            if ours:
+                calls = [_Uncompiled(form, layer) for form in (ENTRY, EXIT)]
+                forward = dispatch_spatial(layer)(calls, layer.forward)
+            result = forward(x, ["first", "second"], options)
+        seen.append(([b.calls for b in blocks], options, result))
+    (theirs, left, expected), (calls_made, left_by_us, got) = seen
+    if theirs != calls_made or left != left_by_us or not torch.equal(expected, got):
+        return "this host's SpatialTransformer does more than Warmgraph knows"
+    return None

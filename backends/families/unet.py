@@ -1,0 +1,289 @@
+"""The region plan of the host's UNetModel: SD1.5, SD2, SDXL, its refiner and inpainting variants.
+
+Regions: residual block, transformer block, entry and exit of a spatial transformer, down- and
+upsampling, output head. Time embedding, label embedding and the first convolution stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from ..kinds.layout import CHANNELS_LAST
+from ..kinds.packs import is_made_of_the_hosts, owner_of
+from ..kinds.purity import options_kept
+from .plan import (
+    Call,
+    Dispatch,
+    Form,
+    Forward,
+    Passage,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    unary,
+    unknown_layer,
+)
+from .spatial import ENTRY, EXIT, dispatch_spatial, spatial_transformer_change
+
+FAMILY = "unet"
+
+#: Patches that act inside a transformer block; any of them sends the block to the host's code.
+BLOCK_PATCHES = (
+    "attn1_patch",
+    "attn1_output_patch",
+    "middle_patch",
+    "attn2_patch",
+    "attn2_output_patch",
+)
+
+SYMBOLS = {
+    s.name: s
+    for s in (
+        Symbol("batch", 1, 64, 2),
+        Symbol("height", 1, 1024, 72),
+        Symbol("width", 1, 1024, 56),
+        Symbol("out_height", 1, 1024, 143),
+        Symbol("out_width", 1, 1024, 111),
+        Symbol("tokens", 1, 1024 * 1024, 4032),
+        Symbol("context", 1, 4096, 77),
+    )
+}
+
+
+class Residual(Form):
+    """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
+
+    family = FAMILY
+    name = "residual"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"ResBlock {module.channels}->{module.out_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", module.channels, "height", "width")),
+            InputSpec("emb", dtype, ("batch", module.emb_channels)),
+        )
+
+
+class Block(Form):
+    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
+    shape.
+    """
+
+    family = FAMILY
+    name = "block"
+
+    def label(self, module: Any) -> str:
+        return f"Transformer block {module.norm1.normalized_shape[0]}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.norm1.normalized_shape[0]
+        context = module.attn2.to_k.weight.shape[1]
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            InputSpec("context", dtype, ("batch", "context", context)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, context = inputs
+        return host_forward(module, x, context=context, transformer_options={})
+
+
+class Down(Form):
+    """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
+
+    family = FAMILY
+    name = "down"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"Downsample {module.channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module.channels, "height", "width")),)
+
+
+class Up(Form):
+    """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`.
+
+    The output's size is that of the skip connection it meets, so 45 rows come from 23 as they
+    should.
+    """
+
+    family = FAMILY
+    name = "up"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"Upsample {module.channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", module.channels, "height", "width")),
+            InputSpec("out_height", "int", ("out_height",)),
+            InputSpec("out_width", "int", ("out_width",)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, height, width = inputs
+        return host_forward(module, x, (x.shape[0], x.shape[1], height, width))
+
+
+class Head(Form):
+    """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
+
+    family = FAMILY
+    name = "head"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"Output head {module[0].num_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module[0].num_channels, "height", "width")),)
+
+
+FORMS: dict[str, Form] = {
+    "residual": Residual(),
+    "block": Block(),
+    "entry": ENTRY,
+    "exit": EXIT,
+    "down": Down(),
+    "up": Up(),
+    "head": Head(),
+}
+
+
+def plan_unet(model: Any) -> Plan:
+    """Cut a UNetModel into regions.
+
+    Args:
+        model: an instance of the host's `UNetModel` (not of a subclass with other blocks).
+    """
+    plan = Plan(symbols=SYMBOLS)
+    for name, layer in encoder_layers(model):
+        plan_layer(plan, name, layer)
+    for i, sequence in enumerate(model.output_blocks):
+        for j, layer in enumerate(sequence):
+            plan_layer(plan, f"output_blocks.{i}.{j}", layer)
+    head = getattr(model, "out", None)
+    if type(head) is torch.nn.Sequential and len(head) and hasattr(head[0], "num_channels"):
+        plan.dispatches.append(dispatch_one(Place("out", head, FORMS["head"]), unary))
+    else:
+        plan.outside.append(("out", unknown_layer(head)))
+    return plan
+
+
+def patched(options: dict[str, Any]) -> str | None:
+    """Return why a transformer block must run the host's code in this call, or None.
+
+    Args:
+        options: the call's `transformer_options`.
+    """
+    patches = options.get("patches")
+    if patches:
+        for name in BLOCK_PATCHES:
+            if name in patches:
+                return f"another node patches {name}"
+    replaced = options.get("patches_replace")
+    if replaced:
+        block = options.get("block")
+        place = (*block, options.get("block_index", 0)) if block is not None else None
+        for name in ("attn1", "attn2"):
+            table = replaced.get(name)
+            if table and (place in table or block in table):
+                return f"another node replaces {name}"
+    if "optimized_attention_override" in options:
+        return "another node overrides the attention function"
+    return None
+
+
+def encoder_layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield (name, layer) of a UNet's first half and middle, which a ControlNet has too."""
+    for i, sequence in enumerate(model.input_blocks):
+        for j, layer in enumerate(sequence):
+            yield f"input_blocks.{i}.{j}", layer
+    for j, layer in enumerate(model.middle_block or ()):
+        yield f"middle_block.{j}", layer
+
+
+def plan_layer(plan: Plan, name: str, layer: Any) -> None:
+    """Add one layer of a UNet's blocks to a plan, or why it stays the host's."""
+    from comfy.ldm.modules.attention import BasicTransformerBlock, SpatialTransformer
+    from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
+
+    cls = type(layer)
+    if isinstance(layer, Passage):
+        return
+    if cls is ResBlock and not layer.skip_t_emb:
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
+    elif cls is Upsample and layer.dims == 2:
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _up))
+    elif cls is Downsample and layer.dims == 2:
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), unary))
+    elif cls is SpatialTransformer:
+        if (change := spatial_transformer_change()) is None:
+            ends = (
+                Place(f"{name}.entry", layer, FORMS["entry"]),
+                Place(f"{name}.exit", layer, FORMS["exit"]),
+            )
+            plan.dispatches.append(Dispatch(layer, ends, dispatch_spatial(layer)))
+        else:
+            plan.outside += [(f"{name}.entry", change), (f"{name}.exit", change)]
+        for i, block in enumerate(layer.transformer_blocks):
+            where = f"{name}.transformer_blocks.{i}"
+            if type(block) is BasicTransformerBlock and block.attn2 is not None and not block.ff_in:
+                plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
+            else:
+                plan.outside.append((where, unknown_layer(block)))
+    elif not is_made_of_the_hosts(cls):
+        plan.guests.append((name, f"{cls.__qualname__} of {owner_of(cls)}"))
+    elif name != "input_blocks.0.0":
+        plan.outside.append((name, unknown_layer(layer)))
+
+
+def _residual(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
+        result = call(x, emb)
+        return host(x, emb) if result is None else result
+
+    return forward
+
+
+def _up(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
+        size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
+        result = call(x, int(size[0]), int(size[1]))
+        return host(x, output_shape=output_shape) if result is None else result
+
+    return forward
+
+
+def _block(call: Call, host: Forward) -> Forward:
+    kept = options_kept(getattr(host, "func", host))  # by another pack's forward, if it has one
+
+    def forward(
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        reason = patched(options) if options else None
+        if reason is None and context is not None:
+            result = call(x, context)
+            if result is not None:
+                for owner, name in kept:
+                    setattr(owner, name, options)
+                return result
+        else:
+            call.decline(reason or "called without a context")
+        return host(x, context=context, transformer_options=options)
+
+    return forward

@@ -1,0 +1,310 @@
+"""The region plan of the host's image VAEs: the AutoencoderKL family (SD1.5, SDXL, SD3, Flux).
+
+Regions: residual block, before and after the attention, up- and downsampling, the first and last
+convolutions, the last norm; of TAESD its blocks. The attention itself and the quantisation stay the
+host's. Blocks with 3-D convolutions (video VAEs) run as without Warmgraph, and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from ..kinds.layout import CHANNELS_LAST
+from .plan import (
+    Call,
+    Dispatch,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    shallow_copy,
+    unary,
+    unknown_layer,
+)
+
+FAMILY = "vae"
+
+#: Sides of activations: from one latent pixel up to an image of 8192 pixels.
+SYMBOLS = {
+    s.name: s
+    for s in (
+        Symbol("batch", 1, 4096, 2),
+        Symbol("height", 1, 8192, 136),
+        Symbol("width", 1, 8192, 120),
+        # Halving a side of one pixel leaves nothing.
+        Symbol("even_height", 2, 8192, 136),
+        Symbol("even_width", 2, 8192, 120),
+    )
+}
+
+
+class _VAEForm(Form):
+    """What the forms of VAEs share: most take one image, all of them channels-last."""
+
+    family = FAMILY
+    layout = CHANNELS_LAST
+
+    def channels(self, module: Any) -> int:
+        """Return how many channels the image has that the region takes."""
+        raise NotImplementedError
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", self.channels(module), "height", "width")),)
+
+
+class Residual(_VAEForm):
+    """ResnetBlock: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
+
+    name = "residual"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"VAE ResnetBlock {module.in_channels}->{module.out_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
+
+
+class AttentionEntry(_VAEForm):
+    """AttnBlock up to its attention: `x [batch, C, height, width]` -> queries, keys and values, one
+    after the other: `[3 * batch, C, height, width]`.
+    """
+
+    name = "attention_entry"
+    children = ("norm", "q", "k", "v")
+    hidden = ("optimized_attention",)
+
+    def label(self, module: Any) -> str:
+        return f"VAE attention entry {module.in_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+
+        def take(*qkv: torch.Tensor) -> torch.Tensor:
+            seen.extend(qkv)
+            return qkv[0]
+
+        cut = shallow_copy(module, proj_out=torch.nn.Identity())
+        cut.optimized_attention = take  # type: ignore[assignment]
+        host_forward(cut, inputs[0])
+        return torch.cat(seen)
+
+
+class AttentionExit(_VAEForm):
+    """AttnBlock after its attention: `(attended, x)`, both `[batch, C, height, width]` -> the
+    same.
+    """
+
+    name = "attention_exit"
+    children = ("proj_out",)
+    hidden = ("optimized_attention",)
+
+    def label(self, module: Any) -> str:
+        return f"VAE attention exit {module.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        dims = ("batch", module.in_channels, "height", "width")
+        return (InputSpec("attended", dtype, dims), InputSpec("x", dtype, dims))
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        same = torch.nn.Identity()
+        cut = shallow_copy(module, norm=same, q=same, k=same, v=same)
+        cut.optimized_attention = lambda *_: inputs[0]  # type: ignore[assignment]
+        return host_forward(cut, inputs[1])
+
+
+class Convolution(_VAEForm):
+    """A first or last Conv2d: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
+
+    name = "convolution"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"VAE convolution {module.in_channels}->{module.out_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.in_channels)
+
+
+class Norm(_VAEForm):
+    """The last GroupNorm: `x [batch, C, height, width]` -> the same shape."""
+
+    name = "norm"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"VAE norm {module.num_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.num_channels)
+
+
+class Up(_VAEForm):
+    """Upsample: `x [batch, C, height, width]` -> twice each side."""
+
+    name = "up"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"VAE Upsample {module.conv.in_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.conv.in_channels)
+
+
+class Down(_VAEForm):
+    """Downsample: `x [batch, C, height, width]` -> half of each side, rounded down."""
+
+    name = "down"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"VAE Downsample {module.conv.in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        channels = module.conv.in_channels
+        return (InputSpec("x", dtype, ("batch", channels, "even_height", "even_width")),)
+
+
+class Tiny(_VAEForm):
+    """TAESD's Block: `x [batch, C, height, width]` -> the same sides."""
+
+    name = "tiny"
+
+    def label(self, module: Any) -> str:
+        return f"TAESD block {module.conv[0].in_channels}"
+
+    def channels(self, module: Any) -> int:
+        return int(module.conv[0].in_channels)
+
+
+FORMS: dict[str, Form] = {
+    form.name: form
+    for form in (
+        Residual(),
+        AttentionEntry(),
+        AttentionExit(),
+        Convolution(),
+        Norm(),
+        Up(),
+        Down(),
+        Tiny(),
+    )
+}
+
+
+def plan_vae(model: Any) -> Plan:
+    """Cut a first-stage model into regions, wherever in it the host's 2-D image blocks are."""
+    from comfy.ldm.modules.diffusionmodules.model import (
+        AttnBlock,
+        Downsample,
+        ResnetBlock,
+        Upsample,
+    )
+
+    plan = Plan(symbols=SYMBOLS)
+    for name, layer in model.named_modules():
+        cls = type(layer)
+        last = name.rpartition(".")[2]
+        if last in ("conv_in", "conv_out") and isinstance(layer, torch.nn.Conv2d):
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["convolution"]), unary))
+        elif last == "norm_out" and isinstance(layer, torch.nn.GroupNorm):
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["norm"]), unary))
+        if not issubclass(cls, (ResnetBlock, AttnBlock, Upsample, Downsample)):
+            continue
+        if (problem := _problem(layer)) is not None:
+            plan.outside.append((name, problem))
+        elif cls is ResnetBlock:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
+        elif cls is AttnBlock:
+            ends = (
+                Place(f"{name}.entry", layer, FORMS["attention_entry"]),
+                Place(f"{name}.exit", layer, FORMS["attention_exit"]),
+            )
+            plan.dispatches.append(Dispatch(layer, ends, _attention(layer)))
+        elif cls is Upsample:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _carried))
+        elif cls is Downsample:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), _carried))
+        else:
+            plan.outside.append((name, unknown_layer(layer)))
+    return plan
+
+
+def plan_taesd(model: Any) -> Plan:
+    """Cut TAESD into its blocks."""
+    from comfy.taesd.taesd import Block
+
+    plan = Plan(symbols=SYMBOLS)
+    for name, layer in model.named_modules():
+        if type(layer) is Block:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["tiny"]), unary))
+    return plan
+
+
+def _problem(layer: Any) -> str | None:
+    """Why an image block of the host is not one of those that the forms stand for."""
+    convolutions = [m for m in layer.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
+    if not convolutions or not all(isinstance(m, torch.nn.Conv2d) for m in convolutions):
+        return "3-D convolutions (video VAEs) have no region yet"
+    if hasattr(layer, "temb_proj"):
+        return "VAE blocks with a time embedding have no region yet"
+    return None
+
+
+def _residual(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor,
+        temb: Any = None,
+        conv_carry_in: Any = None,
+        conv_carry_out: Any = None,
+    ) -> torch.Tensor:
+        result = call(x) if temb is None else call.decline("called with a time embedding")
+        if result is not None:
+            return result
+        return host(x, temb, conv_carry_in=conv_carry_in, conv_carry_out=conv_carry_out)
+
+    return forward
+
+
+def _attention(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
+    """Return what makes an AttnBlock's forward: between the two regions the host attends, by the
+    function that the block has now, with that function's own way out when memory is short.
+    """
+
+    def make(calls: Sequence[Call], host: Forward) -> Forward:
+        enter, leave = calls
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            qkv = enter(x)
+            if qkv is None:
+                return host(x)
+            attended = module.optimized_attention(*qkv.chunk(3))
+            del qkv
+            result = leave(attended, x)
+            if result is None:
+                return FORMS["attention_exit"].reference(module, attended, x)
+            return result
+
+        return forward
+
+    return make
+
+
+def _carried(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor, conv_carry_in: Any = None, conv_carry_out: Any = None
+    ) -> torch.Tensor:
+        result = call(x)
+        return host(x, conv_carry_in, conv_carry_out) if result is None else result
+
+    return forward

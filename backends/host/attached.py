@@ -1,0 +1,95 @@
+"""What the engine knows of one of the host's objects, whatever its type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..families.plan import Plan
+from ..runtime.scope import Target
+from ..runtime.session import Session
+
+KEY = "warmgraph"
+
+
+def when_unloaded(patcher: Any, session: Session) -> None:
+    """Have a session told when the host unloads the model of a ModelPatcher."""
+    from comfy.patcher_extension import CallbacksMP
+
+    def detached(_patcher: Any, unpatch_all: bool) -> None:
+        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
+        if unpatch_all:
+            for scope in session.scopes:
+                scope.unloaded()
+
+    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, detached)
+
+
+class Note:
+    """Attached in place of a session: why there is none."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Runs(Protocol):
+    """What a session's owner is told about runs.
+
+    `begin` and `end` come in pairs. Where the end of a run may go unseen, `look` stands for the
+    first, `tell` for the second, and `stay_busy` is called while it lasts.
+    """
+
+    def begin(self, session: Session, target: Callable[[], Target]) -> None:
+        """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
+
+        Args:
+            target: asks where it runs; what it raises fails no prompt.
+        """
+
+    def end(self, session: Session, *, sampled: bool) -> None:
+        """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
+
+    def look(self, session: Session, target: Callable[[], Target]) -> None:
+        """As `begin`, without an `end` to come."""
+
+    def tell(self, session: Session) -> None:
+        """As `end`, without a `begin` before."""
+
+    def stay_busy(self) -> None:
+        """The prompt still runs."""
+
+    def await_graphs(self, session: Session) -> None:
+        """Wait within a run for what is on its way, if that is what the user chose."""
+
+
+class Attached(Protocol):
+    """A copy of one of the host's objects, to which a session can be attached.
+
+    Attributes:
+        sort: "model", "vae" or "controlnet", for ids.
+        value: the copy, of the type that came in; nothing of ours is on it yet.
+        patcher: the host's ModelPatcher of its weights; None where it has none.
+        root: the module that is cut into regions; None where the host has loaded none.
+        holder: the module on which the host notes where its weights are.
+        plan: cuts `root` into regions, or says in a line why it stays as it is; it refers to
+            `root` alone, for a session keeps it.
+    """
+
+    sort: str
+    value: Any
+    patcher: Any
+    root: torch.nn.Module | None
+    holder: Any
+    plan: Callable[[], Plan | str]
+
+    def target(self) -> Target:
+        """Return where it runs, as things are now."""
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        """Make `value` run through a session."""
+
+    def note(self, text: str) -> None:
+        """Keep on `value` why it runs as before."""

@@ -1,0 +1,234 @@
+"""CONTROL_NET: a copy by the host's own `copy()`, with a few methods put into the instance.
+
+The host has no wrapper around a control network's call, so while one `get_control` runs, the copy's
+network attribute is a stand-in whose call goes through the session. `type(copy)` and the network
+stay the host's own: other packs tell ControlNets apart by their exact class. Weights and patcher
+are shared with the object that came in.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..families.catalogue import plan_model
+from ..families.plan import Plan
+from ..runtime.faults import STEP
+from ..runtime.scope import Scope, Target
+from ..runtime.session import Session
+from .attached import Note, Runs
+
+#: What a copy's instance carries. `copy_to` is what every `copy()` of the host calls.
+HUNG = ("get_control", "copy_to", "pre_run", "cleanup", "__reduce_ex__")
+
+_PER_RUN = "its network is made from the model at every run, and compiled there"
+
+
+class AttachedControlNet:
+    """A copy of a CONTROL_NET; `Attached`. One that is refused comes back itself, unchanged."""
+
+    sort = "controlnet"
+
+    def __init__(self, control: Any, notes: MutableMapping[Any, Note]) -> None:
+        """Look at `control`, less what an earlier node of ours left on it.
+
+        Args:
+            notes: where `note` keeps its line, for nothing is written on a refused object.
+
+        Raises:
+            TypeError: `control` is no ControlNet of any kind.
+        """
+        if not is_control(control):
+            kind = type(control).__name__
+            raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
+        self.value = control if kept(control) is None else plain(control)
+        self.patcher = getattr(control, "control_model_wrapped", None)
+        self.root: torch.nn.Module | None = getattr(control, _attribute(type(control)), None)
+        if _is_per_run(type(control)):
+            self.root = torch.nn.Module()
+        self.holder = self.root
+        self.plan: Callable[[], Plan | str] = partial(_plan, refusal(self.value), self.root)
+        self._notes = notes
+
+    def target(self) -> Target:
+        return _target(self.value, self.root)
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        """Hang the session on a copy; the host's copies of the copy get it too."""
+        self.value = type(self.value).copy(self.value)
+        session.name = type(self.value).__name__
+        if _is_per_run(type(self.value)):
+            session.note(_PER_RUN)
+        _hang(self.value, session, runs)
+
+    def note(self, text: str) -> None:
+        self._notes[self.value] = Note(text)
+
+
+def is_control(thing: Any) -> bool:
+    """Tell whether a thing is a ControlNet of any kind, the host's or another pack's."""
+    from comfy.controlnet import ControlBase
+
+    return isinstance(thing, ControlBase)
+
+
+def kept(control: Any) -> Session | None:
+    """Return the session that `attach` hung on a CONTROL_NET, or None."""
+    hold = getattr(vars(control).get(HUNG[0]), "hold", None)
+    return hold.session if isinstance(hold, _Hold) else None
+
+
+def plain(control: Any) -> Any:
+    """Return a copy of a CONTROL_NET of ours that runs as the host's."""
+    copy = type(control).copy(control)
+    for name in HUNG:
+        vars(copy).pop(name, None)
+    return copy
+
+
+def refusal(control: Any) -> str | None:
+    """Say why nothing may be hung on a CONTROL_NET, or None."""
+    cls = type(control)
+    if cls.__module__ != "comfy.controlnet":
+        pack = cls.__module__.partition(".")[0]
+        return f"{cls.__name__} of {pack} is not the host's: runs as without this node"
+    for name in HUNG:
+        if name in vars(control):
+            return f"another node replaces {name} of this ControlNet: runs as without this node"
+    return None
+
+
+def _attribute(cls: type) -> str:
+    """The attribute that holds the network."""
+    return "t2i_model" if cls.__name__ == "T2IAdapter" else "control_model"
+
+
+def _is_per_run(cls: type) -> bool:
+    """Whether the host makes the network anew in each run, and drops it at the end."""
+    return cls.__name__ == "ControlLora"
+
+
+class _Hold:
+    """One copy of a CONTROL_NET and its run.
+
+    The host may end a run without a word (Cancel, an error), so a run is over at the latest when
+    the next one begins.
+    """
+
+    def __init__(self, control: Any, session: Session, runs: Runs) -> None:
+        self.session = session
+        self._control = weakref.ref(control)  # no cycle: the network goes when its object goes
+        self._runs = runs
+        self._open = False
+        self._own: Scope | None = None  # where the network lives for one run
+
+    def call(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the network once."""
+        session, control = self.session, self._control()
+        if _is_per_run(type(control)):
+            if self._own is None:
+                make_plan = partial(plan_model, module)
+                self._own = session.scope.faults.spare(
+                    STEP, "preparing a ControlNet", session.scope.over, module, make_plan
+                )
+            session.scope = self._own or session.scope
+        foreign = None
+        if module is not session.scope.root:
+            foreign = "another copy of the network runs (several GPUs, or another node's)"
+        elif not self._open:
+            self._open = True
+            self._runs.look(session, partial(_target, control, module))
+            if self._own is not None:
+                self._runs.await_graphs(session)
+        self._runs.stay_busy()
+        return session.step(module, args, kwargs, foreign=foreign)
+
+    def end(self) -> None:
+        """The run is over, if one was open."""
+        if self._open:
+            self._open = False
+            self._runs.tell(self.session)
+        if self._own is not None:
+            self._own.faults.spare(STEP, "letting a ControlNet go", self._own.let_go)
+            self._own = None
+
+
+class _Network:
+    """Stands for the network while one `get_control` runs: calling it goes through the session."""
+
+    def __init__(self, module: Any, hold: _Hold) -> None:
+        self._module, self._hold = module, hold
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hold.call(self._module, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _hang(control: Any, session: Session, runs: Runs) -> None:
+    """Put our methods into an instance; each does what the host's does, for this very object."""
+    cls: Any = type(control)
+    own, attribute = weakref.ref(control), _attribute(cls)
+    hold = _Hold(control, session, runs)
+
+    def get_control(*args: Any, **kwargs: Any) -> Any:
+        control = own()
+        module = vars(control).get(attribute)
+        if module is None:
+            return cls.get_control(control, *args, **kwargs)
+        setattr(control, attribute, _Network(module, hold))
+        try:
+            return cls.get_control(control, *args, **kwargs)
+        finally:
+            setattr(control, attribute, module)
+
+    def copy_to(other: Any) -> None:
+        cls.copy_to(own(), other)
+        if type(other) is cls:
+            session.scope.faults.spare(STEP, "following a copy", _hang, other, session, runs)
+        else:
+            pack, name = type(other).__module__.partition(".")[0], type(other).__name__
+            session.note(f"{name} of {pack} took this ControlNet over: runs as without this node")
+
+    def pre_run(*args: Any, **kwargs: Any) -> None:
+        hold.end()
+        cls.pre_run(own(), *args, **kwargs)
+
+    def cleanup() -> None:
+        try:
+            cls.cleanup(own())
+        finally:
+            hold.end()
+
+    def reduce_ex(protocol: Any) -> Any:
+        """Copies made past the host's `copy()` are the host's: ours are bound to this object."""
+        make, arguments, state, *rest = cls.__reduce_ex__(own(), protocol)
+        return make, arguments, {k: v for k, v in state.items() if k not in HUNG}, *rest
+
+    get_control.hold = hold  # type: ignore[attr-defined]
+    for name, ours in zip(HUNG, (get_control, copy_to, pre_run, cleanup, reduce_ex), strict=True):
+        vars(control)[name] = ours
+
+
+def _plan(refused: str | None, root: torch.nn.Module | None) -> Plan | str:
+    if refused is not None:
+        return refused
+    if root is None:
+        return "this ControlNet has no network: runs as without this node"
+    return plan_model(root) if next(root.children(), None) is not None else Plan()
+
+
+def _target(control: Any, module: Any) -> Target:
+    """Where a network runs; one that is made at every run, and an adapter, have no patcher."""
+    from comfy.model_management import get_torch_device
+
+    facts = vars(control)
+    device = facts.get("load_device") or facts.get("device") or get_torch_device()
+    dtype = facts.get("manual_cast_dtype") or getattr(module, "dtype", torch.float32)
+    patcher = facts.get("control_model_wrapped")
+    return Target(device, dtype, {} if patcher is None else patcher.object_patches)

@@ -1,0 +1,177 @@
+"""VAE: a shallow copy of the host's object whose class is a subclass made for it.
+
+Weights and first-stage model are shared with the VAE that came in; the patcher is a clone, as for a
+MODEL. The copy's four public methods put our `decode` and `encode` into the first-stage model's
+instance for as long as one of them runs; nobody else's VAE ever meets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache, partial, wraps
+from typing import Any
+
+import torch
+
+from ..families.catalogue import plan_model
+from ..families.plan import Plan
+from ..runtime.scope import Target
+from ..runtime.session import Session
+from .attached import KEY, Note, Runs, when_unloaded
+
+logger = logging.getLogger(__name__)
+
+BOTH = "decoder and encoder"
+PARTS = (BOTH, "decoder", "encoder")
+
+_METHODS = ("decode", "decode_tiled", "encode", "encode_tiled")
+_CALLS = ("decode", "encode")
+
+
+class AttachedVAE:
+    """A copy of a VAE; `Attached`."""
+
+    sort = "vae"
+
+    def __init__(self, vae: Any, parts: str = BOTH) -> None:
+        """Copy `vae`, without what an earlier node of ours left on it.
+
+        Args:
+            parts: one of `PARTS`: what is to be compiled.
+
+        Raises:
+            TypeError: `vae` is no VAE of the host.
+            ValueError: `parts` is none of `PARTS`.
+        """
+        from comfy.sd import VAE
+
+        if not isinstance(vae, VAE):
+            raise TypeError(f"vae must be a VAE of the host, got a {type(vae).__name__}")
+        if parts not in PARTS:
+            raise ValueError(f"parts must be one of {', '.join(PARTS)}, got {parts!r}")
+        self.value = copy.copy(vae)
+        self.value.__class__ = getattr(type(vae), "warmgraph_host_class", type(vae))
+        self.value.__dict__.pop(KEY, None)
+        if (patcher := getattr(vae, "patcher", None)) is not None:
+            self.value.patcher = patcher.clone()  # what others patch is not to reach `vae`
+        self.patcher = getattr(self.value, "patcher", None)
+        self.root: torch.nn.Module | None = getattr(vae, "first_stage_model", None)
+        self.holder = self.root
+        self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
+
+    def target(self) -> Target:
+        return _target(self.value)
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        """Hang the session on the copy."""
+        self.value.__class__ = _compiled_class(type(self.value))  # type: ignore[arg-type]
+        self.value.__dict__[KEY] = _Attachment(session, runs)
+        when_unloaded(self.patcher, session)
+
+    def note(self, text: str) -> None:
+        self.value.__dict__[KEY] = Note(text)
+
+
+def kept(vae: Any) -> Any:
+    """Return the session or the note that a VAE carries, or None."""
+    found = vae.__dict__.get(KEY)
+    return found.session if isinstance(found, _Attachment) else found
+
+
+class _Attachment:
+    def __init__(self, session: Session, runs: Runs) -> None:
+        self.session = session
+        self._runs = runs
+        self._open = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
+        return self  # a deep copy has weights of its own, which `scope` leaves to the host
+
+    @contextlib.contextmanager
+    def scope(self, vae: Any) -> Iterator[None]:
+        """One call of the VAE: its first-stage model runs through the session."""
+        if self._open or not self._begins(vae):  # the host's methods may call one another
+            yield
+            return
+        root = self.session.scope.root
+        own, before = root.__dict__, {}
+        self._open = True
+        try:
+            for name in _CALLS:
+                host = getattr(root, name, None)
+                if host is not None:
+                    before[name] = own.get(name)
+                    own[name] = partial(_call, self.session, host)
+            yield
+        finally:
+            for name, theirs in before.items():
+                if theirs is None:
+                    del own[name]
+                else:
+                    own[name] = theirs
+            self._open = False
+            self._runs.end(self.session, sampled=False)
+
+    def _begins(self, vae: Any) -> bool:
+        """Begin a run, if this call is the session's."""
+        if vae.first_stage_model is not self.session.scope.root:
+            self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+            return False
+        try:
+            self._runs.begin(self.session, partial(_target, vae))
+        except Exception as error:  # nothing may fail a decode that eager would have finished
+            logger.exception("The VAE runs as without Warmgraph")
+            self._runs.end(self.session, sampled=False)
+            self.session.note(f"ran as without this node: {error}")
+            return False
+        return True
+
+
+def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:
+    if root is None:
+        return "this VAE has no weights: runs as without this node"
+    plan = plan_model(root)
+    if isinstance(plan, Plan) and parts != BOTH:
+        plan.dispatches = [d for d in plan.dispatches if _is_of(parts, d.regions[0].name)]
+        plan.outside = [(name, reason) for name, reason in plan.outside if _is_of(parts, name)]
+    return plan
+
+
+def _is_of(part: str, place: str) -> bool:
+    """Whether a place is in the encoder or decoder, which TAESD calls `taesd_encoder`, ...."""
+    return part in place.partition(".")[0]
+
+
+def _target(vae: Any) -> Target:
+    return Target(vae.patcher.load_device, vae.vae_dtype, vae.patcher.object_patches)
+
+
+def _call(session: Session, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return session.step(host, args, kwargs)
+
+
+@cache
+def _compiled_class(host: Any) -> type:
+    """A subclass of the host's class: the same name, four methods within our scope."""
+    body: dict[str, Any] = {
+        "__module__": host.__module__,
+        "__qualname__": host.__qualname__,
+        "__doc__": host.__doc__,
+        "warmgraph_host_class": host,
+    }
+    for name in _METHODS:
+        if hasattr(host, name):
+            body[name] = _within_scope(getattr(host, name))
+    return type(host.__name__, (host,), body)
+
+
+def _within_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def scoped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__[KEY].scope(self):
+            return method(self, *args, **kwargs)
+
+    return scoped

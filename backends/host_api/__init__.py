@@ -1,0 +1,1 @@
+"""What the host is asked, by its own names."""

@@ -1,0 +1,1 @@
+"""Kernels that graphs call by measurement: attention, products; some are our own."""

@@ -1,0 +1,230 @@
+"""Modules as plain data, and weightless twins made from it.
+
+A description names classes, the plain attributes that their code reads, and the meta of parameters;
+a twin is the same module tree rebuilt from it without running any constructor, so that the worker
+that exports it needs neither the checkpoint nor the constructor's arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import DescriptionError
+from .packs import foreign_class, pack_of
+
+#: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
+#: twin has none of it and no key depends on it.
+HOST_STATE = frozenset(
+    (
+        "comfy_cast_weights",
+        "prev_comfy_cast_weights",
+        "comfy_patched_weights",
+        "weight_function",
+        "bias_function",
+        "weight_lowvram_function",
+        "bias_lowvram_function",
+        "weight_comfy_model_dtype",
+        "bias_comfy_model_dtype",
+        "seed_key",
+        "_v",
+        "_v_weight",
+        "_v_bias",
+        "_v_signature",
+        "_prefetch",
+        "_pin",
+        "_pin_state",
+    )
+)
+_WEIGHTS = ("weight", "bias")
+_TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
+
+
+def describe_module(
+    module: torch.nn.Module,
+    *,
+    reads: Callable[[type], Collection[str]],
+    dtype: Callable[[torch.nn.Module, str, torch.Tensor], torch.dtype],
+    children: Collection[str] | None = None,
+    hidden: Collection[str] = (),
+) -> dict[str, Any]:
+    """Write a module tree down as JSON-plain data.
+
+    Args:
+        module: the live module; its weights are not read, only their shapes.
+        reads: for a class, the attribute names that its code reads (`sources.attributes_read`).
+        dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
+        children: names of the direct children to keep; None keeps all.
+        hidden: attributes of `module` itself to leave out.
+
+    Raises:
+        DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
+            not plain data.
+    """
+    cls = type(module)
+    where = f"{cls.__module__}:{cls.__qualname__}"
+    owner = foreign_class(cls)
+    if "<locals>" in cls.__qualname__:
+        words = f"class {where} is made at run time, so no worker can import it"
+        raise DescriptionError(words if owner is None else f"{words}; {owner}")
+    if owner is not None and pack_of(cls.__module__):  # a worker has the host's code only
+        raise DescriptionError(owner)
+    wanted = reads(cls)
+    # A weight that the host's operators do without is a plain None or no parameter, as its way of
+    # loading has it; a twin gets it as the former.
+    absent = {
+        name
+        for name in _WEIGHTS
+        if hasattr(cls, "comfy_cast_weights") and getattr(module, name, None) is None
+    }
+    attributes = {}
+    for name, value in module.__dict__.items():
+        if name in _TORCH_STATE or name in HOST_STATE or name in hidden or name not in wanted:
+            continue
+        if name in absent:
+            continue
+        if getattr(value, "__func__", None) is getattr(cls, name, module):
+            continue  # a method of the class that the host bound to the instance
+        try:
+            attributes[name] = _plain(value)
+        except TypeError:
+            raise DescriptionError(
+                f"attribute {name} of {where} is a {type(value).__name__}, not plain data"
+            ) from None
+    parameters: dict[str, dict[str, Any] | None] = {}
+    for name, tensor in module._parameters.items():
+        if name in absent:
+            continue
+        if tensor is None:
+            parameters[name] = None
+            continue
+        if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
+            raise DescriptionError(
+                f"{where}.{name} is a {type(tensor).__name__}, not a plain tensor"
+            )
+        final = dtype(module, name, tensor)
+        parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
+    if any(buffer is not None for buffer in module._buffers.values()):
+        raise DescriptionError(f"{where} has buffers, which no region takes yet")
+    return {
+        "class": where,
+        "attributes": dict(sorted(attributes.items())),
+        "parameters": parameters,
+        "modules": [
+            [name, describe_module(child, reads=reads, dtype=dtype)]
+            for name, child in module._modules.items()
+            if child is not None and (children is None or name in children)
+        ],
+    }
+
+
+def make_twin(
+    description: dict[str, Any], parameter: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+) -> torch.nn.Module:
+    """Rebuild a described module tree; `parameter` makes each tensor from shape and dtype.
+
+    Raises:
+        DescriptionError: a class cannot be imported here.
+    """
+    cls = import_named(description["class"])
+    twin: torch.nn.Module = cls.__new__(cls)
+    torch.nn.Module.__init__(twin)
+    if hasattr(cls, "comfy_cast_weights"):
+        state = {"comfy_cast_weights": False, "weight_function": [], "bias_function": []}
+        twin.__dict__.update(state)  # weights come in final: nothing is cast or patched on top
+    for name, value in description["attributes"].items():
+        setattr(twin, name, _restore(value))
+    for name, meta in description["parameters"].items():
+        if meta is None:
+            twin.register_parameter(name, None)
+            continue
+        tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
+        twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    if hasattr(cls, "comfy_cast_weights"):
+        for name in _WEIGHTS:
+            if name not in twin._parameters:
+                twin.__dict__.setdefault(name, None)
+    for name, child in description["modules"]:
+        twin.add_module(name, make_twin(child, parameter))
+    twin.eval()
+    return twin
+
+
+def import_named(name: str) -> Any:
+    """Return the class or function that a description names as "module:qualified.name".
+
+    Raises:
+        DescriptionError: it cannot be imported here.
+    """
+    module_name, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise DescriptionError(f"{name} cannot be imported: {error}") from error
+    return found
+
+
+def named_code(description: dict[str, Any]) -> tuple[list[type], list[Callable[..., Any]]]:
+    """Import every class, and every function kept as an attribute, that a described tree names."""
+    classes: set[str] = set()
+    functions: set[str] = set()
+    pending = [description]
+    while pending:
+        module = pending.pop()
+        classes.add(module["class"])
+        functions.update(_functions(module["attributes"].values()))
+        pending += [child for _, child in module["modules"]]
+    return (
+        [import_named(name) for name in sorted(classes)],
+        [import_named(name) for name in sorted(functions)],
+    )
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(v) for v in value]}
+    if isinstance(value, types.FunctionType) and value.__closure__ is None:
+        name = f"{value.__module__}:{value.__qualname__}"
+        if _is_named(value, name):
+            return {"function": name}
+    raise TypeError(type(value).__name__)
+
+
+def _restore(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    [(tag, content)] = value.items()
+    if tag == "dtype":
+        return getattr(torch, content)
+    if tag == "function":
+        return import_named(content)
+    items = [_restore(v) for v in content]
+    return tuple(items) if tag == "tuple" else items
+
+
+def _is_named(function: types.FunctionType, name: str) -> bool:
+    try:
+        return import_named(name) is function
+    except DescriptionError:
+        return False
+
+
+def _functions(values: Collection[Any]) -> Iterator[str]:
+    """The functions among described attribute values."""
+    for value in values:
+        if isinstance(value, dict):
+            [(tag, content)] = value.items()
+            if tag == "function":
+                yield content
+            elif tag != "dtype":
+                yield from _functions(content)

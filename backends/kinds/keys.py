@@ -1,0 +1,89 @@
+"""Keys: what must be equal for a graph to be the right one, in canonical form.
+
+A key is the sha256 of three parts as canonical JSON: the *structure* of the region (classes, plain
+attributes, parameter meta, hashes of the functions it runs through), its *inputs* with their
+symbols, and the *target* (device, versions, backend options). Weights, checkpoint names, prompts,
+sizes of symbolic dims and object identities are in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import FORMAT_VERSION, Backend, Description
+from ..storing.canonical_json import canonical_json, sha256_hex
+from ..storing.manifest import Manifest
+from .target import TorchFacts, compose_target
+
+
+def target(device: str, backend: Backend) -> dict[str, Any]:
+    """Return what generated code depends on besides the region, as plain data.
+
+    Args:
+        device: "cuda" or "cpu".
+        backend: adds its own name, version and options.
+    """
+    capability = None
+    if device == "cuda":
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    facts = TorchFacts(
+        version=str(torch.__version__),
+        git_version=getattr(torch.version, "git_version", None),
+        cuda=torch.version.cuda or torch.version.hip,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        capability=capability,
+    )
+    return compose_target(device, backend.name, backend.fingerprint(device), facts)
+
+
+def structure(description: Description) -> dict[str, Any]:
+    """Return the part of a description that says what is computed."""
+    return {
+        "family": description.family,
+        "form": description.form,
+        "module": description.module,
+        "sources": description.sources,
+        "layout": description.layout,
+        "wide": description.wide,
+    }
+
+
+def inputs(description: Description) -> dict[str, Any]:
+    """Return the part of a description that says what a graph takes."""
+    data = description.to_dict()
+    return {"inputs": data["inputs"], "symbols": data["symbols"]}
+
+
+def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
+    """Return the key of a kind on a target: 64 hex digits, the same in every process."""
+    parts = {
+        "format": FORMAT_VERSION,
+        "structure": structure(description),
+        "inputs": inputs(description),
+        "target": target_facts,
+    }
+    return sha256_hex(canonical_json(parts).encode())
+
+
+def explain_structure(manifest: Manifest, description: Description) -> list[str]:
+    """Say in words how a graph file's region differs from a kind of the same form; empty: it
+    fits.
+    """
+    theirs, ours = manifest.structure, structure(description)
+    lines = []
+    if theirs["module"] != ours["module"]:
+        lines.append("the region's layers, sizes or dtypes differ")
+    changed = _differing(theirs["sources"], ours["sources"])
+    if changed:
+        lines.append("the host's code changed: " + ", ".join(changed[:4]))
+    recorded = {"inputs": manifest.inputs, "symbols": manifest.symbols}
+    if canonical_json(recorded) != canonical_json(inputs(description)):
+        lines.append("its inputs differ")
+    return lines
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

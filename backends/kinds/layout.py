@@ -1,0 +1,53 @@
+"""How the activations of a region lie in memory: a part of its kind.
+
+Channels-last suits convolutions: vendor kernels take and give it without turning their tensors. It
+only means something for images and videos, of four and five dimensions; everything else is
+contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..contract import CHANNELS_LAST as CHANNELS_LAST
+from ..contract import CONTIGUOUS as CONTIGUOUS
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def is_laid_out(tensor: torch.Tensor, layout: str) -> bool:
+    """Tell whether a tensor lies in memory as graphs of this layout take and give it."""
+    return tensor.is_contiguous(memory_format=memory_format(tensor, layout))
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return the tensor itself where it lies right, else a copy that does.
+
+    A side of one may have any stride, and vendor kernels read the layout off the strides: a batch
+    of one with another stride than its elements ask for would come out contiguous.
+    """
+    laid_out = tensor.contiguous(memory_format=memory_format(tensor, layout))
+    if layout == CHANNELS_LAST and laid_out.dim() in _CHANNELS_LAST:
+        _, channels, *sides = laid_out.shape
+        strides = [channels * math.prod(sides[i + 1 :]) for i in range(-1, len(sides))]
+        strides.insert(1, 1)
+        if laid_out.stride() != tuple(strides):
+            return laid_out.as_strided(laid_out.shape, strides)
+    return laid_out
+
+
+def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
+    """Return torch's name for a layout of this tensor."""
+    if layout == CHANNELS_LAST:
+        return _CHANNELS_LAST.get(tensor.dim(), torch.contiguous_format)
+    return torch.contiguous_format
+
+
+def aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor as graphs take it, in this layout at a 16-byte address; another one is
+    copied, as operators would.
+    """
+    laid_out = lay_out(value, layout)
+    return laid_out.clone() if laid_out.data_ptr() % 16 else laid_out

@@ -1,0 +1,82 @@
+"""The kinds of one root module: equal places, written down, and the graphs that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..contract import Description
+from ..errors import DescriptionError
+from ..families.plan import Place, Plan, describe_place, quick_signature
+from ..kinds.watch import Watch
+from .graph import Graph
+
+
+@dataclass
+class Kind:
+    """Equal places of one model, and the graph that serves them; without one, `reason` says why.
+
+    `wide` is a second graph, for calls with more elements than 32 bits can count; `watch` knows the
+    code that was described.
+    """
+
+    label: str
+    places: list[Place] = field(default_factory=list)
+    graph: Graph | None = None
+    reason: str | None = None
+    wide: Graph | None = None
+    watch: Watch = field(default_factory=Watch)
+
+
+def describe_kinds(
+    plan: Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+    graph_of: Callable[[Description], Graph],
+) -> tuple[list[Kind], dict[str, Kind]]:
+    """Write a plan's kinds down for a device and compute dtype.
+
+    Args:
+        graph_of: the process's graph for a description.
+
+    Returns:
+        The kinds, and the kind of each place by its name.
+    """
+    known: dict[str, Kind] = {}
+    quick: dict[Any, Kind] = {}
+    of_place = {}
+    for place in plan.places:
+        signature = quick_signature(place)
+        kind = quick.get(signature)
+        if kind is None:
+            kind = quick[signature] = _describe(place, plan, device, dtype, graph_of, known)
+        kind.places.append(place)
+        of_place[place.name] = kind
+    return list({id(kind): kind for kind in quick.values()}.values()), of_place
+
+
+def _describe(
+    place: Place,
+    plan: Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+    graph_of: Callable[[Description], Graph],
+    known: dict[str, Kind],
+) -> Kind:
+    label, watch = type(place.module).__name__, Watch()
+    try:
+        label = place.form.label(place.module)
+        description = describe_place(place, plan, dtype=dtype, device=device.type, watch=watch)
+    except DescriptionError as error:
+        return Kind(label, reason=error.reason, watch=watch)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return Kind(label, reason=f"its {label} is not built as the host's: {error}", watch=watch)
+    graph = graph_of(description)
+    kind = known.setdefault(graph.key, Kind(label, graph=graph))
+    kind.watch.include(watch)
+    if place.form.widens and device.type == "cuda" and kind.wide is None:
+        kind.wide = graph_of(replace(description, wide=True, label=f"{label} (64-bit)"))
+    return kind

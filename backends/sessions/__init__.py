@@ -1,0 +1,1 @@
+"""What one server process keeps of its prompts: sessions started, graphs filed, runs told."""

@@ -1,0 +1,84 @@
+"""Prompts that run: whether builds must leave room for one, and waiting for graphs within one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ..building.builder import Builder
+from ..runtime.graph import Graph
+
+Progress = Callable[[int, int, str], None]
+
+_POLL_S = 0.1
+#: How long after a Compile node a prompt counts as running although it does not sample yet.
+_PROMPT_S = 15.0
+
+
+class Prompts:
+    """What the server's prompts do now, as far as builds are concerned."""
+
+    def __init__(self, check_cancelled: Callable[[], None]) -> None:
+        """Args: what raises the host's interrupt when the user pressed Cancel."""
+        self._check_cancelled = check_cancelled
+        #: Runs that have begun and not ended.
+        self.sampling = 0
+        #: Until when a prompt counts as running, by the monotonic clock.
+        self.until = 0.0
+        self._waiting = False
+
+    def begin(self) -> None:
+        """A run starts."""
+        self.sampling += 1
+
+    def end(self, *, sampled: bool) -> None:
+        """A run ended; `sampled`: it was what the prompt is there for."""
+        self.sampling = max(0, self.sampling - 1)
+        if sampled:
+            self.until = 0.0
+
+    def stay_busy(self) -> None:
+        """A prompt runs, and nothing will say that it ended."""
+        self.until = time.monotonic() + _PROMPT_S
+
+    def is_busy(self) -> bool:
+        """Whether a prompt runs that builds must leave room for: not one that waits for them."""
+        running = self.sampling > 0 or time.monotonic() < self.until
+        return running and not self._waiting
+
+    def wait(self, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None) -> None:
+        """Wait until none of these graphs is on its way.
+
+        Args:
+            on_progress: (done, total, text), called at each change.
+
+        Raises:
+            What `check_cancelled` raises.
+        """
+        self._waiting = True
+        try:
+            self._wait(graphs, builder, on_progress)
+        finally:
+            self._waiting = False
+
+    def _wait(
+        self, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
+    ) -> None:
+        total = len(graphs)
+        told: tuple[int, str] | None = None
+        while True:
+            self._check_cancelled()
+            pending = [g for g in graphs if g.is_pending]
+            progress = builder.progress()
+            left = progress.seconds_left
+            text = f"building {progress.done}/{progress.total}" if progress.total else "loading"
+            if elsewhere := sum(g.built_elsewhere for g in pending):
+                text += f", {elsewhere} built by another server"
+            if left is not None and pending:
+                text += f", about {left:.0f} s left"
+            if on_progress is not None and told != (total - len(pending), text):
+                told = (total - len(pending), text)
+                on_progress(total - len(pending), total, text)
+            if not pending:
+                return
+            time.sleep(_POLL_S)

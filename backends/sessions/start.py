@@ -1,0 +1,129 @@
+"""How a session starts: what its device, its model and its user's choice allow of plan, backend,
+captured calls and graphs for hot sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from ..compilers.registry import resolve_backend
+from ..contract import CallForm
+from ..cuda_graphs.memory import GraphMemory
+from ..cuda_graphs.replays import Replays
+from ..cuda_graphs.signatures import is_capturable
+from ..errors import RequirementError
+from ..families.catalogue import may_be_swapped
+from ..families.plan import Plan
+from ..host.attached import Attached
+from ..runtime.graphs import Graphs
+from ..runtime.scope import Scope
+from ..runtime.session import Options, Session
+from ..runtime.specials import Specials
+from ..storing.comparisons import Verified
+from .settings import Settings
+
+_EXACT_NEEDS = (
+    "that needs an NVIDIA GPU, a UNet, and VRAM for captured steps in the settings: "
+    "runs as without this node"
+)
+
+
+class Starter:
+    """Makes the sessions of one server process."""
+
+    def __init__(
+        self, graphs: Graphs, verified: Verified, captured: GraphMemory, settings: Settings
+    ) -> None:
+        """Args: what all sessions of the process share: graphs, comparisons, captured calls,
+        settings.
+        """
+        self._graphs = graphs
+        self._verified = verified
+        self._captured = captured
+        self._settings = settings
+
+    def start(
+        self, attached: Attached, options: Options, choice: str, *, identifier: str
+    ) -> Session:
+        """Make the session of one of the host's objects; nothing is described yet.
+
+        Args:
+            choice: the backend's name, or "auto".
+
+        Raises:
+            RequirementError: it has to run as without us; the text says why.
+        """
+        replays = self._replays(attached)
+        notes: Sequence[str] = ()
+        make_plan = attached.plan
+        try:
+            if options.form is CallForm.EXACT:
+                needs = "" if replays else f"; {_EXACT_NEEDS}"
+                raise RequirementError(f"exact: nothing is compiled{needs}")
+            plan = make_plan()
+            if isinstance(plan, str):
+                if attached.root is None or not may_be_swapped(attached.root):
+                    raise RequirementError(plan)
+                plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
+            device = attached.target().device
+            if device.index:  # kernels are loaded on the first one
+                raise RequirementError(
+                    f"models run compiled on the first GPU only, not on {device}"
+                )
+            resolution = resolve_backend(choice, device.type)
+            notes = resolution.refused
+            if resolution.backend.name == "eager":
+                raise RequirementError("; ".join(notes) or "backend eager is chosen")
+        except RequirementError as error:
+            if replays is None or choice == "eager":
+                raise
+            notes = [f"{error}; its calls are replayed as the host makes them"]
+            make_plan, plan = Plan, Plan()
+            resolution = resolve_backend("eager", attached.target().device.type)
+        assert attached.root is not None
+        scope = Scope(
+            attached.root,
+            attached.holder,
+            make_plan,
+            plan,
+            resolution.backend,
+            self._graphs,
+            self._verified,
+            replays,
+            Specials(
+                partial(self._runs_before_special, options.form, pays=_special_pays(attached))
+            ),
+        )
+        name = type(attached.holder).__name__
+        session = Session(identifier, name, resolution.backend, options, scope)
+        session.notes += notes
+        return session
+
+    def _replays(self, attached: Attached) -> Replays | None:
+        """What captures the calls of one of the host's objects, where that can be."""
+        if attached.sort == "vae" or attached.root is None:
+            return None
+        if not self._settings.captured_vram_share:
+            return None
+        device = attached.target().device
+        if device.type != "cuda" or device.index or torch.version.cuda is None:
+            return None
+        if not is_capturable(attached.root):
+            return None
+        return Replays(self._captured, self._verified)
+
+    def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
+        """After how many runs of one size it gets graphs of its own; None: never."""
+        if form is CallForm.SPECIALISED:
+            return 1
+        if form is CallForm.AUTO and pays:
+            return self._settings.runs_before_special or None
+        return None
+
+
+def _special_pays(attached: Attached) -> bool:
+    """Whether graphs of one size were measured to be quicker: not for VAEs, not yet on CPUs."""
+    return attached.sort != "vae" and attached.target().device.type == "cuda"

@@ -1,0 +1,177 @@
+"""Keeps graph folders filled: the graphs of each run, linked beside its workflow as they come.
+
+What is to be filed is kept here, for as long as graphs are on their way: the model that asked for
+them may be gone by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import GraphFileError, WarmgraphError
+from ..runtime.graph import Graph, State
+from ..runtime.session import Options, Session
+from ..storing import folders
+from ..storing.store import Store
+
+logger = logging.getLogger(__name__)
+
+#: Folders that wait for graphs at a time.
+MAX_RECORDS = 256
+
+
+@dataclass(frozen=True)
+class WorkflowRef:
+    """The saved workflow of a prompt, as a page named it: nothing in it is checked yet."""
+
+    path: str
+    user: str | None
+    id: str | None
+
+    def became(self, other: WorkflowRef) -> bool:
+        """Whether another name is of this very workflow, renamed or copied: its own id says so."""
+        same = self.id is not None and (self.id, self.user) == (other.id, other.user)
+        return same and self.path != other.path
+
+
+class _Place(NamedTuple):
+    """Where graphs go: a workflow, a name, or a folder of the list."""
+
+    workflow: WorkflowRef | None
+    graphs: str
+    folder_only: bool
+
+    @classmethod
+    def of(cls, options: Options, workflow: WorkflowRef | None) -> _Place:
+        return cls(workflow, options.graphs, options.folder_only)
+
+
+@dataclass
+class _Record:
+    """What is still to be filed in one place, and the sessions that are to know of problems.
+
+    Graphs hold no model: descriptions are plain data, and weights are given at each call.
+    """
+
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
+
+
+class Filing:
+    """Finds graph folders and files graphs there."""
+
+    def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:
+        """Args: the store that files are linked from, and a user's workflows folder."""
+        self._store = store
+        self._workflows = workflows
+        self._lock = threading.Lock()
+        self._records: dict[_Place, _Record] = {}
+        #: The saved workflow of each session's last run.
+        self._last: weakref.WeakKeyDictionary[Session, WorkflowRef] = weakref.WeakKeyDictionary()
+
+    def folder(self, session: Session, workflow: WorkflowRef | None) -> Path | None:
+        """Return the graph folder of a session: the named one, or the one beside the workflow.
+
+        A name or path that is not safe gives None and a line in the report.
+        """
+        return self._folder(_Place.of(session.options, workflow), session.note)
+
+    def expect(self, session: Session, workflow: WorkflowRef | None) -> None:
+        """A run ended: its graphs belong beside a workflow, those that are ready and those to come.
+
+        `file` links them.
+        """
+        place = _Place.of(session.options, workflow)
+        with self._lock:
+            self._last.pop(session, None)
+            if workflow is not None:
+                self._last[session] = workflow
+            if not place.folder_only and (workflow is not None or place.graphs):
+                self._add(place, session.all_graphs, [session])
+
+    def moved(self, workflow: WorkflowRef) -> None:
+        """A workflow that was queued may have another file name than when its graphs were asked
+        for: bring them along, and what is still to come.
+
+        The host may serve a prompt from its cache without any of our nodes running.
+        """
+        with self._lock:
+            for session, last in list(self._last.items()):
+                if last.became(workflow):
+                    self._last[session] = workflow
+                    place = _Place.of(session.options, workflow)
+                    self._add(place, session.all_graphs, [session])
+            for place, record in list(self._records.items()):
+                if place.workflow is not None and place.workflow.became(workflow):
+                    new = place._replace(workflow=workflow)
+                    self._add(new, list(record.graphs.values()), list(record.sessions))
+
+    def file(self) -> None:
+        """Link what is ready by now into the folders that wait for it (in the loader's thread)."""
+        with self._lock:
+            waiting = [
+                (place, record, [g for g in record.graphs.values() if not g.is_pending])
+                for place, record in self._records.items()
+            ]
+        for place, record, come in waiting:
+            ready = [graph.key for graph in come if graph.state is State.READY]
+            if ready:
+                with self._lock:
+                    sessions = list(record.sessions)
+                self._link(place, ready, sessions)
+            with self._lock:
+                for graph in come:
+                    record.graphs.pop(graph.key, None)
+                if not record.graphs and self._records.get(place) is record:
+                    del self._records[place]
+
+    def _add(self, place: _Place, graphs: list[Graph], sessions: list[Session]) -> None:
+        """Have graphs filed in a place; the lock is held."""
+        record = self._records.pop(place, None) or _Record()
+        self._records[place] = record  # the last one used
+        record.graphs.update({graph.key: graph for graph in graphs})
+        record.sessions.update(sessions)
+        while len(self._records) > MAX_RECORDS:
+            oldest = next(iter(self._records))
+            lost = len(self._records.pop(oldest).graphs)
+            logger.info("%d graphs are not put beside %s: too many wait", lost, oldest.workflow)
+
+    def _folder(self, place: _Place, note: Callable[[str], None]) -> Path | None:
+        workflow = place.workflow
+        root = self._workflows(workflow.user if workflow else None)
+        if root is None:
+            return None
+        try:
+            if place.folder_only:
+                return folders.listed_folder(root, place.graphs)
+            if place.graphs:
+                return folders.named_folder(root, place.graphs)
+            if workflow is None:
+                return None
+            return folders.workflow_folder(root.parent, workflow.path, workflow.id)
+        except (WarmgraphError, OSError) as error:
+            note(str(error))
+            return None
+
+    def _link(self, place: _Place, keys: list[str], sessions: list[Session]) -> None:
+        def note(text: str) -> None:
+            for session in sessions:
+                session.note(text)
+
+        folder = self._folder(place, note)
+        if folder is None:
+            return
+        workflow = place.workflow
+        try:
+            kept = [key for key in keys if self._store.link(key, folder)]
+            path = workflow.path if workflow else ""
+            folders.remember(folder, path, workflow.id if workflow else None, kept)
+        except (OSError, GraphFileError) as error:
+            note(f"the graphs could not be put into {folder.name}: {error}")
+            logger.warning("Graphs could not be put into %s: %s", folder, error)

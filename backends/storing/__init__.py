@@ -1,0 +1,1 @@
+"""Graph files: one schema, signed, found, linked beside workflows and evicted."""

@@ -1,0 +1,145 @@
+"""The key that tells graph files made on this machine from all others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from ..errors import GraphFileError
+from .files import remove_stale
+
+logger = logging.getLogger(__name__)
+
+KEY_FILE = "signing.key"
+_KEY_BYTES = 32
+_PATIENCE_S = 2.0  # how long another process may take between creating its key and writing it
+
+
+class Signer:
+    """Sign and verify text with a secret that lives in one owner-only file.
+
+    The key is made at the first use and is the same for every process that is given the same
+    directory. Whoever can read it can make graph files that this machine loads as its own, so the
+    directory must not be reachable over HTTP.
+
+    Args:
+        directory: The pack's system user directory; made (owner-only) with the key.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = Path(directory) / KEY_FILE
+        self._lock = threading.Lock()
+        self._key: bytes | None = None
+
+    def sign(self, text: str) -> str:
+        """Return the HMAC-SHA256 of `text` as 64 hex digits.
+
+        Raises:
+            GraphFileError: the key cannot be read or made.
+        """
+        return hmac.new(self._secret(), text.encode(), hashlib.sha256).hexdigest()
+
+    def verify(self, text: str, signature: str) -> bool:
+        """Tell whether `signature` is what `sign(text)` returns, in constant time.
+
+        Raises:
+            GraphFileError: the key cannot be read or made.
+        """
+        return hmac.compare_digest(
+            self.sign(text).encode(), signature.encode("utf-8", "surrogatepass")
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Name the key in messages and manifests: 8 hex digits that do not give it away."""
+        return hashlib.sha256(self._secret()).hexdigest()[:8]
+
+    def _secret(self) -> bytes:
+        with self._lock:
+            if self._key is None:
+                self._key = self._read_or_make()
+            return self._key
+
+    def _read_or_make(self) -> bytes:
+        try:
+            if not self.path.exists():
+                _make_key(self.path)
+            key = _read_key(self.path)
+        except OSError as error:
+            raise GraphFileError(
+                f"the signing key {self.path} cannot be used: {error.strerror or error}",
+                remedy="make that folder writable for the user who runs ComfyUI",
+            ) from error
+        remove_stale(self.path.parent)  # drafts of processes that were killed while they wrote
+        return key
+
+
+def _make_key(path: Path) -> None:
+    """Create the key file; of two processes at once, one wins and both go on with its key."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    text = secrets.token_hex(_KEY_BYTES).encode()
+    draft = path.with_name(f".{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        _create(draft, text)
+        os.link(draft, path)  # appears whole or not at all, and never replaces another's key
+        logger.info("made a new signing key: %s", path)
+    except FileExistsError:
+        pass
+    except OSError:
+        if not draft.exists():  # the disk is full or read-only
+            raise
+        with contextlib.suppress(FileExistsError):  # a file system without hard links
+            _create(path, text)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Write a new file; where that fails, nothing is left of it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _read_key(path: Path) -> bytes:
+    """Read the key, waiting a moment for a process that has just created the file."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        text = path.read_bytes().strip()
+        if len(text) == 2 * _KEY_BYTES:
+            with contextlib.suppress(ValueError):
+                key = bytes.fromhex(text.decode("ascii", "replace"))
+                _keep_to_owner(path)
+                return key
+        if len(text) >= 2 * _KEY_BYTES or time.monotonic() > deadline:
+            raise GraphFileError(
+                f"the signing key {path} must be {2 * _KEY_BYTES} hex digits, "
+                f"got {len(text)} bytes",
+                remedy="restore it, or delete it: a new one is made, and older graphs need "
+                "`python cli.py trust FOLDER` or are built again",
+            )
+        time.sleep(0.02)
+
+
+def _keep_to_owner(path: Path) -> None:
+    """Take a key that an operator has copied here away from other accounts of this machine."""
+    if os.name != "posix" or not path.stat().st_mode & 0o077:
+        return
+    with contextlib.suppress(OSError):
+        path.chmod(0o600)
+        logger.warning("the signing key %s was readable by other accounts; made owner-only", path)

@@ -1,0 +1,222 @@
+"""An exported graph through Inductor: `standalone_compile(..., aot=True)` under settings of ours.
+
+Sources: torch/_inductor/{standalone_compile,codecache,choices}.py of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..errors import BuildError
+from ..kinds.options import CONFIG as CONFIG
+from ..kinds.options import PERSISTENT_ROW
+from .tracing import size_oblivious
+
+#: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
+OWN_KERNELS = "static_launch_user_defined_triton_kernels"
+
+
+def start_no_compilers() -> None:
+    """Have Inductor compile in this process: a worker is a process for that already."""
+    from torch._inductor import config
+
+    settings: Any = config
+    if hasattr(settings, "compile_threads"):
+        settings.compile_threads = 1
+
+
+def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
+    """Let this process know which of the CPU's vector instructions the compiler can use, where
+    another one has tried: torch starts a process to try each, which takes seconds.
+
+    Whether the CPU has them torch asks the CPU, in every process.
+
+    Args:
+        folder: holds an empty file for each that works, named by what it hangs on: machine,
+            compiler, torch, flags and code. Where it is removed, they are tried anew.
+        suffix: of the files' names.
+    """
+    try:
+        from torch._inductor import cpu_vec_isa
+    except ImportError:
+        return
+    known: Any = cpu_vec_isa
+    check = getattr(getattr(known, "VecISA", None), "check_build", None)
+    fingerprint = getattr(known, "_get_isa_dry_compile_fingerprint", None)
+    if check is None or fingerprint is None:
+        return
+
+    def remembered(self: Any, code: str) -> bool:
+        facts = "\n".join((platform.node(), fingerprint(self._arch_flags), code))
+        mark = folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}{suffix}"
+        if mark.exists():
+            return True
+        works: bool = check(self, code)
+        if works:
+            with contextlib.suppress(OSError):
+                mark.touch()
+        return works
+
+    known.VecISA.check_build = remembered
+
+
+def call_whole(operator: torch._ops.OpOverload) -> None:
+    """Have Inductor call one of torch's operators in this process, although it knows how to take it
+    apart.
+
+    It does so by itself where nobody said so, but with `CI` in the environment that is an error
+    (torch 2.10 and 2.11, `make_fallback` in torch/_inductor/lowering.py).
+    """
+    from torch._inductor import lowering
+
+    known: Any = lowering
+    if operator not in known.lowerings and hasattr(known, "make_fallback"):
+        known.make_fallback(operator, warn=False)
+
+
+def launches_own_kernels() -> bool:
+    """Whether graphs can hold a Triton kernel that Inductor did not write itself."""
+    return bool(_known_settings({OWN_KERNELS: True}))
+
+
+def compile_wrapper(
+    graph_module: torch.fx.GraphModule,
+    config: dict[str, Any],
+    *,
+    wide: bool = False,
+    last_pass: Callable[[torch.fx.Graph], None] | None = None,
+) -> tuple[ModuleType, str]:
+    """Lower an exported graph with Inductor.
+
+    Args:
+        graph_module: placeholders carry fakes on the run device in `meta["val"]`.
+        config: Inductor settings, scoped to this call.
+        wide: index with 64 bits whatever the sizes of the fakes are.
+        last_pass: changes the functional graph after Inductor's own patterns; what Inductor does
+            about operators that change memory still follows.
+
+    Returns:
+        The generated module, whose `call(list)` runs the graph, and its source.
+
+    Raises:
+        BuildError: the graph changes an input, holds constants, or its module was not found.
+    """
+    from torch._inductor import standalone_compile
+    from torch._inductor.codecache import PyCodeCache
+
+    for node in graph_module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["example_value"] = node.meta["val"]
+    fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
+    known = len(PyCodeCache.modules)
+    if last_pass is not None:
+        config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
+    if not _reads_sizes_unasked():
+        config = {**config, "size_asserts": True}
+    indices = _wide_indices() if wide else contextlib.nullcontext()
+    with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
+        artifact: Any = standalone_compile(
+            graph_module,
+            fakes,
+            dynamic_shapes="from_graph",
+            aot=True,
+            options={"config_patches": _known_settings(config)},
+        )
+    graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
+    if graph.mutated_inputs or graph.constants:
+        raise BuildError("a region must be a pure function of its inputs")
+    for module in reversed(PyCodeCache.modules[known:] or PyCodeCache.modules):
+        path = getattr(module, "__file__", None)
+        if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
+            return module, graph.source_code
+    raise BuildError("Inductor's generated module was not found")
+
+
+def _reads_sizes_unasked() -> bool:
+    """Whether generated code gives each size that it uses a name, whatever it asserts.
+
+    From torch 2.14 on it names those of tensors only for its asserts about them (`codegen_inputs`
+    in torch/_inductor/codegen/wrapper.py, told by an argument that came with it); what is packed
+    has no asserts in either case.
+    """
+    try:
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    except ImportError:
+        return False
+    assign = getattr(PythonWrapperCodegen, "codegen_input_symbol_assignment", None)
+    return assign is not None and (
+        "deferred_symbol_assignments" not in inspect.signature(assign).parameters
+    )
+
+
+def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
+    """As Inductor wants it: with a name that its own cache of graphs tells it by."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            change(graph)
+
+        def uuid(self) -> bytes:
+            return get_hash_for_files((inspect.getfile(change),), change.__qualname__)
+
+    return Pass()
+
+
+@contextlib.contextmanager
+def _persistent_rows() -> Iterator[None]:
+    """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.hints import ReductionHint
+    from torch._inductor.virtualized import V
+
+    class Choices(InductorChoices):
+        @staticmethod
+        def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
+            sizes: Any = V.graph.sizevars
+            is_row = features.get_reduction_hint() == ReductionHint.INNER
+            if is_row and sizes.statically_known_leq(features.reduction_numel, PERSISTENT_ROW):
+                return True
+            wanted: bool = InductorChoices.should_use_persistent_reduction(
+                features, cooperative_reduction
+            )
+            return wanted
+
+    with V.set_choices_handler(Choices()):
+        yield
+
+
+@contextlib.contextmanager
+def _wide_indices() -> Iterator[None]:
+    """Let kernels index with 64 bits; Inductor decides by the sizes that it happens to see.
+
+    In a worker, which compiles one graph at a time.
+    """
+    from torch._inductor.codegen.simd import SIMDScheduling
+
+    scheduling: Any = SIMDScheduling
+    before = scheduling.__dict__.get("can_use_32bit_indexing")
+    if before is None:
+        raise BuildError(f"torch {torch.__version__} cannot be told to index with 64 bits")
+    scheduling.can_use_32bit_indexing = staticmethod(lambda *_: False)
+    try:
+        yield
+    finally:
+        scheduling.can_use_32bit_indexing = before
+
+
+def _known_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Drop settings that this torch does not have; each only tunes."""
+    from torch._inductor import config as inductor
+
+    known = inductor.get_config_copy()
+    return {name: value for name, value in config.items() if name in known}

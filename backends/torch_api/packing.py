@@ -1,0 +1,66 @@
+"""Take out of a generated module what a call needs: its Python source without kernel sources, the
+chosen binary of each kernel, and nothing else.
+
+Sources: torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import BuildError
+from .lean_source import lean_source
+
+
+def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
+    """Collect what a call of a generated module needs; returns it and the bytes of its binaries.
+
+    Must run after the module has been called once, which makes each Triton kernel choose its
+    configuration; only the chosen one is kept.
+    """
+    lean, kernels = lean_source(source)
+    triton: dict[str, tuple[Any, bytes]] = {}
+    cpp: dict[str, bytes] = {}
+    for name in kernels:
+        kernel = getattr(module, name)
+        if hasattr(kernel, "launchers"):
+            triton[name] = _chosen(name, kernel)
+        else:
+            cpp[name] = _library_of(kernel).read_bytes()
+    binaries = [binary for _, binary in triton.values()] + list(cpp.values())
+    parts = {"source": lean, "triton": triton, "cpp": cpp}
+    return pickle.dumps(parts, protocol=4), sum(map(len, binaries))
+
+
+def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
+    """The configuration that a Triton kernel chose, and its binary."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+
+    if len(kernel.launchers) != 1:
+        raise BuildError(f"kernel {name} has not chosen among {len(kernel.launchers)} forms")
+    config = kernel.launchers[0].config
+    for result in kernel.compile_results:
+        if result.config == config and hasattr(result.kernel, "arg_tys"):
+            folder = triton_cache_dir(result.compile_meta.get("device", 0))
+            path = Path(folder, triton_hash_to_path_key(result.kernel.hash))
+            path /= f"{result.kernel.name}.cubin"
+            kept = copy.copy(result)
+            kept.kernel = copy.copy(result.kernel)
+            kept.kernel.__dict__.pop("C_impl", None)
+            kept.kernel.cubin_raw = None
+            return kept, path.read_bytes()
+    raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
+
+
+def _library_of(kernel: Any) -> Path:
+    """The shared library behind a C++ kernel's Python binding."""
+    owner = getattr(kernel, "__self__", None)
+    path = getattr(owner, "__file__", None)
+    if path is None:
+        raise BuildError(f"the library of C++ kernel {kernel!r} was not found")
+    return Path(path)

@@ -1,0 +1,42 @@
+"""Whether the private names that compiling needs are there, as far as can be seen without it."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+
+def missing_api() -> str | None:
+    """Return which private API this torch lacks, in words, or None; never raises.
+
+    Only what can be seen without importing a compiler; the rest is for the `self_test` of a worker
+    whose build failed.
+    """
+    try:
+        return _missing_api()
+    except ImportError as error:
+        return f"torch {torch.__version__} lacks {error.name or error}"
+    except Exception as error:
+        return f"torch {torch.__version__} is another one: {type(error).__name__}: {error}"
+
+
+def _missing_api() -> str | None:
+    from torch._inductor import standalone_compile
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch.fx.experimental import _config
+
+    # On some versions a submodule has the function's name, and is found in its place.
+    if (
+        not callable(standalone_compile)
+        or "aot" not in inspect.signature(standalone_compile).parameters
+    ):
+        return (
+            f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
+        )
+    if not hasattr(_config, "backed_size_oblivious"):
+        return f"torch {torch.__version__} has no backed_size_oblivious setting"
+    if not hasattr(StaticTritonCompileResult, "make_launcher"):
+        name = "StaticTritonCompileResult.make_launcher"
+        return f"torch {torch.__version__} has no static Triton launcher ({name})"
+    return None

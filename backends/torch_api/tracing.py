@@ -1,0 +1,53 @@
+"""Torch's fakes and symbolic sizes, as exporting and lowering a region need them.
+
+Sources: torch/_subclasses/fake_tensor.py and torch/fx/experimental/ of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def fake_mode() -> Any:
+    """Return a fresh FakeTensorMode with symbolic shapes, for twins without weights."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def size_oblivious() -> Any:
+    """Patch: symbols may be 0 or 1 without specialising; must be held while exporting and
+    lowering.
+    """
+    import torch.fx.experimental._config as settings
+
+    config: Any = settings
+    return config.patch(backed_size_oblivious=True)
+
+
+def kept(value: torch.Tensor) -> torch.Tensor:
+    """Have a traced value computed once and kept in memory, where Inductor would compute it anew
+    for every element that reads it.
+
+    Needs an operator that torch has for its own tests; without it the value is only slower.
+    """
+    try:
+        import torch._inductor.test_operators  # registers it
+
+        realize: Any = torch.ops._inductor_test.realize
+    except (ImportError, AttributeError):
+        return value
+    result: torch.Tensor = realize(value)
+    return result
+
+
+def is_surely(condition: Any) -> bool:
+    """Whether a condition over symbolic sizes holds for all that they may be; asking narrows
+    nothing.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))

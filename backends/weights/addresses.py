@@ -1,0 +1,185 @@
+"""Where a model's weights lie, as a captured CUDA graph needs to know it.
+
+A CUDA graph reads weights at the addresses that they had when it was captured. Two regimes:
+
+- loaded the old way, every parameter has an address that ends with a load, an unload or a LoRA;
+- under dynamic VRAM a module's range keeps its address for the model's life, but what lies there is
+  right only while the pages are the very ones that the host filled. The few small parameters that
+  the host loads outside that range get new addresses at each load; a captured graph keeps the old
+  tensors, and the new values are copied into them.
+
+Nothing here keeps weights of the old way alive beyond a run: the host may load the model anew.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .casting import forget_prefetch, same_device
+from .fetching import ModelWeights
+
+MOVED = "weights moved since the last step"
+
+
+class Anchor(NamedTuple):
+    """The weights at one moment.
+
+    Attributes:
+        loose: the parameters and buffers on the device, outside dynamic VRAM.
+        pointers: their addresses.
+        places: address and size of each module in dynamic VRAM that the host filled.
+        pages: the signature of their pages; None without dynamic VRAM.
+    """
+
+    loose: list[torch.Tensor]
+    pointers: list[int]
+    places: frozenset[tuple[int, int]]
+    pages: bytes | None
+
+
+class Anchors:
+    """Watches the weights of one root module; asked once a step."""
+
+    def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
+        """Args: the module whose calls are captured, and where its model's weights are."""
+        self._weights = weights
+        self._modules: list[Any] = list(root.modules())
+        self._epoch = -1
+        self._anchor: Anchor | None = None
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._idle: frozenset[int] = frozenset()
+        #: Why nothing can be captured or replayed now.
+        self.problem: str | None = MOVED
+
+    def look(self) -> Anchor | None:
+        """Return where the weights are, or None while they are not where a graph could read them.
+
+        To be called at the start of a step, after `ModelWeights.begin_step`.
+        """
+        same = self._epoch == self._weights.epoch
+        if same and (self._stands() if self._anchor is not None else self.problem != MOVED):
+            return self._anchor
+        self._epoch = self._weights.epoch
+        self._anchor = None
+        self._anchor = self._find()
+        return self._anchor
+
+    def settle(self) -> None:
+        """Note after a step by the host's own calls which modules it left alone."""
+        idle = frozenset(
+            id(m) for m in self._modules if hasattr(m, "_v") and m._v_signature is None
+        )
+        if idle != self._idle:
+            self._idle = idle
+            self._move()
+
+    def forget(self) -> None:
+        """Let go of all weights, when a run has ended."""
+        self._slots = []
+        self._move()
+
+    def hold(self, anchor: Anchor) -> bool:
+        """Keep the pages in place; `let_go` must follow if this is true."""
+        if anchor.pages is None:
+            return True
+        signature = self._weights.hold_range()
+        if signature is None:
+            return False
+        if signature != anchor.pages:
+            self._weights.let_range_go()
+            self._move()
+            return False
+        return True
+
+    def let_go(self, anchor: Anchor) -> None:
+        """Undo `hold` once the work is queued."""
+        if anchor.pages is not None:
+            self._weights.let_range_go()
+
+    def marks(self) -> list[Any]:
+        """What tells whether the host brought a module's weights over meanwhile."""
+        return [getattr(m, "_v_signature", None) for m in self._modules]
+
+    def undo(self, marks: Sequence[Any]) -> None:
+        """Have the host bring over anew what it brought over, or began to, since these marks: what
+        was captured may not have been done.
+        """
+        import comfy_aimdo.model_vbar as vbar
+
+        for module, mark in zip(self._modules, marks, strict=True):
+            prefetch = module.__dict__.get("_prefetch")
+            if prefetch is not None:  # broken off before it was resolved: nothing else lets it go
+                forget_prefetch(module)
+                if prefetch["signature"] is not None:
+                    vbar.vbar_unpin(module._v)
+            was_there = prefetch is None or prefetch.get("resident")
+            if not was_there or getattr(module, "_v_signature", None) is not mark:
+                module._v_signature = None
+        self._move()
+
+    def _move(self) -> None:
+        self._anchor, self.problem = None, MOVED
+
+    def _stands(self) -> bool:
+        assert self._anchor is not None
+        live = [table.get(name) for table, name in self._slots]
+        return all(map(operator.is_, live, self._anchor.loose))
+
+    def _find(self) -> Anchor | None:
+        device = self._weights.device
+        fixed, loose, slots = [], [], []
+        for module in self._modules:
+            if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+                self.problem = "weights are computed anew at each call"
+                return None
+            dynamic = hasattr(module, "_v")
+            if dynamic and not (module._v_signature is None and id(module) in self._idle):
+                fixed.append(module)
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is None or (dynamic and not same_device(tensor.device, device)):
+                        continue
+                    if not same_device(tensor.device, device):
+                        self.problem = "a part of the model is not in VRAM"
+                        return None
+                    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                        self.problem = f"weights are of a special kind ({type(tensor).__name__})"
+                        return None
+                    slots.append((table, name))
+                    loose.append(tensor)
+        pages = None
+        if fixed:
+            pages = self._pages(fixed)
+            if pages is None:
+                return None
+        self._slots = slots
+        self.problem = None
+        places = frozenset((int(m._v[1]), int(m._v[2])) for m in fixed)
+        return Anchor(loose, [tensor.data_ptr() for tensor in loose], places, pages)
+
+    def _pages(self, fixed: list[Any]) -> bytes | None:
+        """The signature of the range in which every module's weights are the ones the host put
+        there.
+        """
+        import comfy_aimdo.model_vbar as vbar
+
+        signature = self._weights.hold_range()
+        if signature is None:
+            self.problem = "the model does not fit into VRAM as a whole"
+            return None
+        try:
+            for module in fixed:
+                now = None if module._v_signature is None else vbar.vbar_fault(module._v)
+                good = now is not None and vbar.vbar_signature_compare(now, module._v_signature)
+                if now is not None:
+                    vbar.vbar_unpin(module._v)
+                if not good:
+                    self.problem = MOVED
+                    return None
+            return signature
+        finally:
+            self._weights.let_range_go()

@@ -1,0 +1,229 @@
+"""One build: a description goes in, a checked payload comes out. Runs in a worker process only."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..building.messages import REMEMBERED
+from ..compilers.registry import backend_named
+from ..contract import Backend, Description, Measure
+from ..errors import BuildError, RequirementError, WarmgraphError
+from ..families.catalogue import form_of
+from ..families.plan import region_sources
+from ..kinds import keys
+from ..kinds.describe import named_code
+from ..kinds.layout import is_laid_out
+from ..kinds.tolerance import relative_l2, within
+from ..torch_api import compiling, present
+from .export import Program, capture
+from .transplant import Guests, transplanted
+
+#: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
+_CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
+#: Rows that one check may attend over: the cost of attention is their square.
+_CHECK_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 11}
+
+
+def prepare(hello: dict[str, Any]) -> None:
+    """Import the host under the parent's own arguments: attention choice and dtypes hang on them.
+
+    Args:
+        hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree) and "spool" (the
+            builder's own folder).
+    """
+    sys.argv = list(hello["argv"])
+    sys.path.insert(0, hello["host"])
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.ops
+
+    if (missing := present.missing_api()) is not None:
+        raise RequirementError(missing, final=True)
+    compiling.start_no_compilers()
+    if not torch.cuda.is_available():
+        # Generated C++ gets as many threads as the process has when it is built.
+        torch.set_num_threads(os.cpu_count() or 1)
+        compiling.remember_vector_instructions(Path(hello["spool"]), suffix=REMEMBERED)
+
+
+def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any]]:
+    """Build one kind.
+
+    Args:
+        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key).
+        measure: held while kernels are measured on the GPU.
+
+    Returns:
+        The payload, and facts for the manifest: "weights", "work", "binary_bytes", "checks",
+        "phases".
+
+    Raises:
+        BuildError: this process would build another graph than asked for, the build failed, or the
+            graph differs from eager; a final one where no build can succeed with this torch.
+    """
+    description = Description.from_dict(task["description"])
+    if description.packs:  # as in the server: the host was there before the packs came
+        named_code(description.module)
+    backend = backend_named(task["backend"])
+    form = form_of(description.family, description.form)
+    started = time.monotonic()
+    with transplanted(description.packs) as guests:
+        _check_key(task, description, form, guests)
+        try:
+            return _build(description, form, backend, guests, measure, started)
+        except Exception as error:
+            broken = backend.explain_failure(description.device)
+            if broken is None:
+                raise
+            words = f"nothing compiles here: {broken.reason}"
+            if not broken.final:  # what failed is of interest, too
+                words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
+            raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
+
+
+def _build(
+    description: Description,
+    form: Any,
+    backend: Backend,
+    guests: Guests,
+    measure: Measure,
+    started: float,
+) -> tuple[bytes, dict[str, Any]]:
+    program = _capture(description, form, guests)
+    captured = time.monotonic()
+    compiled = backend.compile(program, measure=measure)
+    built = time.monotonic()
+    checks = _check(program, backend.load(compiled.payload))
+    if description.device == "cuda":
+        torch.cuda.empty_cache()
+    facts = {
+        **compiled.facts,
+        "weights": [list(spec) for spec in program.weights],
+        "work": program.work,
+        "checks": checks,
+        "phases": {
+            "capture": round(captured - started, 3),
+            "compile": round(built - captured, 3),
+            "check": round(time.monotonic() - built, 3),
+        },
+    }
+    return compiled.payload, facts
+
+
+def _capture(description: Description, form: Any, guests: Guests) -> Program:
+    """Export a kind, and see that what other packs have in it is all a graph can do."""
+    if not guests.any:
+        return capture(description, form)
+    try:
+        program = capture(description, form)
+    except BuildError as error:
+        raise BuildError(guests.blame(error.reason)) from error
+    smallest = program.example({s.name: s.minimum for s in description.symbols})
+    guests.check_options(lambda: program.run(*smallest))
+    return program
+
+
+def _check_key(task: dict[str, Any], description: Description, form: Any, guests: Guests) -> None:
+    """The key must come out the same here, or this process sees another host or torch."""
+    here = region_sources(form, description.module)
+    if here != description.sources:
+        changed = [
+            n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
+        ]
+        names = ", ".join(sorted(changed)[:3])
+        if guests.any:
+            raise BuildError(guests.blame(f"run by itself, its file leaves other code ({names})"))
+        raise BuildError(f"the worker sees other host code for {description.label}: {names}")
+    target = keys.target(description.device, backend_named(task["backend"]))
+    if keys.graph_key(description, target) != task["key"]:
+        raise BuildError(f"the worker's torch or options differ from the server's: {target}")
+
+
+def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
+    """Run graph and eager side by side at the ends of every declared range."""
+    checks = []
+    for sizes in _extremes(program):
+        weights, inputs = program.example(sizes)
+        reference = program.run(weights, inputs)
+        result = call([*weights, *inputs])[0]
+        good, error = within(result, reference)
+        checks.append({"sizes": sizes, "error": error})
+        if not good and not _is_as_exact(result, reference, program, weights, inputs):
+            raise BuildError(
+                f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
+            )
+        layout = program.description.layout
+        if not is_laid_out(result, layout) or any(_shares(result, t) for t in (*weights, *inputs)):
+            raise BuildError(
+                f"{program.description.label} must return a {layout} tensor of its own"
+            )
+    return checks
+
+
+def _is_as_exact(
+    result: torch.Tensor,
+    reference: torch.Tensor,
+    program: Program,
+    weights: list[torch.Tensor],
+    inputs: list[Any],
+) -> bool:
+    """Tell whether a graph is as near to the same maths in float64 as eager is.
+
+    At their smallest sizes some regions are badly conditioned: a norm over two nearly equal values
+    turns the last bit of either into a visible part of the result, in eager as in a graph.
+    """
+
+    def exact(value: Any) -> Any:
+        return value.double() if torch.is_tensor(value) else value
+
+    truth = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    eager = relative_l2(reference.double(), truth)
+    return math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager
+
+
+def _shares(result: torch.Tensor, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and result.data_ptr() == other.data_ptr()
+
+
+def _extremes(program: Program) -> Iterator[dict[str, int]]:
+    """Each symbol at its lower and upper end, the others small; then all at the lower end. A
+    special graph has one size only.
+    """
+    symbols = program.description.symbols
+    device = program.description.device
+    small = {
+        s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
+    }
+    yield {s.name: s.minimum for s in symbols}
+    if program.description.is_special:
+        return
+    yield small
+    for symbol in symbols:
+        top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}
+        if program.attends and symbol.name != "batch":
+            top[symbol.name] = min(symbol.maximum, _CHECK_TOKENS[device])
+        while _elements(program, top) > _CHECK_ELEMENTS[device] and top[symbol.name] > 2:
+            top[symbol.name] = math.ceil(top[symbol.name] / 2)
+        yield top
+
+
+_SMALL = (3, 5, 7, 11, 13, 17, 19)
+
+
+def _elements(program: Program, sizes: dict[str, int]) -> float:
+    largest = 0
+    for spec in program.description.inputs:
+        if spec.dtype != "int":
+            largest = max(
+                largest, math.prod(sizes[d] if isinstance(d, str) else d for d in spec.dims)
+            )
+    return largest * program.work

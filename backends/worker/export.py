@@ -1,0 +1,251 @@
+"""A kind becomes an exported program: the host's code traced once with symbolic sizes.
+
+Weights are lifted to inputs, batch, height, width and token counts are symbols with declared
+ranges, and nothing needs real weights: twins are made of fake tensors on the run device.
+https://docs.pytorch.org/docs/stable/export.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.export.graph_signature import InputKind
+
+from ..compilers.rewrites import tracing
+from ..contract import Description, InputSpec, WeightSpec
+from ..errors import BuildError
+from ..kinds.describe import make_twin
+from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
+from ..torch_api.tracing import fake_mode, size_oblivious
+
+
+@dataclass
+class Program:
+    """An exported region, ready for a backend.
+
+    Attributes:
+        description: the kind it was made from.
+        graph_module: `(*weights, *inputs) -> (output,)`; placeholders carry fakes in `meta["val"]`.
+        weights: the weights in call order, named below the region's module.
+        run: computes the region eagerly with real tensors, for checks: `(weights, inputs) ->
+            output`.
+        work: elements of the largest tensor anywhere in the region, per element of its first input.
+        attends: whether the region has an attention, whose cost is the square of its rows.
+    """
+
+    description: Description
+    graph_module: torch.fx.GraphModule
+    weights: list[WeightSpec]
+    run: Callable[[list[torch.Tensor], list[Any]], torch.Tensor]
+    work: float
+    attends: bool
+
+    def example(self, sizes: dict[str, int] | None = None) -> tuple[list[torch.Tensor], list[Any]]:
+        """Make random weights and inputs on the run device, at the example sizes unless told."""
+        device = torch.device(self.description.device)
+        generator = torch.Generator(device).manual_seed(0)
+        chosen = {s.name: s.example for s in self.description.symbols} | (sizes or {})
+        weights = []
+        for spec in self.weights:
+            fan_in = max(1, math.prod(spec.shape[1:]))
+            values = torch.randn(spec.shape, device=device, generator=generator)
+            weights.append((values / math.sqrt(fan_in)).to(getattr(torch, spec.dtype)))
+        layout = self.description.layout
+        inputs = [
+            example_input(i, chosen, device, layout, generator) for i in self.description.inputs
+        ]
+        return weights, inputs
+
+
+class _Region(torch.nn.Module):
+    """What is traced: the form's reference over a module, its result laid out as the kind's."""
+
+    def __init__(self, module: torch.nn.Module, form: Any, layout: str) -> None:
+        super().__init__()
+        self.module = module
+        self.form = form
+        self.layout = layout
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        with tracing(self.layout):
+            result: torch.Tensor = self.form.reference(self.module, *inputs)
+        return result.contiguous(memory_format=memory_format(result, self.layout))
+
+
+def capture(description: Description, form: Any) -> Program:
+    """Export a kind.
+
+    Args:
+        description: the kind.
+        form: its form (`families.plan.Form`), which knows the host's code for it.
+
+    Raises:
+        BuildError: the export narrowed a declared range or specialised a symbol.
+        DescriptionError: the module tree cannot be rebuilt here.
+    """
+    device = torch.device(description.device)
+    sizes = {s.name: s.example for s in description.symbols}
+    with torch.no_grad(), size_oblivious():
+        with fake_mode():
+            twin = make_twin(
+                description.module,
+                lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device),
+            )
+            region = _Region(twin, form, description.layout).eval()
+            examples = tuple(
+                example_input(spec, sizes, device, description.layout)
+                for spec in description.inputs
+            )
+        exported = _export(description, region, examples)
+    _check_ranges(description, exported)
+    weights = _weights(exported)
+    return Program(
+        description,
+        exported.graph_module,
+        weights,
+        _eager(description, form),
+        _work(description, exported.graph_module),
+        any("scaled_dot_product" in str(n.target) for n in exported.graph.nodes),
+    )
+
+
+def example_input(
+    spec: InputSpec,
+    sizes: dict[str, int],
+    device: torch.device,
+    layout: str = CONTIGUOUS,
+    generator: torch.Generator | None = None,
+) -> Any:
+    """Make one input at the given sizes: an integer, or a tensor (random with a generator)."""
+    if spec.dtype == "int":
+        return sizes[str(spec.dims[0])]
+    shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
+    dtype = getattr(torch, spec.dtype)
+    if generator is None:
+        return lay_out(torch.empty(shape, dtype=dtype, device=device), layout)
+    return lay_out(torch.randn(shape, device=device, generator=generator).to(dtype), layout)
+
+
+def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:
+    """Export with the declared ranges; where torch insists on sizes of at least 2 (it asks whether
+    a side is 1 to see if a layout is contiguous), with 2, and the build's check runs the graph at
+    1.
+    """
+    reasons = []
+    for lowest in (1, 2):
+        shapes = (_dynamic_shapes(description, lowest),)
+        try:
+            return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            reasons.append(error)
+            if "Constraints violated" not in str(error):
+                break
+    raise BuildError(
+        f"export of {description.label} failed: {_first_line(reasons[-1])}"
+    ) from reasons[-1]
+
+
+def _dynamic_shapes(description: Description, lowest: int) -> tuple[Any, ...]:
+    dims = {
+        s.name: Dim(s.name, min=max(lowest, s.minimum), max=s.maximum)
+        for s in description.symbols
+        if not s.is_fixed
+    }
+    shapes: list[Any] = []
+    by_name = {s.name: s for s in description.symbols}
+    for spec in description.inputs:
+        if spec.dtype == "int":
+            symbol = by_name[str(spec.dims[0])]
+            if symbol.is_fixed:
+                shapes.append(None)
+                continue
+            shapes.append(Dim.DYNAMIC(min=max(lowest, symbol.minimum), max=symbol.maximum))
+        else:
+            shapes.append({i: dims[d] for i, d in enumerate(spec.dims) if d in dims})
+    return tuple(shapes)
+
+
+def _check_ranges(description: Description, exported: Any) -> None:
+    """Every declared symbol must have survived with its declared range (from 2 on, see
+    `_export`).
+    """
+    if description.is_special:
+        return
+    declared = {(max(2, s.minimum), s.maximum) for s in description.symbols}
+    symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
+        -len(description.inputs) :
+    ]
+    for spec, node in zip(description.inputs, symbols, strict=True):
+        sizes = [node.meta["val"]] if spec.dtype == "int" else list(node.meta["val"].shape)
+        for declared_dim, size in zip(spec.dims, sizes, strict=True):
+            if isinstance(declared_dim, str) and not isinstance(size, torch.SymInt):
+                raise BuildError(
+                    f"export of {description.label} fixed {declared_dim} of {spec.name} to {size}"
+                )
+    for symbol, found in exported.range_constraints.items():
+        bounds = (int(found.lower), int(found.upper))
+        if not any(bounds[0] <= low and high <= bounds[1] for low, high in declared):
+            raise BuildError(f"export of {description.label} narrowed {symbol} to {bounds}")
+
+
+def _weights(exported: Any) -> list[WeightSpec]:
+    weights = []
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            continue
+        if spec.kind != InputKind.PARAMETER or not spec.target.startswith("module."):
+            raise BuildError(
+                f"a region takes weights and inputs only, got {spec.kind} {spec.target}"
+            )
+        weights.append(spec.target)
+    values = {n.name: n.meta["val"] for n in exported.graph.nodes if n.op == "placeholder"}
+    names = [s.arg.name for s in exported.graph_signature.input_specs]
+    return [
+        WeightSpec(
+            target.removeprefix("module."),
+            tuple(values[name].shape),
+            str(values[name].dtype).removeprefix("torch."),
+        )
+        for target, name in zip(weights, names, strict=False)
+    ]
+
+
+def _eager(
+    description: Description, form: Any
+) -> Callable[[list[torch.Tensor], list[Any]], torch.Tensor]:
+    def run(weights: list[torch.Tensor], inputs: list[Any]) -> torch.Tensor:
+        pending = iter(weights)
+        twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
+        with torch.no_grad():
+            result: torch.Tensor = form.reference(twin, *inputs)
+        return result
+
+    return run
+
+
+def _work(description: Description, graph_module: torch.fx.GraphModule) -> float:
+    """The largest tensor of the graph relative to the first input, both at the example sizes."""
+    elements = []
+    for node in graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            elements.append(_hint(value.numel()))
+    sizes = {s.name: s.example for s in description.symbols}
+    first = 1
+    for dim in description.inputs[0].dims:
+        first *= sizes[dim] if isinstance(dim, str) else dim
+    return max(elements) / first
+
+
+def _hint(value: Any) -> int:
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:400] or type(error).__name__

@@ -1,0 +1,327 @@
+"""The room of private APIs: its self-test, what a payload holds, and what it may not name."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import pickle
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.cleanup import owners, temporary
+from warmgraph_backends.compilers.self_test import self_test
+from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
+from warmgraph_backends.torch_api import compiling, lean_source, loading, packing, present, tracing
+
+ROOT = Path(__file__).resolve().parents[2]
+Packed = tuple[str, bytes]
+
+
+class Probe(torch.nn.Module):
+    """One kernel of each sort: generated C++, and a library's matrix product."""
+
+    def forward(self, weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.nn.functional.silu(x @ weight) + x.mean(dim=1, keepdim=True),)
+
+
+def probe_result(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return Probe()(weight, x)[0]
+
+
+def build(sample: Sequence[torch.Tensor]) -> Packed:
+    """Compile and pack the probe for any number of rows."""
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    with torch.no_grad(), tracing.size_oblivious():
+        exported = torch.export.export(
+            Probe(), tuple(sample), dynamic_shapes=({}, {0: rows}), strict=False
+        )
+    module, source = compiling.compile_wrapper(exported.graph_module, compiling.CONFIG)
+    module.call(list(sample))
+    payload, _ = packing.pack(module, source)
+    return source, payload
+
+
+@pytest.fixture(scope="module")
+def packed() -> Packed:
+    """A generated module's source, and the payload made of it."""
+    return build((torch.randn(8, 16), torch.randn(5, 8)))
+
+
+def test_the_self_test_passes_here() -> None:
+    self_test("cpu")
+
+
+def test_a_payload_computes_at_any_size_and_empties_its_list(packed: Packed) -> None:
+    call = loading.unpack(packed[1])
+    for rows in (1, 2, 7, 300):
+        weight, x = torch.randn(8, 16), torch.randn(rows, 8)
+        arguments = [weight, x]
+        torch.testing.assert_close(call(arguments)[0], probe_result(weight, x))
+        assert arguments == []
+
+
+def test_folders_that_kernels_are_loaded_from_name_their_owner(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries' folder stays with the process, and is made anew where a system removed it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(loading, "_library_folder", [tmp_path / "removed"])
+    call = loading.unpack(packed[1])
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    torch.testing.assert_close(call([weight, x])[0], probe_result(weight, x))
+    assert [temporary.owner_of(folder.name) for folder in tmp_path.iterdir()] == [owners.me()]
+
+
+def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -> None:
+    source, payload = packed
+    assert "async_compile.cpp" in source and "#include" in source
+    lean = pickle.loads(payload)["source"]
+    assert "def call" in lean
+    for text in ("#include", "async_compile", "benchmark", 'extern "C"', "/tmp", "__main__"):
+        assert text not in lean, text
+    assert "assert_" not in lean
+
+
+def test_a_torch_that_names_sizes_for_its_asserts_only_compiles_and_packs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch does from 2.14 on, whichever runs here: the self-test, too, fails there without."""
+    monkeypatch.setattr(compiling, "_reads_sizes_unasked", lambda: False)
+    source, payload = build((torch.randn(8, 16), torch.randn(5, 8)))
+    assert re.search(r"assert_size_stride\w*\(", source)
+    assert "assert_" not in pickle.loads(payload)["source"]
+    weight, x = torch.randn(8, 16), torch.randn(7, 8)
+    result = loading.unpack(payload)([weight, x])[0]
+    torch.testing.assert_close(result, probe_result(weight, x))
+
+
+def test_a_block_of_nothing_but_asserts_stays_a_block() -> None:
+    lean, _ = lean_source.lean_source(
+        "def call(args):\n    with guard():\n        assert_size_stride(args[0], (1,), (1,))\n"
+    )
+    assert "assert_" not in lean
+    compile(lean, "lean", "exec")
+
+
+def test_a_loaded_kernel_outlives_the_graph_that_it_came_with(tmp_path: Path) -> None:
+    """Torch takes it from the GPU with its object, from 2.13 on; captured calls may replay it."""
+
+    class Kernel:
+        hash = "0" * 8
+
+    class Result:
+        def __init__(self) -> None:
+            self.kernel, self.compile_meta = Kernel(), {}
+
+        def make_launcher(self) -> Callable[..., None]:
+            return lambda: None
+
+    result = Result()
+    kernel = weakref.ref(result.kernel)
+    launcher = loading._launcher(result, b"binary", tmp_path, 0)
+    assert result.compile_meta == {"device": 0}
+    del result, launcher
+    gc.collect()
+    assert kernel() is not None
+
+
+_FRESH = """
+import importlib.util, sys
+from pathlib import Path
+folder, payload, expected = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(
+    "warmgraph_backends", folder + "/__init__.py", submodule_search_locations=[folder])
+package = importlib.util.module_from_spec(spec)
+sys.modules["warmgraph_backends"] = package
+spec.loader.exec_module(package)
+import torch
+from warmgraph_backends.cleanup import owners, temporary
+from warmgraph_backends.torch_api import lean_source, loading
+call = loading.unpack(Path(payload).read_bytes())
+data = torch.load(expected)
+result = call([data["weight"], data["x"]])[0]
+torch.testing.assert_close(result, data["result"])
+print("heavy:", [m for m in ("torch._dynamo", "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx", "torch._inductor.select_algorithm", "triton.compiler")
+    if m in sys.modules])
+"""
+
+
+def test_a_fresh_process_loads_a_payload_without_compilers(packed: Packed, tmp_path: Path) -> None:
+    """Neither g++ on the path, nor Dynamo, AOTAutograd or Inductor's own compiler imported."""
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    (tmp_path / "payload").write_bytes(packed[1])
+    result = probe_result(weight, x)
+    torch.save({"weight": weight, "x": x, "result": result}, tmp_path / "data")
+    run = subprocess.run(
+        [sys.executable, "-c", _FRESH, ROOT / "backends", tmp_path / "payload", tmp_path / "data"],
+        env={**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "c")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == "heavy: []"
+    assert not (tmp_path / "c").exists()  # nothing was compiled there either
+
+
+# --- what a payload may not do ---------------------------------------------------------------
+
+
+class Call:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.parts = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (os.system, ("true",), "system"),
+        (eval, ("1",), "builtins.eval"),
+        (exec, ("1",), "builtins.exec"),
+        (open, ("x", "w"), "open"),
+        (getattr, ("x", "upper"), "builtins.getattr"),
+        (__import__, ("os",), "builtins.__import__"),
+        (subprocess.Popen, (["true"],), "subprocess.Popen"),
+        (torch.load, ("x",), "torch.serialization.load"),
+        (pickle.loads, (b"N.",), "_pickle.loads"),
+    ],
+)
+def test_a_payload_that_names_another_function_is_refused(
+    function: Callable[..., Any], arguments: tuple[Any, ...], name: str
+) -> None:
+    for payload in (
+        pickle.dumps(Call(function, *arguments)),
+        pickle.dumps({"source": "", "triton": {}, "cpp": {"k": Call(function, *arguments)}}),
+    ):
+        with pytest.raises(GraphFileError, match="which no graph needs") as refusal:
+            loading.unpack(payload)
+        assert name in refusal.value.reason
+
+
+def test_a_dotted_name_does_not_reach_through_an_allowed_module() -> None:
+    """Protocol 4 looks attributes up step by step: `torch` + `os.system` must not pass."""
+    for module, name in [("torch", "os.system"), ("collections", "OrderedDict.fromkeys")]:
+        payload = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode()
+        payload += b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+        with pytest.raises(GraphFileError, match="which no graph needs"):
+            loading.unpack(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\x00" * 64, pickle.dumps([1, 2]), pickle.dumps({"source": "def call(:"})],
+    ids=["empty", "zeros", "another object", "no graph"],
+)
+def test_a_payload_that_is_none_is_refused_in_words(payload: bytes) -> None:
+    with pytest.raises(
+        GraphFileError, match=f"does not load with torch {re.escape(torch.__version__)}"
+    ):
+        loading.unpack(payload)
+
+
+# --- what a torch may lack -------------------------------------------------------------------
+
+
+def _without_aot(graph: Any, inputs: Any, *, dynamic_shapes: str, options: Any) -> None: ...
+
+
+def test_each_missing_private_api_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+    from torch.fx.experimental import _config
+
+    assert present.missing_api() is None
+    version = torch.__version__
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._inductor, "standalone_compile")
+        assert f"torch {version} has no standalone_compile" in str(present.missing_api())
+        with pytest.raises(RequirementError, match="has no standalone_compile"):
+            self_test("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._inductor, "standalone_compile", _without_aot)
+        assert "aot" not in inspect.signature(torch._inductor.standalone_compile).parameters
+        assert "standalone_compile(aot=True), which came with 2.10" in str(present.missing_api())
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch._inductor.runtime.triton_heuristics", None)
+        assert "triton_heuristics" in str(present.missing_api())
+    with monkeypatch.context() as patch:
+        for owner in StaticTritonCompileResult.__mro__:
+            if "make_launcher" in vars(owner):
+                patch.delattr(owner, "make_launcher")
+        assert "no static Triton launcher" in str(present.missing_api())
+    with monkeypatch.context() as patch:
+        patch.delitem(_config._config, "backed_size_oblivious")
+        assert "no backed_size_oblivious setting" in str(present.missing_api())
+    assert present.missing_api() is None
+
+
+def test_the_self_test_names_the_step_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_source, "_KERNEL_CALLS", frozenset())  # as if codegen had changed
+    with pytest.raises(RequirementError, match=r"(packing|loading|running) failed with torch"):
+        self_test("cpu")
+
+
+def test_a_graph_that_changes_its_input_is_refused() -> None:
+    class Changes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1) * 2
+
+    with torch.no_grad():
+        exported = torch.export.export(Changes(), (torch.ones(4),), strict=False)
+    with pytest.raises(BuildError, match="pure function of its inputs"):
+        compiling.compile_wrapper(exported.graph_module, compiling.CONFIG)
+
+
+def test_settings_are_scoped_to_the_compile(packed: Packed) -> None:
+    from torch._inductor import config
+    from torch.fx.experimental import _config
+
+    assert config.size_asserts and not config.assume_32bit_indexing
+    assert not _config.backed_size_oblivious
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="for x86 processors")
+def test_vector_instructions_are_tried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    tried = []
+    check = VecISA.check_build
+
+    def counting(self: VecISA, code: str) -> bool:
+        tried.append(code)
+        return check(self, code)
+
+    monkeypatch.setattr(VecISA, "check_build", counting)
+    compiling.remember_vector_instructions(tmp_path, suffix=".works")
+    first = VecAVX2().check_build(VecISA._avx_code)
+    if not first:
+        pytest.skip("no C++ compiler, or no AVX2")
+    monkeypatch.setattr(VecISA, "check_build", counting)  # as in another process
+    compiling.remember_vector_instructions(tmp_path, suffix=".works")
+    assert VecAVX2().check_build(VecISA._avx_code)
+    assert tried == [VecISA._avx_code]
+    other = VecAVX2()
+    other._arch_flags += " -mno-avx512f"
+    assert other.check_build(VecISA._avx_code) and len(tried) == 2, "by other flags"
+    for _ in range(2):
+        assert not VecAVX2().check_build("this is no C++")
+    assert len(tried) == 4, "what fails may work another time"

@@ -1,0 +1,84 @@
+"""Words about how workers end, and what is swept up after builders that were killed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+
+import pytest
+
+from warmgraph_backends.building import worker_process as processes
+from warmgraph_backends.cleanup import owners, temporary
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-11, "SIGSEGV"),
+        (-9, "memory"),
+        (0xC0000005, "0xC0000005"),
+    ],
+)
+def test_an_end_is_told_in_words(returncode, words):
+    assert words in processes.exit_words(returncode)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["Traceback", "ValueError: bad", "  ^^^", ""], "ValueError: bad"),
+        (
+            ["Fatal Python error: Segmentation fault", "Thread 0x1:", "  File x"],
+            "Fatal Python error: Segmentation fault",
+        ),
+        (["all is well", ""], "all is well"),
+        ([], ""),
+    ],
+)
+def test_last_words_are_the_line_that_names_the_error(lines, expected):
+    assert processes.last_words(lines) == expected
+
+
+def test_the_sweep_takes_what_was_left_and_leaves_what_may_be_in_use(tmp_path, monkeypatch):
+    """Several servers may share one spool: the parts of those that live stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    me = owners.me()
+    dead, elsewhere = me._replace(start=1), me._replace(place="00000000")
+    parts = {owner: f"warmgraph-worker-{owner}-abcdefgh.7.part" for owner in (me, dead, elsewhere)}
+    kept = [parts[me], parts[elsewhere], "3.4.part", "kept.txt", "new.works"]
+    old = time.time() - temporary.STALE_SECONDS - 60
+    for name in (*parts.values(), *kept, "1.2.part", "old.works"):
+        (spool / name).write_text("x")
+    for name in (parts[me], "1.2.part", "old.works", "kept.txt"):
+        os.utime(spool / name, (old, old))
+    (tmp_path / f"warmgraph-worker-{dead}-abcdefgh").mkdir()
+    processes.sweep(spool)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spool"]
+    assert sorted(path.name for path in spool.iterdir()) == sorted(kept)
+
+
+def test_a_script_that_is_no_worker_dies_with_its_exit_code_and_words(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('noise'); raise SystemExit('cannot open shared object')")
+    process = processes.WorkerProcess(script)
+    try:
+        with pytest.raises(
+            processes.DeadWorkerError, match=r"exit code 1.*cannot open shared object"
+        ):
+            process.receive()
+    finally:
+        process.end()
+    assert not process.cache.exists()
+
+
+def test_a_missing_interpreter_is_an_error_that_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(OSError):
+        processes.WorkerProcess(tmp_path / "script.py")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""What waits to be filed: bounded, and gone once all of it has come or failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from warmgraph_backends.compilers.eager import Eager
+from warmgraph_backends.contract import Description, WhenMissing
+from warmgraph_backends.runtime.graph import Graph, State
+from warmgraph_backends.runtime.session import Options
+from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, Filing, WorkflowRef
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import Store
+
+
+class _Session:
+    def __init__(self, *graphs: Graph) -> None:
+        self.options = Options(WhenMissing.BACKGROUND, "")
+        self.all_graphs = list(graphs)
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def _graph(key: str) -> Graph:
+    graph = Graph(key, Description("unet", "residual", key, {}, (), ()), Eager())
+    graph.state = State.BUILDING
+    return graph
+
+
+def _filing(root: Path) -> Any:
+    store = Store(root / "store", Signer(root), cap_bytes=lambda: 1 << 30, private=root)
+    return Filing(store, lambda user: root / "workflows")
+
+
+def _workflow(number: int) -> WorkflowRef:
+    return WorkflowRef(f"workflows/{number}.json", "default", f"id-{number}")
+
+
+def test_what_has_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
+    filing, one, other = _filing(tmp_path), _graph("1" * 64), _graph("2" * 64)
+    filing.expect(_Session(one, other), _workflow(1))
+    filing.file()
+    assert len(filing._records) == 1
+    one.state = State.FAILED
+    filing.file()
+    (record,) = filing._records.values()
+    assert list(record.graphs) == [other.key]
+    other.state = State.MISSING  # its build was cancelled
+    filing.file()
+    assert not filing._records
+
+
+def test_folders_that_wait_are_bounded_and_the_last_used_stay(tmp_path: Path) -> None:
+    filing, session = _filing(tmp_path), _Session(_graph("1" * 64))
+    for number in range(MAX_RECORDS):
+        filing.expect(session, _workflow(number))
+    filing.expect(session, _workflow(0))
+    filing.expect(session, _workflow(MAX_RECORDS))
+    waiting = {place.workflow for place in filing._records}
+    assert len(waiting) == MAX_RECORDS
+    assert _workflow(0) in waiting and _workflow(1) not in waiting
+
+
+def test_workflows_without_an_id_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    filing = _filing(tmp_path)
+    filing.expect(_Session(_graph("1" * 64)), WorkflowRef("workflows/a.json", "default", None))
+    filing.moved(WorkflowRef("workflows/b.json", "default", None))
+    assert len(filing._records) == 1
