@@ -25,6 +25,7 @@ from .building.claims import Claims
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import GraphMemory
 from .cuda_graphs.replays import CLEAN_CALLS
+from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
@@ -98,7 +99,9 @@ class Hooks:
 class Engine:
     """Compiles models for one server process."""
 
-    def __init__(self, *, paths: Paths, settings: Settings, hooks: Hooks) -> None:
+    def __init__(
+        self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
+    ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
         self._paths = paths
         self._settings = settings
@@ -130,13 +133,13 @@ class Engine:
             on_change=hooks.on_change,
         )
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._changed)
+        self._graphs = Graphs(self._store, self._builder, claims, self._changed, debugging)
         self._graphs.when_loaded(claims.sweep)
         self._verified = Verified(paths.private, _machine())
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        self._starter = Starter(self._graphs, self._verified, self._captured, settings)
+        self._starter = Starter(self._graphs, self._verified, self._captured, settings, debugging)
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -455,6 +458,8 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
+        if self._graphs.verification is not None and (line := self._graphs.verification.take()):
+            logger.info(line)
         self._filing.expect(session, self._hooks.current_workflow())
         self._graphs.when_loaded(self._filing.file)
         self._hooks.on_change()

@@ -175,11 +175,15 @@ class Forwards:
         region = self._regions.get(place.name)
         if region is None:
             assert self._weights is not None
-            region = Region(place, kind.graph, self._weights, self._verified, self._faults)
+            region = self._make(place, kind.graph, self._weights)
             self._regions[place.name] = region
         if region.wide is None and kind.wide is not None and kind.wide.state is State.READY:
-            region.wide = Region(place, kind.wide, region.source, self._verified, self._faults)
+            region.wide = self._make(place, kind.wide, region.source)
         return region
+
+    def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
+        verification = self._graphs.verification
+        return Region(place, graph, weights, self._verified, self._faults, verification)
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
         """The call of a place by its special graph, where there is one."""
@@ -188,7 +192,7 @@ class Forwards:
             return region
         known = self._special_regions.get((name, graph.key))
         if known is None:
-            special = Region(region.place, graph, region.source, self._verified, self._faults)
+            special = self._make(region.place, graph, region.source)
             known = self._special_regions[name, graph.key] = Either(special, region)
         return known
 

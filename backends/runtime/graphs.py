@@ -16,13 +16,16 @@ from typing import Any
 from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
 from ..contract import Backend, Description
+from ..debugging import OFF, Debugging
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
 from ..kinds import keys
 from ..kinds.target import explain_target
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
 from ..storing.store import Store
+from .dump import dump_description, dump_graph
 from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
+from .verification import Verification
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +39,19 @@ class Graphs:
     """
 
     def __init__(
-        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
+        self,
+        store: Store,
+        builder: Builder,
+        claims: Claims,
+        on_change: Callable[[], None],
+        debugging: Debugging = OFF,
     ) -> None:
-        """Args: where files are, who builds, what keeps servers from building the same, and what
-        to call (from any thread) after a change.
+        """Args: where files are, who builds, what keeps servers from building the same, what to
+        call (from any thread) after a change, and what a developer asked of this server.
         """
+        self.debugging = debugging
+        #: What is kept where every call of a region is compared with eager.
+        self.verification = Verification() if debugging.verify else None
         self._store = store
         self._builder = builder
         self._claims = claims
@@ -212,6 +223,7 @@ class Graphs:
                 remedy="it is built again",
             ) from error
         graph.call = graph.backend.load(file.payload)
+        self._dump(graph, file.payload)
         graph.source = "loaded"
         self._adopt(graph, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
         with suppress(OSError):  # another process may have evicted it by now
@@ -230,16 +242,14 @@ class Graphs:
         graph.reason, graph.remedy, graph.refused = None, "", None
 
     def _build(self, graph: Graph) -> None:
-        job = Job(
-            key=graph.key,
-            label=graph.description.label,
-            cost=_cost(graph),
-            task={
-                "key": graph.key,
-                "description": graph.description.to_dict(),
-                "backend": graph.backend.name,
-            },
-        )
+        task = {
+            "key": graph.key,
+            "description": graph.description.to_dict(),
+            "backend": graph.backend.name,
+        }
+        if self.debugging.dump is not None:
+            task["dump"] = str(dump_description(self.debugging.dump, graph))
+        job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
         self._set(graph, State.BUILDING)
         future = self._builder.submit(job)
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
@@ -283,7 +293,9 @@ class Graphs:
     def _keep(self, graph: Graph, result: BuildResult) -> None:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
-        call = graph.backend.load(_raw(result))
+        raw = _raw(result)
+        call = graph.backend.load(raw)
+        self._dump(graph, raw)
         manifest = manifest_of(graph, facts, seconds)
         try:
             path = self._store.put(manifest, result.payload)
@@ -294,6 +306,10 @@ class Graphs:
         graph.source = "built"
         self._adopt(graph, facts, result.payload.sha256, seconds)
         graph.call = call
+
+    def _dump(self, graph: Graph, payload: bytes) -> None:
+        if self.debugging.dump is not None:
+            dump_graph(self.debugging.dump, graph, payload)
 
     def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
         """Say why no file serves: none at all, or one for another target or another host."""

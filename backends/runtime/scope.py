@@ -189,7 +189,9 @@ class Scope:
         self._facts = target(device.type, self._backend)
         plan = self._make_plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
-        self.kinds, self._of_place = describe_kinds(self.plan, device, dtype, self._graph_of)
+        self.kinds, self._of_place = describe_kinds(
+            self.plan, device, dtype, self._graph_of, self._graphs.debugging.why_not
+        )
         self._foreign = Foreign(
             self.root, self.plan, self.kinds, whole_calls=self.replays is not None
         )

@@ -14,6 +14,7 @@ from ..contract import CallForm
 from ..cuda_graphs.memory import GraphMemory
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import is_capturable
+from ..debugging import OFF, Debugging
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
@@ -35,11 +36,17 @@ class Starter:
     """Makes the sessions of one server process."""
 
     def __init__(
-        self, graphs: Graphs, verified: Verified, captured: GraphMemory, settings: Settings
+        self,
+        graphs: Graphs,
+        verified: Verified,
+        captured: GraphMemory,
+        settings: Settings,
+        debugging: Debugging = OFF,
     ) -> None:
         """Args: what all sessions of the process share: graphs, comparisons, captured calls,
-        settings.
+        settings, and what a developer asked of this server.
         """
+        self._debugging = debugging
         self._graphs = graphs
         self._verified = verified
         self._captured = captured
@@ -61,7 +68,8 @@ class Starter:
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                needs = "" if replays else f"; {_EXACT_NEEDS}"
+                why = _EXACT_NEEDS if self._debugging.captures else self._debugging.words
+                needs = "" if replays else f"; {why}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
@@ -100,13 +108,15 @@ class Starter:
         name = type(attached.holder).__name__
         session = Session(identifier, name, resolution.backend, options, scope)
         session.notes += notes
+        if self._debugging.words:
+            session.note(self._debugging.words)
         return session
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
             return None
-        if not self._settings.captured_vram_share:
+        if not self._debugging.captures or not self._settings.captured_vram_share:
             return None
         device = attached.target().device
         if device.type != "cuda" or device.index or torch.version.cuda is None:
