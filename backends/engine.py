@@ -51,6 +51,7 @@ from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
+from .sessions.story import Story
 from .sessions.workflow_links import Filing, WorkflowRef
 from .storing import folders
 from .storing.comparisons import Verified
@@ -141,6 +142,7 @@ class Engine:
         )
         self._starter = Starter(self._graphs, self._verified, self._captured, settings, debugging)
         self._filing = Filing(self._store, paths.workflows)
+        self._story = Story()
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -342,6 +344,7 @@ class Engine:
             return attached.value
         wanted = self._describe(session, attached)
         self._request(session, session.all_graphs)
+        self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(wanted, self._builder, on_progress)
         else:
@@ -355,6 +358,7 @@ class Engine:
             self._describe(session, attached)
             self._request(session, session.all_graphs)
             self._graphs.settle()
+            self._story.attached(session, session.graphs)
             session.warn_once()
         problem = strict_problem(self.report(attached.value)) if strict else None
         if problem is not None:
@@ -458,8 +462,9 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
+        self._story.ran(session)
         if self._graphs.verification is not None and (line := self._graphs.verification.take()):
-            logger.info(line)
+            logger.info("Warmgraph: %s", line)
         self._filing.expect(session, self._hooks.current_workflow())
         self._graphs.when_loaded(self._filing.file)
         self._hooks.on_change()
@@ -478,7 +483,7 @@ class Engine:
         self._filing.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
-                logger.info(finished)
+                logger.info("Warmgraph: %s", finished)
         self._hooks.on_change()
 
 
