@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _MARK = "\x00warmgraph doctor\x00"
+_PRESENT = "warmgraph_backends.host_api.present"
 _CLI = Path(__file__).resolve().parents[1] / "cli.py"
 
 
@@ -186,7 +187,9 @@ def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> Non
 
 def _missing() -> dict[str, str] | None:
     try:
-        present: Any = importlib.import_module("warmgraph_backends.host_api.present")
-    except ModuleNotFoundError:
+        present: Any = importlib.import_module(_PRESENT)
+    except ModuleNotFoundError as error:
+        if error.name != _PRESENT:
+            raise
         return None
     return {str(getattr(f, "value", f)): str(reason) for f, reason in present.missing().items()}

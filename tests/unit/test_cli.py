@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -507,3 +508,16 @@ def test_report_without_a_server_says_so(url: str, words: str) -> None:
     assert "cli.py report --url http://HOST:PORT" in done.stderr
     assert "\x1b" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_there() -> None:
+    page = (CLI.parent / "docs" / "troubleshooting.md").read_text("utf-8")
+    named = set(re.findall(r"cli\.py ([a-z]+)", page))
+    commands = re.search(r"\{([a-z,]+)\}", run("--help").stdout)
+    assert commands is not None
+    assert set(commands[1].split(",")) == named
+    options = set(re.findall(r"(--[a-z][a-z-]+)", page)) - {"--verbose"}  # the server's
+    helps = "".join(run(command, "--help").stdout for command in ("doctor", "report"))
+    assert options and all(option in helps for option in options)
+    words = set(re.findall(r"^\| `([a-z-]+)(?:=KIND)?` \|", page, re.MULTILINE))
+    assert words == {"verify", "only", "no-capture", "dump"}
