@@ -28,6 +28,7 @@ from .cuda_graphs.replays import CLEAN_CALLS
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
+from .events import Event, Events
 from .host import controlnet as attach_controlnet
 from .host import deepcache as attach_deepcache
 from .host import model as attach_model
@@ -46,6 +47,7 @@ from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import Options, Session
+from .runtime.shared import Shared
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
@@ -112,6 +114,9 @@ class Engine:
         self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
+        self._events = Events()
+        self._events.listen(self._graphs_changed, Event.GRAPH_CHANGED)
+        self._events.listen(hooks.on_change, *Event)
         paths.private.mkdir(parents=True, exist_ok=True)
         signer = Signer(paths.private)
         self._store = Store(
@@ -127,16 +132,17 @@ class Engine:
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._prompts.is_busy,
-            on_change=hooks.on_change,
+            events=self._events,
         )
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._changed)
+        self._graphs = Graphs(self._store, self._builder, claims, self._events)
         self._graphs.when_loaded(claims.sweep)
-        self._verified = Verified(paths.private, _machine())
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        self._starter = Starter(self._graphs, self._verified, self._captured, settings)
+        verified = Verified(paths.private, _machine())
+        self._shared = Shared(self._graphs, verified, self._captured)
+        self._starter = Starter(self._shared, settings)
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -217,9 +223,8 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
-        clone, cache = attach_deepcache.apply(model, options)
-        cache.on_end = self._hooks.on_change
-        cache.id = f"deepcache-{next(self._numbers)}"
+        identifier = f"deepcache-{next(self._numbers)}"
+        clone, cache = attach_deepcache.apply(model, options, self._events, identifier=identifier)
         self._caches.add(cache.id, cache)
         return clone, cache.id
 
@@ -392,8 +397,7 @@ class Engine:
         build = session.options.when_missing is not WhenMissing.NEVER
         if build:
             self._spare_vram = spare_vram(self._patchers)
-        session.asked |= {graph.key for graph in graphs}
-        session.told = False
+        session.expect(graphs)
         self._graphs.request(graphs, self._folders(session), build=build)
 
     # --- runs -------------------------------------------------------------------------------------
@@ -432,9 +436,7 @@ class Engine:
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:
             # A file of the others may come, or be trusted, meanwhile.
-            wanted = [
-                g for g in wanted if not (g.description.is_special and g.key in session.asked)
-            ]
+            wanted = [g for g in wanted if not (g.description.is_special and session.was_asked(g))]
         if wanted:
             self._request(session, wanted)
 
@@ -457,7 +459,7 @@ class Engine:
         session.warn_once()
         self._filing.expect(session, self._hooks.current_workflow())
         self._graphs.when_loaded(self._filing.file)
-        self._hooks.on_change()
+        self._events.publish(Event.RUN_ENDED)
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
         """A saved workflow was queued, by another file name than before perhaps."""
@@ -468,13 +470,12 @@ class Engine:
         folder = self._filing.folder(session, self._hooks.current_workflow())
         return [] if folder is None else [folder]
 
-    def _changed(self) -> None:
+    def _graphs_changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
         self._filing.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
-        self._hooks.on_change()
 
 
 def _machine() -> str:

@@ -2,7 +2,7 @@
 
 `submit(job) -> Future` is the whole contract; another builder (a cluster's client, say) needs no
 more. Threads: one supervisor, and one attendant for each worker process. Callbacks (a Future's,
-`on_change`, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
+listeners, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
+from ..events import Event, Events
 from .pacing import (
     WORKERS_WHILE_BUSY,
     BuildProgress,
@@ -64,7 +65,7 @@ class Builder:
         idle_s: float = 30.0,
         start_limit_s: float = 300.0,
         is_busy: Callable[[], bool] = lambda: False,
-        on_change: Callable[[], None] = lambda: None,
+        events: Events | None = None,
         script: Path | None = None,
     ) -> None:
         """Set the builder up; no process starts before the first job.
@@ -81,8 +82,8 @@ class Builder:
             start_limit_s: seconds that a worker may take until it is ready.
             is_busy: whether a prompt runs now; then few workers are started, and one at a time
                 measures on the GPU.
-            on_change: called in the supervisor's thread after progress changed; several changes may
-                be one call.
+            events: is told, in the supervisor's thread, of changes of the progress; several may be
+                told as one.
             script: the worker script; default that of the room `worker`.
         """
         self._hello = hello
@@ -92,7 +93,7 @@ class Builder:
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
         self._start_limit_s = start_limit_s
-        self._on_change = on_change
+        self._events = events or Events()
         self._script = script or Path(__file__).parents[1] / "worker" / "main.py"
         self._gate = MeasuringGate(is_busy)
         self._owner = os.getpid()
@@ -289,7 +290,7 @@ class Builder:
             attendant.expire(now)
         next_start_s = self._start_worker(now)
         if changed:
-            self._tell()
+            self._events.publish(Event.BUILDS_CHANGED)
         with self._news:
             if not self._changed and not self._closed:
                 self._news.wait(next_start_s or (_TICK_S if self._attendants else None))
@@ -331,12 +332,6 @@ class Builder:
         except Exception:
             logger.exception("Could not ask for the number of build workers; using one")
             return 1
-
-    def _tell(self) -> None:
-        try:
-            self._on_change()
-        except Exception:
-            logger.exception("A listener to the builder failed")
 
     def _fail(self, entries: list[Entry], failure: BuildError) -> None:
         for entry in entries:

@@ -42,7 +42,7 @@ MIN_FREE_BYTES = 2**30
 class Runner(Protocol):
     """Runs one call of the root module, through the regions' graphs or without them."""
 
-    def __call__(self, run: Callable[[], Any], *, compiled: bool) -> Any: ...
+    def __call__(self, call: Callable[[], Any], *, compiled: bool = True) -> Any: ...
 
 
 @dataclass
@@ -161,6 +161,10 @@ class Replays:
                 known.refused = str(error)
         if known.refused is not None:
             self.reasons[known.refused] += 1
+
+    def decline(self, reason: str) -> None:
+        """Count a call that cannot be known by what it shows."""
+        self.reasons[reason] += 1
 
     def _known(self, key: Hashable) -> _Signature:
         known = self._signatures.pop(key, None)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..events import Event, Events
 from .branches import Branch
 from .calls import NAMES, Before, Step, alone, random_state, within
 from .features import Features, form_of
@@ -46,17 +47,29 @@ class DeepCache:
     """Keeps deep features of one UNet within each sampler run."""
 
     def __init__(
-        self, branch: Branch, options: Options, is_known: Callable[[Any], bool] = lambda _: False
+        self,
+        branch: Branch,
+        options: Options,
+        events: Events,
+        *,
+        identifier: str,
+        is_known: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        """Args: the host's UNetModel as cut in two, whose blocks are used and never changed; what
-        the user chose; and which wrappers of a UNet's call know its variants.
+        """Set up for one clone of a model.
+
+        Args:
+            branch: the host's UNetModel as cut in two; its blocks are used and never changed.
+            options: what the user chose.
+            events: is told of the end of each run.
+            identifier: its name in reports.
+            is_known: which wrappers of a UNet's call know its variants.
         """
         unet: Any = branch.whole.of
         self.options = options
+        self.id = identifier
+        self._events = events
         self._is_known = is_known
         self.branch = branch
-        #: Its name in reports.
-        self.id = ""
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".
@@ -65,8 +78,6 @@ class DeepCache:
         self.tally: Tally | None = None
         #: Why it stepped aside in the last run, if it did.
         self.problem: str | None = None
-        #: Called after each run.
-        self.on_end: Callable[[], None] = lambda: None
         self._unet = unet
         self._run: Run | None = None
         self._checked: set[str] = set()
@@ -85,10 +96,7 @@ class DeepCache:
             self._run = before
             if run is not None:
                 self.tally = run.tally
-            try:
-                self.on_end()
-            except Exception:  # the run is over, and right
-                logger.exception("Nobody was told of the end of DeepCache's run")
+            self._events.publish(Event.RUN_ENDED)
 
     def _begin(
         self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any

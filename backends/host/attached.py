@@ -70,6 +70,7 @@ class Attached(Protocol):
 
     Attributes:
         sort: "model", "vae" or "controlnet", for ids.
+        name: what reports call it.
         value: the copy, of the type that came in; nothing of ours is on it yet.
         patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
@@ -79,6 +80,7 @@ class Attached(Protocol):
     """
 
     sort: str
+    name: str
     value: Any
     patcher: Any
     root: torch.nn.Module | None

@@ -46,6 +46,7 @@ class AttachedControlNet:
             kind = type(control).__name__
             raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
         self.value = control if kept(control) is None else plain(control)
+        self.name = type(control).__name__
         self.patcher = getattr(control, "control_model_wrapped", None)
         self.root: torch.nn.Module | None = getattr(control, _attribute(type(control)), None)
         if _is_per_run(type(control)):
@@ -60,7 +61,6 @@ class AttachedControlNet:
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on a copy; the host's copies of the copy get it too."""
         self.value = type(self.value).copy(self.value)
-        session.name = type(self.value).__name__
         if _is_per_run(type(self.value)):
             session.note(_PER_RUN)
         _hang(self.value, session, runs)
@@ -135,7 +135,8 @@ class _Hold:
                 self._own = session.scope.faults.spare(
                     STEP, "preparing a ControlNet", session.scope.over, module, make_plan
                 )
-            session.scope = self._own or session.scope
+            if self._own is not None:
+                session.run_through(self._own)
         foreign = None
         if module is not session.scope.root:
             foreign = "another copy of the network runs (several GPUs, or another node's)"

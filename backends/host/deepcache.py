@@ -10,6 +10,7 @@ from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache
 from ..deepcache.run import Options
 from ..errors import RequirementError
+from ..events import Events
 from ..runtime.session import Session
 from .attached import KEY
 from .model import is_step
@@ -19,7 +20,9 @@ DEEPCACHE_KEY = f"{KEY}.deepcache"
 _CLASS = "diffusion_model.__class__"
 
 
-def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
+def apply(
+    model: Any, options: Options, events: Events, *, identifier: str
+) -> tuple[Any, DeepCache]:
     """Return a clone that runs under DeepCache, and that DeepCache.
 
     An earlier DeepCache on the model is replaced. Whatever else wraps the UNet, Compile Model among
@@ -41,7 +44,13 @@ def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
             "ComfyUI's own EasyCache is for such models."
         )
     clone = model.clone()
-    cache = DeepCache(_branch(model, unet, options.branch), options, is_step)
+    cache = DeepCache(
+        _branch(model, unet, options.branch),
+        options,
+        events,
+        identifier=identifier,
+        is_known=is_step,
+    )
     for kind, wrapper in (
         (WrappersMP.SAMPLER_SAMPLE, cache.around_sampler),
         (WrappersMP.PREDICT_NOISE, cache.around_evaluation),

@@ -33,6 +33,7 @@ class AttachedModel:
             clone.remove_callbacks_with_key(kind, KEY)
         self.value = self.patcher = clone
         self.holder = clone.model
+        self.name = type(clone.model).__name__
         self.root: torch.nn.Module | None = clone.model.diffusion_model
         self.plan: Callable[[], Plan | str] = partial(plan_model, clone.model.diffusion_model)
 

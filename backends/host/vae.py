@@ -60,6 +60,7 @@ class AttachedVAE:
         self.patcher = getattr(self.value, "patcher", None)
         self.root: torch.nn.Module | None = getattr(vae, "first_stage_model", None)
         self.holder = self.root
+        self.name = type(self.root).__name__
         self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
 
     def target(self) -> Target:
@@ -118,7 +119,7 @@ class _Attachment:
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
         if vae.first_stage_model is not self.session.scope.root:
-            self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+            self.session.count_eager("another copy of the VAE runs (several GPUs)")
             return False
         try:
             self._runs.begin(self.session, partial(_target, vae))

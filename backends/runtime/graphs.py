@@ -17,6 +17,7 @@ from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
 from ..contract import Backend, Description
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
+from ..events import Event, Events
 from ..kinds import keys
 from ..kinds.target import explain_target
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
@@ -35,16 +36,14 @@ class Graphs:
     own.
     """
 
-    def __init__(
-        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
-    ) -> None:
-        """Args: where files are, who builds, what keeps servers from building the same, and what
-        to call (from any thread) after a change.
+    def __init__(self, store: Store, builder: Builder, claims: Claims, events: Events) -> None:
+        """Args: where files are, who builds, what keeps servers from building the same, and who is
+        told of changes.
         """
         self._store = store
         self._builder = builder
         self._claims = claims
-        self._on_change = on_change
+        self._events = events
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
         self._warned: set[str] = set()
@@ -333,13 +332,13 @@ class Graphs:
 
     def _note_change(self) -> None:
         self.version = next(self._versions)  # from any thread: no two changes are one number
-        _logged(self._on_change)  # whoever listens has no say in what a graph is
+        self._events.publish(Event.GRAPH_CHANGED)
 
     def _dropped(self) -> None:
         """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
-            self._loader.submit(_logged, self._on_change)
+            self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
 def _refusal(error: GraphFileError) -> str:

@@ -11,18 +11,16 @@ import torch
 
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
-from ..cuda_graphs.memory import GraphMemory
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import is_capturable
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
 from ..host.attached import Attached
-from ..runtime.graphs import Graphs
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
+from ..runtime.shared import Shared
 from ..runtime.specials import Specials
-from ..storing.comparisons import Verified
 from .settings import Settings
 
 _EXACT_NEEDS = (
@@ -34,15 +32,9 @@ _EXACT_NEEDS = (
 class Starter:
     """Makes the sessions of one server process."""
 
-    def __init__(
-        self, graphs: Graphs, verified: Verified, captured: GraphMemory, settings: Settings
-    ) -> None:
-        """Args: what all sessions of the process share: graphs, comparisons, captured calls,
-        settings.
-        """
-        self._graphs = graphs
-        self._verified = verified
-        self._captured = captured
+    def __init__(self, shared: Shared, settings: Settings) -> None:
+        """Args: what all sessions of the process use."""
+        self._shared = shared
         self._settings = settings
 
     def start(
@@ -90,17 +82,13 @@ class Starter:
             make_plan,
             plan,
             resolution.backend,
-            self._graphs,
-            self._verified,
+            self._shared,
             replays,
             Specials(
                 partial(self._runs_before_special, options.form, pays=_special_pays(attached))
             ),
         )
-        name = type(attached.holder).__name__
-        session = Session(identifier, name, resolution.backend, options, scope)
-        session.notes += notes
-        return session
+        return Session(identifier, attached.name, resolution.backend, options, scope, notes)
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
@@ -113,7 +101,7 @@ class Starter:
             return None
         if not is_capturable(attached.root):
             return None
-        return Replays(self._captured, self._verified)
+        return Replays(self._shared.captured, self._shared.verified)
 
     def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
         """After how many runs of one size it gets graphs of its own; None: never."""

@@ -142,7 +142,7 @@ def test_weights_are_not_kept_beyond_a_run(lab: Lab, host: Host) -> None:
     model = Probed(lab, host)
     model.sample(steps=2)
     scope = model.model.get_attachment("warmgraph").scope
-    place = Anchors(scope.root, scope._weights)
+    place = Anchors(scope.root, scope._bound.weights)
     assert place.look() is not None
     place.forget()
     layer = model.unet.input_blocks[1][0].in_layers[2]

@@ -25,6 +25,7 @@ from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.building import worker_thread as attendant
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
+from warmgraph_backends.events import Event, Events
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
@@ -521,7 +522,7 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
     assert builder.progress()[:2] == (1, 1)
 
 
-def test_on_change_follows_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
+def test_listeners_hear_of_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
     seen: list[tuple[int, int]] = []
 
     def listen() -> None:
@@ -529,7 +530,9 @@ def test_on_change_follows_every_stage_and_a_broken_listener_harms_nothing(make,
         seen.append((progress.done, progress.total))
         raise RuntimeError("listener is broken")
 
-    builder = make(on_change=listen)
+    events = Events()
+    events.listen(listen, Event.BUILDS_CHANGED)
+    builder = make(events=events)
     result_of(builder.submit(job("sleep", seconds=0.2)))
     assert wait_until(lambda: bool(seen) and seen[-1] == (1, 1), 2)
     assert (0, 1) in seen

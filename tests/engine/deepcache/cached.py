@@ -15,6 +15,7 @@ import torch
 from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Schedule
+from warmgraph_backends.events import Events
 from warmgraph_backends.host.deepcache import apply, kept
 from warmgraph_tools.inprocess import Host
 
@@ -38,7 +39,8 @@ def unpatched(model: Any) -> Any:
 
 def cached(model: Any, **options: Any) -> Any:
     """A clone under DeepCache, by the uniform schedule if none is named: its steps are plain."""
-    clone, _ = apply(model, Options(**{"schedule": Schedule.UNIFORM, **options}))
+    chosen = Options(**{"schedule": Schedule.UNIFORM, **options})
+    clone, _ = apply(model, chosen, Events(), identifier="deepcache")
     return clone
 
 
