@@ -209,6 +209,7 @@ def test_the_hosts_chosen_attention_and_its_helpers_count(
 ) -> None:
     import comfy.ldm.modules.attention as attention
     import comfy.ops
+    import comfyui_version
 
     classes = [attention.BasicTransformerBlock, attention.CrossAttention]
     plain = fingerprint([], classes)
@@ -221,6 +222,8 @@ def test_the_hosts_chosen_attention_and_its_helpers_count(
         (comfy.ops, "scaled_dot_product_attention", lambda q, k, v, *a, **k2: q),
         (comfy.ops, "repeat_kv_for_gqa", lambda k, v, heads, dim: (k, v)),
     ]:
+        if name == "repeat_kv_for_gqa" and comfyui_version.__version__ == "0.27.0":
+            continue  # which has no such step yet
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
             assert fingerprint([], classes) != plain, name
