@@ -22,6 +22,7 @@ import torch
 
 from .building.builder import Builder
 from .building.claims import Claims
+from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import GraphMemory
 from .cuda_graphs.replays import CLEAN_CALLS
@@ -34,13 +35,10 @@ from .host import deepcache as attach_deepcache
 from .host import model as attach_model
 from .host import vae as attach_vae
 from .host.attached import Attached, Note
-from .host_api.questions import (
-    host_arguments,
-    room_for_workers,
-    run_forward,
-    spare_vram,
-    total_vram,
-)
+from .host_api.controlnets import is_control
+from .host_api.memory import spare_vram, total_vram
+from .host_api.models import is_model, run_forward
+from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
@@ -378,11 +376,9 @@ class Engine:
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
-        from comfy.model_patcher import ModelPatcher
-
-        if isinstance(thing, ModelPatcher):
+        if is_model(thing):
             return attach_model.kept(thing)
-        if attach_controlnet.is_control(thing):
+        if is_control(thing):
             return attach_controlnet.kept(thing) or self._refused.get(thing)
         return attach_vae.kept(thing)
 

@@ -13,12 +13,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import comfy.model_management
 import folder_paths
 from aiohttp import web
 from server import PromptServer
 
 from ..backends.engine import Engine, Hooks, Paths
+from ..backends.host_api.execution import check_cancelled
+from ..backends.host_api.server import has_open_pages, page_of_prompt
 from ..backends.sessions.report import deepcache_text, render_text
 from ..backends.sessions.settings import Settings
 from ..backends.storing.folders import list_folders
@@ -110,7 +111,7 @@ def _make_engine() -> Engine:
         hooks=Hooks(
             current_workflow=current_workflow,
             on_change=event.changed,
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         ),
     )
     atexit.register(engine.close)
@@ -188,8 +189,9 @@ async def _read_body(request: web.Request) -> bytes:
 def send_node_text(text: str, node_id: str | None) -> None:
     """Show a text on a node of the page that started the running prompt, if a page did."""
     instance = getattr(PromptServer, "instance", None)
-    if instance is not None and instance.client_id is not None and node_id is not None:
-        instance.send_sync(EVENT, {"node": node_id, "text": text}, instance.client_id)
+    page = None if instance is None else page_of_prompt(instance)
+    if page is not None and node_id is not None:
+        instance.send_sync(EVENT, {"node": node_id, "text": text}, page)
 
 
 def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def _private_directory() -> Path:
 
 def _send_report() -> None:
     instance = getattr(PromptServer, "instance", None)
-    if instance is None or not instance.sockets:
+    if instance is None or not has_open_pages(instance):
         return
     payload = report_payload()
     json.dumps(payload, allow_nan=False)  # the host's sender dies of a message that is not JSON

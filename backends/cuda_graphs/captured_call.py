@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..host_api.questions import is_interrupt
+from ..host_api.execution import is_interrupt
 from ..weights.addresses import Anchor
 from .signatures import Call, FixedCallError, read_result
 from .skip_joins import QuickJoins

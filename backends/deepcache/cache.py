@@ -16,8 +16,12 @@ from typing import Any, TypeVar
 import torch
 
 from ..events import Event, Events
+from ..host_api import patcher as host
+from ..host_api.execution import is_interrupt
+from ..host_api.options import EASY_CACHE
+from ..host_api.unets import ARGUMENTS, is_own_forward
 from .branches import Branch
-from .calls import NAMES, Before, Step, alone, random_state, within
+from .calls import Before, Step, alone, random_state, within
 from .features import Features, form_of
 from .guard import OwnError
 from .patches import patches_of
@@ -31,8 +35,6 @@ T = TypeVar("T")
 
 #: How far two ways through compiled graphs may lie apart, in half precision.
 _COMPILED_REL_L2 = 1e-2
-#: What the host's EasyCache and LazyCache leave in a call.
-_ANOTHER_CACHE = "easycache"
 _STEPS_ASIDE = (
     "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
@@ -127,7 +129,7 @@ class DeepCache:
         What is ours runs before the call and after it; within it only what marks its own errors.
         """
         run = self._run
-        if run is None or self.problem or executor.class_obj is not self._unet:
+        if run is None or self.problem or host.owner(executor) is not self._unet:
             return executor(*args, **kwargs)
         step = self._guarded(self._prepare, run, executor, args, kwargs)
         if step is None:
@@ -145,7 +147,7 @@ class DeepCache:
         self, run: Run, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Step | None:
         """Decide how a call of the UNet is made; None: as the host makes it, from now on."""
-        call = {**dict.fromkeys(NAMES), **dict(zip(NAMES, args, strict=False)), **kwargs}
+        call = {**dict.fromkeys(ARGUMENTS), **dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
         if (why := self._why_not(executor, options)) is not None:
             self._step_aside(why)
@@ -189,11 +191,11 @@ class DeepCache:
 
     def _why_not(self, executor: Any, options: dict[str, Any]) -> str | None:
         """Why the rest of this run is the host's, if it is."""
-        if _ANOTHER_CACHE in options:
+        if EASY_CACHE in options:
             return _STEPS_ASIDE
         if (kind := self.branch.foreign_class()) is not None:
             return _SWAPPED.format(kind.__name__, kind.__module__.partition(".")[0])
-        own = getattr(executor.original, "__func__", None) is type(self._unet)._forward
+        own = is_own_forward(host.innermost(executor), self._unet)
         return None if own else _REPLACED
 
     def _whole(
@@ -227,7 +229,7 @@ class DeepCache:
 
     def _is_ours(self, executor: Any) -> bool:
         """Whether nothing of other nodes lies between here and the UNet."""
-        return all(map(self._is_known, executor.wrappers[executor.idx + 1 :]))
+        return all(map(self._is_known, host.wrappers_within(executor)))
 
     def _is_right(
         self, executor: Any, step: Step, output: torch.Tensor, feature: torch.Tensor
@@ -240,20 +242,18 @@ class DeepCache:
         found = self._shallow(executor, feature, step.before.copies)()
         if torch.equal(found, output):
             return True
-        is_compiled = any(map(self._is_known, executor.wrappers))
+        is_compiled = any(map(self._is_known, host.wrappers(executor)))
         return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
 
     # --- stepping aside ---------------------------------------------------------------------------
 
     def _guarded(self, ours: Callable[..., T], *args: Any) -> T | None:
         """Call what the host alone would not; where it fails, the rest of the run is the host's."""
-        from comfy.model_management import InterruptProcessingException
-
         try:
             return ours(*args)
-        except InterruptProcessingException:  # the user's, in whatever is running
-            raise
         except Exception as error:
+            if is_interrupt(error):  # the user's, in whatever is running
+                raise
             self._failed(error)
             return None
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..families.plan import Plan
+from ..host_api.patcher import call_back
 from ..runtime.scope import Target
 from ..runtime.session import Session
 
@@ -16,7 +17,6 @@ KEY = "warmgraph"
 
 def when_unloaded(patcher: Any, session: Session) -> None:
     """Have a session told when the host unloads the model of a ModelPatcher."""
-    from comfy.patcher_extension import CallbacksMP
 
     def detached(_patcher: Any, unpatch_all: bool) -> None:
         """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
@@ -24,8 +24,7 @@ def when_unloaded(patcher: Any, session: Session) -> None:
             for scope in session.scopes:
                 scope.unloaded()
 
-    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, detached)
+    call_back(patcher, "ON_DETACH", KEY, detached)
 
 
 class Note:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..host_api.questions import pause_host_compiler
+from ..host_api.execution import pause_host_compiler
 
 #: A module and the forward that it gets.
 Placed = tuple[torch.nn.Module, Callable[..., Any]]

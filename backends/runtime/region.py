@@ -11,7 +11,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..families.plan import Place
-from ..host_api.questions import is_interrupt
+from ..host_api.execution import is_interrupt
 from ..kinds.layout import aligned
 from ..storing.comparisons import Verified
 from ..weights.casting import same_device

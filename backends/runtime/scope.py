@@ -13,8 +13,9 @@ import torch
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, unread_options
+from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
 from ..families.plan import Dispatch, Place, Plan
+from ..host_api.options import unread_options
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
 from ..weights.addresses import Anchors

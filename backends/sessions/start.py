@@ -12,11 +12,11 @@ import torch
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import is_capturable
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
 from ..host.attached import Attached
+from ..host_api.options import is_capturable
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
 from ..runtime.shared import Shared

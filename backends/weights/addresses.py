@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .casting import forget_prefetch, same_device
+from ..host_api import dynamic_vram
+from ..host_api.layers import has_functions
+from .casting import same_device
 from .fetching import ModelWeights
 
 MOVED = "weights moved since the last step"
@@ -71,7 +73,9 @@ class Anchors:
     def settle(self) -> None:
         """Note after a step by the host's own calls which modules it left alone."""
         idle = frozenset(
-            id(m) for m in self._modules if hasattr(m, "_v") and m._v_signature is None
+            id(m)
+            for m in self._modules
+            if dynamic_vram.has_place(m) and dynamic_vram.mark(m) is None
         )
         if idle != self._idle:
             self._idle = idle
@@ -102,23 +106,14 @@ class Anchors:
 
     def marks(self) -> list[Any]:
         """What tells whether the host brought a module's weights over meanwhile."""
-        return [getattr(m, "_v_signature", None) for m in self._modules]
+        return [dynamic_vram.mark(m) for m in self._modules]
 
     def undo(self, marks: Sequence[Any]) -> None:
         """Have the host bring over anew what it brought over, or began to, since these marks: what
         was captured may not have been done.
         """
-        import comfy_aimdo.model_vbar as vbar
-
         for module, mark in zip(self._modules, marks, strict=True):
-            prefetch = module.__dict__.get("_prefetch")
-            if prefetch is not None:  # broken off before it was resolved: nothing else lets it go
-                forget_prefetch(module)
-                if prefetch["signature"] is not None:
-                    vbar.vbar_unpin(module._v)
-            was_there = prefetch is None or prefetch.get("resident")
-            if not was_there or getattr(module, "_v_signature", None) is not mark:
-                module._v_signature = None
+            dynamic_vram.undo_copy(module, mark)
         self._move()
 
     def _move(self) -> None:
@@ -133,11 +128,11 @@ class Anchors:
         device = self._weights.device
         fixed, loose, slots = [], [], []
         for module in self._modules:
-            if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+            if has_functions(module):
                 self.problem = "weights are computed anew at each call"
                 return None
-            dynamic = hasattr(module, "_v")
-            if dynamic and not (module._v_signature is None and id(module) in self._idle):
+            dynamic = dynamic_vram.has_place(module)
+            if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -158,28 +153,21 @@ class Anchors:
                 return None
         self._slots = slots
         self.problem = None
-        places = frozenset((int(m._v[1]), int(m._v[2])) for m in fixed)
+        places = frozenset(map(dynamic_vram.place, fixed))
         return Anchor(loose, [tensor.data_ptr() for tensor in loose], places, pages)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
         """The signature of the range in which every module's weights are the ones the host put
         there.
         """
-        import comfy_aimdo.model_vbar as vbar
-
         signature = self._weights.hold_range()
         if signature is None:
             self.problem = "the model does not fit into VRAM as a whole"
             return None
         try:
-            for module in fixed:
-                now = None if module._v_signature is None else vbar.vbar_fault(module._v)
-                good = now is not None and vbar.vbar_signature_compare(now, module._v_signature)
-                if now is not None:
-                    vbar.vbar_unpin(module._v)
-                if not good:
-                    self.problem = MOVED
-                    return None
+            if not dynamic_vram.are_filled(fixed):
+                self.problem = MOVED
+                return None
             return signature
         finally:
             self._weights.let_range_go()

@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import WeightSpec
+from ..host_api import dynamic_vram
+from ..host_api.layers import is_operator
+from ..host_api.memory import loaded_state
 from .casting import fetch_dynamic, fetch_plain, is_dynamic, same_device
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
@@ -78,13 +81,7 @@ class ModelWeights:
 
     def begin_step(self) -> None:
         """Start a new epoch if weights were moved or replaced since the last step."""
-        model = self.model
-        state = (
-            getattr(model, "device", None),  # a module without a patcher has none of these
-            getattr(model, "model_loaded_weight_memory", None),
-            getattr(model, "current_weight_patches_uuid", None),
-            getattr(model, "model_lowvram", None),
-        )
+        state = loaded_state(self.model)
         if state != self._state:
             self._state = state
             self._new_epoch()
@@ -111,17 +108,17 @@ class ModelWeights:
         if self._holders:  # the pages cannot have changed since
             self._holders += 1
             return self._signature
-        vbar = self._vbar()
-        if vbar is None or not vbar.offset or not self._range_fits:
+        if not self._range_fits:
             return None
-        size = vbar.offset
-        signature = vbar.fault(vbar.base_addr, size)
-        if signature is None:
+        pages = dynamic_vram.page_range(self.model, self.device)
+        if pages is None:
+            return None
+        held = dynamic_vram.hold(pages)
+        if held is None:
             self._range_fits = False  # until the next run; weights come one region at a time
             return None
-        # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
-        vbar.set_watermark_limit(size)
-        self._held, self._holders, self._signature = size, 1, bytes(signature)
+        self._signature, self._held = held
+        self._holders = 1
         return self._signature
 
     def let_range_go(self) -> None:
@@ -132,14 +129,10 @@ class ModelWeights:
         """
         self._holders = max(0, self._holders - 1)
         if self._holders == 0 and self._held:
-            vbar = self._vbar()
-            if vbar is not None:
-                vbar.set_watermark_limit(0)
-                vbar.unpin(vbar.base_addr, self._held)
+            pages = dynamic_vram.page_range(self.model, self.device)
+            if pages is not None:
+                dynamic_vram.let_go(pages, self._held)
             self._held = 0
-
-    def _vbar(self) -> Any:
-        return getattr(self.model, "dynamic_vbars", {}).get(self.device)
 
     def _new_epoch(self) -> None:
         self.epoch += 1
@@ -204,7 +197,7 @@ class RegionWeights:
         classes = set()
         dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
         for owner in self._owners:
-            if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
+            if owner not in dynamic and is_operator(owner):
                 weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
                 classes.add(weight_class)
                 found[id(owner)] = pair

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..contract import Backend, Description, Measure
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..families.plan import region_sources
+from ..host_api.process import import_host
 from ..kinds import keys
 from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
@@ -39,13 +39,7 @@ def prepare(hello: dict[str, Any]) -> None:
         hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree) and "spool" (the
             builder's own folder).
     """
-    sys.argv = list(hello["argv"])
-    sys.path.insert(0, hello["host"])
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    import comfy.ops
-
+    import_host(hello["argv"], hello["host"])
     if (missing := present.missing_api()) is not None:
         raise RequirementError(missing, final=True)
     compiling.start_no_compilers()

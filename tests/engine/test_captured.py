@@ -17,11 +17,10 @@ from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.cuda_graphs.signatures import (
     FixedCallError,
     arithmetic,
-    is_capturable,
     read_call,
     result_form,
-    unread_options,
 )
+from warmgraph_backends.host_api.options import is_capturable, unread_options
 from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.weights.addresses import Anchors
