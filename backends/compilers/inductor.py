@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiled, Description, Measure, Requirement
+from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
 from ..errors import BuildError, RequirementError
 from ..kernels import attention, products
 from ..kinds.layout import CHANNELS_LAST
@@ -27,7 +27,7 @@ class Inductor:
     CPUs.
     """
 
-    name = "inductor"
+    name = INDUCTOR
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Say what is missing here; never raises."""

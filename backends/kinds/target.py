@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..contract import EAGER, INDUCTOR
 from .options import OURS, inductor_fingerprint
 
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
@@ -66,7 +67,7 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
     """
     constants = _constants("torch", "version.py")
     version = constants.get("__version__")
-    if not isinstance(version, str) or backend not in ("inductor", "eager"):
+    if not isinstance(version, str) or backend not in (INDUCTOR, EAGER):
         return None
     on_gpu = device == "cuda"
     torch = TorchFacts(
@@ -77,7 +78,7 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
         capability=_capability() if on_gpu else None,
     )
     triton = _constants("triton", "__init__.py").get("__version__") if on_gpu else None
-    fingerprint = inductor_fingerprint(device, triton) if backend == "inductor" else {}
+    fingerprint = inductor_fingerprint(device, triton) if backend == INDUCTOR else {}
     return compose_target(device, backend, fingerprint, torch)
 
 
