@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .errors import RequirementError
 
-FORMAT_VERSION = 1
+#: Names of backends; `AUTO` leaves the choice to what works here.
+AUTO, INDUCTOR, EAGER = "auto", "inductor", "eager"
 
 #: How the activations of a region lie in memory (`layout` lays them out).
 CONTIGUOUS = "contiguous"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiled, Description, Measure, Requirement
+from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
 from ..errors import BuildError, RequirementError
 from ..host_api.attention import host_order
 from ..kernels import attention, products
@@ -28,7 +28,7 @@ class Inductor:
     CPUs.
     """
 
-    name = "inductor"
+    name = INDUCTOR
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Say what is missing here; never raises."""

@@ -139,7 +139,10 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, guests
         raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
-        raise BuildError(f"the worker's torch or options differ from the server's: {target}")
+        raise BuildError(
+            "the worker's torch or options differ from the server's, or Warmgraph was updated "
+            f"since the server started: {target}"
+        )
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.families import spatial
 from warmgraph_backends.kinds.sources import attributes_read, fingerprint
 from warmgraph_backends.kinds.watch import Watch
 from warmgraph_tools.inprocess import Host
@@ -124,6 +125,20 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_code_changes_the_fingerprint(load: Load, change: str) -> None:
     assert prints(load()) != prints(load(*CHANGES[change]))
+
+
+def test_a_layer_of_ours_that_a_form_puts_into_a_block_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference = spatial.Exit.reference
+    before = fingerprint([reference], [])
+    assert {f"warmgraph.families.spatial:_Give.{name}" for name in ("__init__", "forward")} <= {
+        *before
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(spatial._Give, "forward", lambda self, x, **_: self.tokens * 2)
+        assert fingerprint([reference], []) != before
+    assert fingerprint([reference], []) == before
 
 
 SAME = {
