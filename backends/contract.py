@@ -177,10 +177,11 @@ class WeightSpec(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What a backend made of an exported program."""
+    """What a backend made of an exported program; `source` is for developers to read."""
 
     payload: bytes
     facts: dict[str, Any]
+    source: str = ""
 
 
 class Requirement(NamedTuple):

@@ -26,6 +26,7 @@ from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import GraphMemory
 from .cuda_graphs.replays import CLEAN_CALLS
+from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
@@ -46,6 +47,7 @@ from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import Options, Session
 from .runtime.shared import Shared
+from .runtime.verification import Verification
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
@@ -98,7 +100,9 @@ class Hooks:
 class Engine:
     """Compiles models for one server process."""
 
-    def __init__(self, *, paths: Paths, settings: Settings, hooks: Hooks) -> None:
+    def __init__(
+        self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
+    ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
         self._paths = paths
         self._settings = settings
@@ -133,13 +137,19 @@ class Engine:
             events=self._events,
         )
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._events)
+        self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
         self._graphs.when_loaded(claims.sweep)
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
         verified = Verified(paths.private, _machine())
-        self._shared = Shared(self._graphs, verified, self._captured)
+        self._shared = Shared(
+            self._graphs,
+            verified,
+            self._captured,
+            debugging,
+            Verification() if debugging.verify else None,
+        )
         self._starter = Starter(self._shared, settings)
         self._filing = Filing(self._store, paths.workflows)
 
@@ -453,6 +463,9 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
+        verification = self._shared.verification
+        if verification is not None and (line := verification.take()):
+            logger.info(line)
         self._filing.expect(session, self._hooks.current_workflow())
         self._graphs.when_loaded(self._filing.file)
         self._events.publish(Event.RUN_ENDED)

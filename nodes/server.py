@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import folder_paths
 from aiohttp import web
 from server import PromptServer
 
+from ..backends.debugging import VARIABLE, Debugging, read_debugging
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
@@ -86,12 +88,19 @@ def register() -> None:
     instance.routes.get("/warmgraph/settings")(get_settings_table)
     instance.routes.post("/warmgraph/settings")(post_settings)
     instance.add_on_prompt_handler(_prompt_posted)
+    get_debugging()  # what is not understood is said when the server starts
 
 
 @cache
 def get_settings() -> Settings:
     """Return the settings of this server."""
     return Settings(_private_directory())
+
+
+@cache
+def get_debugging() -> Debugging:
+    """Return what a developer asked of this server; the environment is read once."""
+    return read_debugging(os.environ.get(VARIABLE, ""), _private_directory())
 
 
 def get_engine() -> Engine:
@@ -110,6 +119,7 @@ def _make_engine() -> Engine:
             workflows=workflows_root,
         ),
         settings=get_settings(),
+        debugging=get_debugging(),
         hooks=Hooks(
             current_workflow=current_workflow,
             on_change=event.changed,

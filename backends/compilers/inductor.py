@@ -115,7 +115,7 @@ class Inductor:
                 f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
             ) from error
-        return Compiled(payload, {"binary_bytes": binary_bytes})
+        return Compiled(payload, {"binary_bytes": binary_bytes}, source)
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Try a one-line graph: where that fails, too, it is torch and not the region."""

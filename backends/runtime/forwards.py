@@ -12,13 +12,12 @@ import torch
 
 from ..cuda_graphs.replays import EXACT
 from ..families.plan import Call, Place, Plan
-from ..storing.comparisons import Verified
 from ..weights.fetching import ModelWeights
 from .faults import Faults
 from .graph import Graph, State
-from .graphs import Graphs
 from .kind import Kind
 from .region import Region
+from .shared import Shared
 
 
 class ForwardSet(NamedTuple):
@@ -38,15 +37,11 @@ class ForwardSet(NamedTuple):
 class Forwards:
     """The sets of forwards of one root module, and its regions, which they call."""
 
-    def __init__(
-        self, graphs: Graphs, verified: Verified, faults: Faults, *, past_calls: int = 0
-    ) -> None:
-        """Args: all graphs of the process, the memory of comparisons, which graphs are not used
-        here because ours failed with them, and the calls that were served before by regions that
-        are gone.
+    def __init__(self, shared: Shared, faults: Faults, *, past_calls: int = 0) -> None:
+        """Args: what all scopes use, which graphs are not used here because ours failed with them,
+        and the calls that were served before by regions that are gone.
         """
-        self._graphs = graphs
-        self._verified = verified
+        self._shared = shared
         self._faults = faults
         self._past_calls = past_calls
         self._past_reasons: dict[str, str] = {}
@@ -107,9 +102,9 @@ class Forwards:
         Args:
             special: the ready graphs by place of each signature that has a complete set of them.
         """
-        if self._version == self._graphs.version:
+        if self._version == self._shared.graphs.version:
             return
-        self._version = self._graphs.version
+        self._version = self._shared.graphs.version
         self.any_shape = self._make_set(lambda _, region: region)
         self._of_size = {
             key: self._make_set(partial(self._special, graphs)) for key, graphs in special().items()
@@ -156,11 +151,15 @@ class Forwards:
         region = self._regions.get(place.name)
         if region is None:
             assert self._weights is not None
-            region = Region(place, kind.graph, self._weights, self._verified, self._faults)
+            region = self._make(place, kind.graph, self._weights)
             self._regions[place.name] = region
         if region.wide is None and kind.wide is not None and kind.wide.state is State.READY:
-            region.wide = Region(place, kind.wide, region.source, self._verified, self._faults)
+            region.wide = self._make(place, kind.wide, region.source)
         return region
+
+    def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
+        shared = self._shared
+        return Region(place, graph, weights, shared.verified, self._faults, shared.verification)
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
         """The call of a place by its special graph, where there is one."""
@@ -169,7 +168,7 @@ class Forwards:
             return region
         known = self._special_regions.get((name, graph.key))
         if known is None:
-            special = Region(region.place, graph, region.source, self._verified, self._faults)
+            special = self._make(region.place, graph, region.source)
             known = self._special_regions[name, graph.key] = Either(special, region)
         return known
 

@@ -19,6 +19,7 @@ from ..weights.fetching import ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
 from .trust import Trust
+from .verification import Verification, Verifying
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ class Region:
         source: ModelWeights,
         verified: Verified,
         faults: Faults,
+        verification: Verification | None = None,
     ) -> None:
-        """Args: the place, its ready graph, the model's weights, the memory of comparisons, and
-        what of ours failed in this session.
+        """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
+        of ours failed in this session, and what is kept where every call is compared.
         """
         self.place = place
         self.graph = graph
@@ -63,7 +65,11 @@ class Region:
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
-        self._trust = Trust(place, graph, verified)
+        self._trust = (
+            Trust(place, graph, verified)
+            if verification is None
+            else Verifying(place, graph, verified, verification)
+        )
         self._faults = faults
 
     def __call__(self, *inputs: Any) -> torch.Tensor | None:
@@ -128,7 +134,7 @@ class Region:
         if verdict.good:
             return result
         self.calls -= 1
-        self.decline(graph.reason or "")
+        self.decline(verdict.reason)
         return verdict.reference if sample.whole else None
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:

@@ -98,7 +98,7 @@ class Scope:
         self.replays = replays
         self.specials = specials or Specials(lambda: None)
         self.faults = Faults()
-        self.forwards = Forwards(shared.graphs, shared.verified, self.faults, past_calls=past_calls)
+        self.forwards = Forwards(shared, self.faults, past_calls=past_calls)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
@@ -188,7 +188,9 @@ class Scope:
         self._facts = target(device.type, self._backend)
         plan = self._make_plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
-        self.kinds, self._of_place = describe_kinds(self.plan, device, dtype, self._graph_of)
+        self.kinds, self._of_place = describe_kinds(
+            self.plan, device, dtype, self._graph_of, self._shared.debugging.why_not
+        )
         self._bound = Bound(
             self.root,
             self._holder,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cuda_graphs.memory import GraphMemory
+from ..debugging import OFF, Debugging
 from ..storing.comparisons import Verified
 from .graphs import Graphs
+from .verification import Verification
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,12 @@ class Shared:
         graphs: all graphs, found, loaded and built.
         verified: the memory of comparisons with eager.
         captured: the memory of all captured calls.
+        debugging: what a developer asked of this server.
+        verification: what is kept where every call of a region is compared with eager, else None.
     """
 
     graphs: Graphs
     verified: Verified
     captured: GraphMemory
+    debugging: Debugging = OFF
+    verification: Verification | None = None

@@ -34,10 +34,13 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a comparison said; `reference` is the host's result on the same inputs."""
+    """What a comparison said; `reference` is the host's result on the same inputs, and `reason` why
+    the graph's is not used.
+    """
 
     good: bool
     reference: torch.Tensor
+    reason: str = ""
 
 
 class Trust:
@@ -125,7 +128,7 @@ class Trust:
             f"differs from eager by {error:.1e} (relative L2) with {weights.weight_class} weights"
         )
         logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
-        return Verdict(False, reference)
+        return Verdict(False, reference, graph.reason or "")
 
     def _is_ill_conditioned(self, sample: Sample, reference: torch.Tensor, error: float) -> bool:
         """Tell whether eager itself moves that far when its inputs move by next to nothing.

@@ -53,7 +53,12 @@ class Starter:
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                needs = "" if replays else f"; {_EXACT_NEEDS}"
+                why = (
+                    _EXACT_NEEDS
+                    if self._shared.debugging.captures
+                    else self._shared.debugging.words
+                )
+                needs = "" if replays else f"; {why}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
@@ -88,13 +93,16 @@ class Starter:
                 partial(self._runs_before_special, options.form, pays=_special_pays(attached))
             ),
         )
-        return Session(identifier, attached.name, resolution.backend, options, scope, notes)
+        notes = [*notes, self._shared.debugging.words]
+        return Session(
+            identifier, attached.name, resolution.backend, options, scope, filter(None, notes)
+        )
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
             return None
-        if not self._settings.captured_vram_share:
+        if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return None
         device = attached.target().device
         if device.type != "cuda" or device.index or torch.version.cuda is None:

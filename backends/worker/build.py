@@ -24,6 +24,7 @@ from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import relative_l2, within
 from ..torch_api import compiling, present
 from .export import Program, capture
+from .notebook import Notebook
 from .transplant import Guests, transplanted
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
@@ -53,7 +54,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     """Build one kind.
 
     Args:
-        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key).
+        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key), and
+            "dump" where a developer wants to read what is made on the way: the folder for it.
         measure: held while kernels are measured on the GPU.
 
     Returns:
@@ -73,7 +75,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     with transplanted(description.packs) as guests:
         _check_key(task, description, form, guests)
         try:
-            return _build(description, form, backend, guests, measure, started)
+            notebook = Notebook(task.get("dump"))
+            return _build(description, form, backend, guests, measure, started, notebook)
         except Exception as error:
             broken = backend.explain_failure(description.device)
             if broken is None:
@@ -91,10 +94,13 @@ def _build(
     guests: Guests,
     measure: Measure,
     started: float,
+    notebook: Notebook,
 ) -> tuple[bytes, dict[str, Any]]:
     program = _capture(description, form, guests)
+    notebook.write("exported.txt", lambda: program.graph_module.print_readable(print_output=False))
     captured = time.monotonic()
     compiled = backend.compile(program, measure=measure)
+    notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
     checks = _check(program, backend.load(compiled.payload))
     if description.device == "cuda":
