@@ -209,7 +209,7 @@ class Backend(Protocol):
         """Return every fact that changes generated code, as plain data; part of each key."""
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
-        """Compile a `capture.Program`; worker side only. Raises BuildError."""
+        """Compile a `export.Program`; worker side only. Raises BuildError."""
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Say why a build failed if no other one can succeed here either; worker side only."""

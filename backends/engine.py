@@ -24,7 +24,7 @@ from .building.builder import Builder
 from .building.claims import Claims
 from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
-from .cuda_graphs.memory import GraphMemory
+from .cuda_graphs.memory import CapturedMemory
 from .cuda_graphs.replays import CLEAN_CALLS
 from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
@@ -52,9 +52,9 @@ from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
-from .sessions.workflow_links import Filing, WorkflowRef
+from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
-from .storing.comparisons import Verified
+from .storing.comparisons import Comparisons
 from .storing.signing import Signer
 from .storing.store import Store
 
@@ -139,19 +139,19 @@ class Engine:
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
         self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
         self._graphs.when_loaded(claims.sweep)
-        self._captured = GraphMemory(
+        self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        verified = Verified(paths.private, _machine())
+        comparisons = Comparisons(paths.private, _machine())
         self._shared = Shared(
             self._graphs,
-            verified,
+            comparisons,
             self._captured,
             debugging,
             Verification() if debugging.verify else None,
         )
         self._starter = Starter(self._shared, settings)
-        self._filing = Filing(self._store, paths.workflows)
+        self._workflow_links = WorkflowLinks(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = self._kept(model)
+        session = self._carried(model)
         if isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
@@ -297,11 +297,11 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        kept, cache = self._kept(model), attach_deepcache.kept(model)
-        if isinstance(kept, Session):
-            report = model_report(kept, self._builder, None)
-        elif isinstance(kept, Note):
-            report = model_report(None, self._builder, kept.text)
+        carried, cache = self._carried(model), attach_deepcache.carried(model)
+        if isinstance(carried, Session):
+            report = model_report(carried, self._builder, None)
+        elif isinstance(carried, Note):
+            report = model_report(None, self._builder, carried.text)
         else:
             note = None if cache else "this model did not come out of Warmgraph"
             report = model_report(None, self._builder, note)
@@ -384,13 +384,13 @@ class Engine:
         self._sessions.add(session.id, session)
         return session
 
-    def _kept(self, thing: Any) -> Any:
+    def _carried(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
         if is_model(thing):
-            return attach_model.kept(thing)
+            return attach_model.carried(thing)
         if is_control(thing):
-            return attach_controlnet.kept(thing) or self._refused.get(thing)
-        return attach_vae.kept(thing)
+            return attach_controlnet.carried(thing) or self._refused.get(thing)
+        return attach_vae.carried(thing)
 
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
@@ -466,22 +466,22 @@ class Engine:
         verification = self._shared.verification
         if verification is not None and (line := verification.take()):
             logger.info(line)
-        self._filing.expect(session, self._hooks.current_workflow())
-        self._graphs.when_loaded(self._filing.file)
+        self._workflow_links.expect(session, self._hooks.current_workflow())
+        self._graphs.when_loaded(self._workflow_links.file)
         self._events.publish(Event.RUN_ENDED)
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
         """A saved workflow was queued, by another file name than before perhaps."""
-        self._filing.moved(workflow)
-        self._graphs.when_loaded(self._filing.file)
+        self._workflow_links.moved(workflow)
+        self._graphs.when_loaded(self._workflow_links.file)
 
     def _folders(self, session: Session) -> list[Path]:
-        folder = self._filing.folder(session, self._hooks.current_workflow())
+        folder = self._workflow_links.folder(session, self._hooks.current_workflow())
         return [] if folder is None else [folder]
 
     def _graphs_changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
-        self._filing.file()
+        self._workflow_links.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)

@@ -22,7 +22,7 @@ from ..host_api.options import EASY_CACHE
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
-from .features import Features, form_of
+from .features import Features, shape_of
 from .guard import OwnError
 from .patches import patches_of
 from .run import Options, Run
@@ -152,8 +152,8 @@ class DeepCache:
         if (why := self._why_not(executor, options)) is not None:
             self._step_aside(why)
             return None
-        form = form_of(x, call["context"], call["y"], call["control"], options)
-        place = run.features.place(form, patches_of(options, run.hooks))
+        shape = shape_of(x, call["context"], call["y"], call["control"], options)
+        place = run.features.place(shape, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
         feature = None if is_full else run.features.find(place)
         sort = FULL if feature is None else SHALLOW
@@ -163,12 +163,12 @@ class DeepCache:
         elif is_full and not run.keeps:
             step = Step(functools.partial(executor, *args, **kwargs), alone, before)
         else:
-            structure = repr((form.structure, [patch.name for patch in place.patches]))
+            structure = repr((shape.structure, [patch.name for patch in place.patches]))
             random = None if structure in self._checked else random_state(x.device)
             make, split = self._whole(executor, call)
             step = Step(make, split, before, place, structure, random)
         self.evaluations[sort] += 1
-        return step._replace(ended=run.tally.begin(sort, form.chunks, x.device))
+        return step._replace(ended=run.tally.begin(sort, shape.chunks, x.device))
 
     def _finish(
         self,

@@ -43,7 +43,7 @@ class AttachedControlNet:
         if not controlnets.is_control(control):
             kind = type(control).__name__
             raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
-        self.value = control if kept(control) is None else plain(control)
+        self.value = control if carried(control) is None else plain(control)
         self.name = type(control).__name__
         self.patcher = controlnets.patcher(control)
         self.root: torch.nn.Module | None = getattr(
@@ -69,7 +69,7 @@ class AttachedControlNet:
         self._notes[self.value] = Note(text)
 
 
-def kept(control: Any) -> Session | None:
+def carried(control: Any) -> Session | None:
     """Return the session that `attach` hung on a CONTROL_NET, or None."""
     hold = getattr(vars(control).get(controlnets.METHODS[0]), "hold", None)
     return hold.session if isinstance(hold, _Hold) else None

@@ -15,8 +15,8 @@ from ..host_api import models, unets
 from ..host_api import patcher as host
 from ..runtime.session import Session
 from .attached import KEY
+from .model import carried as carried_session
 from .model import is_step
-from .model import kept as kept_session
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 
@@ -60,13 +60,13 @@ def _branch(model: Any, unet: Any, number: int) -> Branch:
     that what was captured for one DeepCache serves the next one, whatever its interval.
     """
     number = min(number, depth(unet) - 1)
-    session = kept_session(model)
+    session = carried_session(model)
     if not isinstance(session, Session) or session.scope.root is not unet:
         return Branch(unet, number)
     return session.keep((DEEPCACHE_KEY, number), lambda: Branch(unet, number))
 
 
-def kept(thing: Any) -> DeepCache | None:
+def carried(thing: Any) -> DeepCache | None:
     """Return the DeepCache that a ModelPatcher carries; None for anything else of the host's."""
     if not models.is_model(thing):
         return None

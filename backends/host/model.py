@@ -54,7 +54,7 @@ class AttachedModel:
         host.attach(self.value, KEY, Note(text))
 
 
-def kept(model: Any) -> Any:
+def carried(model: Any) -> Any:
     """Return what `attach` or `note` left on a ModelPatcher, or None."""
     return host.attached(model, KEY)
 

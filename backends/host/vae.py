@@ -74,7 +74,7 @@ class AttachedVAE:
         self.value.__dict__[KEY] = Note(text)
 
 
-def kept(vae: Any) -> Any:
+def carried(vae: Any) -> Any:
     """Return the session or the note that a VAE carries, or None."""
     found = vae.__dict__.get(KEY)
     return found.session if isinstance(found, _Attachment) else found

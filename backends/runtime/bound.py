@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..families.plan import Plan
-from ..weights.addresses import Anchors
+from ..weights.addresses import AddressBook
 from ..weights.fetching import ModelWeights
 from .foreign import Foreign
 from .kind import Kind
@@ -38,7 +38,7 @@ class Bound:
         self.device, self.dtype = device, dtype
         self.weights = ModelWeights(holder, device, dtype)
         #: Where weights lie, for captured calls; None where there are none.
-        self.anchors = Anchors(root, self.weights) if device.type == "cuda" else None
+        self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
         self.foreign = Foreign(root, plan, kinds, whole_calls=whole_calls)
 
     def is_for(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -53,5 +53,5 @@ class Bound:
     def end_run(self) -> None:
         """Forget what only the run needed."""
         self.weights.end_run()
-        if self.anchors is not None:
-            self.anchors.forget()
+        if self.book is not None:
+            self.book.forget()

@@ -18,7 +18,7 @@ from ..families.plan import Dispatch, Place, Plan
 from ..host_api.options import unread_options
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
-from ..weights.addresses import Anchors
+from ..weights.addresses import AddressBook
 from ..weights.casting import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
@@ -50,13 +50,13 @@ class _Step(NamedTuple):
     Attributes:
         serving: the forwards that serve it.
         call: it as data; None where it cannot be known by that.
-        anchors: where the weights lie that a captured call would read; None where none is wanted.
+        book: where the weights lie that a captured call would read; None where none is wanted.
         complete: whether no more any-shape graphs will come.
     """
 
     serving: ForwardSet
     call: Call | None
-    anchors: Anchors | None
+    book: AddressBook | None
     complete: bool
 
 
@@ -315,8 +315,8 @@ class Scope:
                 self.replays.decline(call)
             return _Step(self.forwards.any_shape, None, None, complete=True)
         complete = not any(graph.is_coming for graph in self.graphs)
-        anchors = None if self.replays is None else bound.anchors
-        return _Step(self._serving(call.key, complete), call, anchors, complete)
+        book = None if self.replays is None else bound.book
+        return _Step(self._serving(call.key, complete), call, book, complete)
 
     def _serving(self, key: Hashable, complete: bool) -> ForwardSet:
         """What serves a call of this signature; `complete`: no more any-shape graphs will come."""
@@ -329,9 +329,9 @@ class Scope:
     def _made(self, host: Callable[..., Any], plain: Callable[[], Any], step: _Step) -> Any:
         """Make a call by replay where it can be, else through the forwards; and note how it was."""
         run = partial(self._placing.run, forwards=step.serving.installed)
-        call, anchors, replays = step.call, step.anchors, self.replays
+        call, book, replays = step.call, step.book, self.replays
         attempt = None
-        if call is None or anchors is None or replays is None:
+        if call is None or book is None or replays is None:
             return run(plain)
         if self.faults.of(CAPTURES) is None:
             attempt = self.faults.spare(
@@ -340,7 +340,7 @@ class Scope:
                 replays.attempt,
                 host,
                 call,
-                anchors=anchors,
+                book=book,
                 form=step.serving.served,
                 others=self.forwards.any_shape.served,
                 complete=step.complete,
@@ -351,7 +351,7 @@ class Scope:
         if attempt.result is not None:
             return attempt.result
         result = run(plain, compiled=attempt.compiled)
-        self.faults.spare(CAPTURES, "watching a step", replays.settle, attempt, anchors, result)
+        self.faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
         return result
 
     def _read(

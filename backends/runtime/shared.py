@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cuda_graphs.memory import GraphMemory
+from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
-from ..storing.comparisons import Verified
+from ..storing.comparisons import Comparisons
 from .graphs import Graphs
 from .verification import Verification
 
@@ -17,14 +17,14 @@ class Shared:
 
     Attributes:
         graphs: all graphs, found, loaded and built.
-        verified: the memory of comparisons with eager.
+        comparisons: the memory of comparisons with eager.
         captured: the memory of all captured calls.
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
     """
 
     graphs: Graphs
-    verified: Verified
-    captured: GraphMemory
+    comparisons: Comparisons
+    captured: CapturedMemory
     debugging: Debugging = OFF
     verification: Verification | None = None

@@ -109,7 +109,7 @@ class Starter:
             return None
         if not is_capturable(attached.root):
             return None
-        return Replays(self._shared.captured, self._shared.verified)
+        return Replays(self._shared.captured, self._shared.comparisons)
 
     def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
         """After how many runs of one size it gets graphs of its own; None: never."""

@@ -23,7 +23,7 @@ from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import relative_l2, within
 from ..torch_api import compiling, present
-from .export import Program, capture
+from .export import Program, export
 from .notebook import Notebook
 from .transplant import Guests, transplanted
 
@@ -96,9 +96,9 @@ def _build(
     started: float,
     notebook: Notebook,
 ) -> tuple[bytes, dict[str, Any]]:
-    program = _capture(description, form, guests)
+    program = _export(description, form, guests)
     notebook.write("exported.txt", lambda: program.graph_module.print_readable(print_output=False))
-    captured = time.monotonic()
+    exported = time.monotonic()
     compiled = backend.compile(program, measure=measure)
     notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
@@ -111,20 +111,20 @@ def _build(
         "work": program.work,
         "checks": checks,
         "phases": {
-            "capture": round(captured - started, 3),
-            "compile": round(built - captured, 3),
+            "capture": round(exported - started, 3),
+            "compile": round(built - exported, 3),
             "check": round(time.monotonic() - built, 3),
         },
     }
     return compiled.payload, facts
 
 
-def _capture(description: Description, form: Any, guests: Guests) -> Program:
+def _export(description: Description, form: Any, guests: Guests) -> Program:
     """Export a kind, and see that what other packs have in it is all a graph can do."""
     if not guests.any:
-        return capture(description, form)
+        return export(description, form)
     try:
-        program = capture(description, form)
+        program = export(description, form)
     except BuildError as error:
         raise BuildError(guests.blame(error.reason)) from error
     smallest = program.example({s.name: s.minimum for s in description.symbols})

@@ -83,7 +83,7 @@ def test_warm_up_makes_no_size_hot(
     model = Probed(lab, host).model
     scope = model.get_attachment("warmgraph").scope
     scope.replays = Replays(
-        lab.engine._captured, lab.engine._shared.verified
+        lab.engine._captured, lab.engine._shared.comparisons
     )  # several calls a size
     lab.settle()
     asked: list[Any] = []

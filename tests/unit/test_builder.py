@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.building import worker_process as processes
-from warmgraph_backends.building import worker_thread as attendant
+from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.events import Event, Events
@@ -135,12 +135,12 @@ def test_submit_takes_less_than_a_millisecond_whatever_the_workers_do(make):
 
 
 def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypatch):
-    class SlowProcess(attendant.WorkerProcess):
+    class SlowProcess(worker_thread.WorkerProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             time.sleep(1.0)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(attendant, "WorkerProcess", SlowProcess)
+    monkeypatch.setattr(worker_thread, "WorkerProcess", SlowProcess)
     builder = make(workers=4)
     start = time.monotonic()
     futures = []
@@ -213,12 +213,12 @@ def test_workers_start_as_needed_up_to_the_number_and_are_used_again(make, tmp_p
 def test_workers_start_one_after_the_other(make, monkeypatch):
     moments: list[float] = []
 
-    class TimedProcess(attendant.WorkerProcess):
+    class TimedProcess(worker_thread.WorkerProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             moments.append(time.monotonic())
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(attendant, "WorkerProcess", TimedProcess)
+    monkeypatch.setattr(worker_thread, "WorkerProcess", TimedProcess)
     builder = make(workers=4)
     futures = []
     for _ in range(4):

@@ -308,7 +308,7 @@ def test_closing_leaves_no_graph_between_states(place: Place) -> None:
 
 
 def broken(label: str) -> BuildError:
-    """A build's failure as an attendant makes it of a worker's answer."""
+    """A build's failure as a worker's thread makes it of a worker's answer."""
     error = BuildError(f"ValueError: {label} is unhappy")
     error.__cause__ = WorkerError(
         f'Traceback (most recent call last):\n  File "x.py", line 3, in run\nValueError: {label}'

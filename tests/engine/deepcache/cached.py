@@ -16,7 +16,7 @@ from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_backends.events import Events
-from warmgraph_backends.host.deepcache import apply, kept
+from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_tools.inprocess import Host
 
 Patch = Callable[[Any], Any]
@@ -46,7 +46,7 @@ def cached(model: Any, **options: Any) -> Any:
 
 def cache_of(model: Any) -> DeepCache:
     """The DeepCache that a model carries."""
-    cache = kept(model)
+    cache = carried(model)
     assert cache is not None
     return cache
 
