@@ -324,11 +324,6 @@ class Engine:
             "settings": self._settings.as_dict(),
         }
 
-    def graph_folders(self, user: str | None = None) -> list[str]:
-        """Return the names of a user's graph folders."""
-        root = self._paths.workflows(user)
-        return [] if root is None else folders.list_folders(root)
-
     def close(self) -> None:
         """Stop the workers."""
         self._builder.close()
