@@ -104,7 +104,6 @@ class Engine:
         self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
     ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
-        self._paths = paths
         self._settings = settings
         self._hooks = hooks
         self._numbers = itertools.count(1)
