@@ -14,7 +14,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from .host import controlnet as attach_controlnet
 from .host import deepcache as attach_deepcache
 from .host import model as attach_model
 from .host import vae as attach_vae
-from .host.attached import Attached, Note
+from .host.attached import Attached, Left, Note
+from .host_api import present
 from .host_api.controlnets import is_control
 from .host_api.memory import spare_vram, total_vram
 from .host_api.models import is_model, run_forward
+from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
@@ -100,6 +102,10 @@ class Engine:
         """Set up; no worker starts and nothing is read before the first model."""
         self._paths = paths
         self._settings = settings
+        self._off = present.missing()
+        present.warn(self._off)
+        if Feature.WORKFLOWS in self._off:
+            hooks = replace(hooks, current_workflow=lambda: None)
         self._hooks = hooks
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
@@ -119,7 +125,7 @@ class Engine:
             private=paths.private,
         )
         self._builder = Builder(
-            hello=host_arguments(),
+            hello={} if Feature.EVERYTHING in self._off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
@@ -134,7 +140,7 @@ class Engine:
         self._captured = GraphMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        self._starter = Starter(self._graphs, self._verified, self._captured, settings)
+        self._starter = Starter(self._graphs, self._verified, self._captured, settings, self._off)
         self._filing = Filing(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -163,7 +169,7 @@ class Engine:
             GraphsNameError: `graphs` is not a plain name.
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
-        attached = attach_model.AttachedModel(model)
+        attached = self._attached(Feature.EVERYTHING, attach_model.AttachedModel, model)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_vae(
@@ -183,7 +189,7 @@ class Engine:
             parts: "decoder and encoder", "decoder" or "encoder".
             Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
         """
-        attached = attach_vae.AttachedVAE(vae, parts)
+        attached = self._attached(Feature.VAES, attach_vae.AttachedVAE, vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_controlnet(
@@ -206,7 +212,8 @@ class Engine:
         Raises:
             TypeError: `control` is no ControlNet.
         """
-        attached = attach_controlnet.AttachedControlNet(control, self._refused)
+        make = attach_controlnet.AttachedControlNet
+        attached = self._attached(Feature.CONTROLNETS, make, control, self._refused)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
     def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
@@ -215,6 +222,8 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
+        if (why := present.why_off(self._off, Feature.DEEPCACHE)) is not None:
+            raise RequirementError(why)
         clone, cache = attach_deepcache.apply(model, options)
         cache.on_end = self._hooks.on_change
         cache.id = f"deepcache-{next(self._numbers)}"
@@ -227,7 +236,8 @@ class Engine:
         Raises:
             StrictError: with `strict`, if anything would run eager; the text lists what and why.
         """
-        return self._load(attach_model.AttachedModel(model), folder, strict)
+        attached = self._attached(Feature.EVERYTHING, attach_model.AttachedModel, model)
+        return self._load(attached, folder, strict)
 
     def load_vae_graphs(
         self, vae: Any, folder: str, *, parts: str = attach_vae.BOTH, strict: bool
@@ -237,7 +247,8 @@ class Engine:
         Args:
             parts: as of `compile_vae`; `strict` asks for no others.
         """
-        return self._load(attach_vae.AttachedVAE(vae, parts), folder, strict)
+        attached = self._attached(Feature.VAES, attach_vae.AttachedVAE, vae, parts)
+        return self._load(attached, folder, strict)
 
     def warm_up(
         self,
@@ -257,7 +268,10 @@ class Engine:
             The model's report.
         """
         session = self._kept(model)
-        if isinstance(session, Session) and session.scope.kinds:
+        if (why := present.why_off(self._off, Feature.WARM_UP)) is not None:
+            if isinstance(session, Session):
+                session.note(why)
+        elif isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
             self._prompts.wait(wanted, self._builder, on_progress)
@@ -282,7 +296,9 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        kept, cache = self._kept(model), attach_deepcache.kept(model)
+        kept, cache = self._kept(model), None
+        if present.why_off(self._off, Feature.DEEPCACHE) is None:
+            cache = attach_deepcache.kept(model)
         if isinstance(kept, Session):
             report = model_report(kept, self._builder, None)
         elif isinstance(kept, Note):
@@ -356,6 +372,13 @@ class Engine:
             raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
         return attached.value
 
+    def _attached(
+        self, feature: Feature, make: Callable[..., Attached], thing: Any, *more: Any
+    ) -> Attached:
+        """Take one of the host's objects up, or leave it where this host lacks what that needs."""
+        why = present.why_off(self._off, feature)
+        return make(thing, *more) if why is None else Left(thing, why, self._refused)
+
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
         """Put a session on a copy of one of the host's objects, or why there is none."""
         try:
@@ -363,7 +386,10 @@ class Engine:
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(str(error))
-            logger.warning("Runs as without Warmgraph: %s", error)
+            told = isinstance(attached, Left)  # when the engine was set up
+            logger.log(
+                logging.INFO if told else logging.WARNING, "Runs as without Warmgraph: %s", error
+            )
             return None
         attached.attach(session, self)
         self._sessions.add(session.id, session)
@@ -371,10 +397,12 @@ class Engine:
 
     def _kept(self, thing: Any) -> Any:
         """The session that one of the host's objects carries, or the note about it, or None."""
+        if (note := self._refused.get(thing)) is not None:
+            return note
         if is_model(thing):
             return attach_model.kept(thing)
         if is_control(thing):
-            return attach_controlnet.kept(thing) or self._refused.get(thing)
+            return attach_controlnet.kept(thing)
         return attach_vae.kept(thing)
 
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:

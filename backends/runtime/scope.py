@@ -76,6 +76,8 @@ class Scope:
         verified: Verified,
         replays: Replays | None = None,
         specials: Specials | None = None,
+        *,
+        quick_dynamic: bool = True,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -86,11 +88,13 @@ class Scope:
             plan: what it gave at first.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
             specials: which calls get graphs of their own sizes; None where none do.
+            quick_dynamic: of `ModelWeights`.
         """
         self.root = root
         self.plan = plan
         self.kinds: list[Kind] = []
         self._holder = holder
+        self._quick_dynamic = quick_dynamic
         self._make_plan = make_plan
         self._backend = backend
         self._graphs = graphs
@@ -150,13 +154,15 @@ class Scope:
             self._verified,
             None if self.replays is None else self.replays.fresh(),
             self.forwards.specials.fresh(),
+            quick_dynamic=self._quick_dynamic,
         )
         other.describe(self._weights.device, self._dtype)
         return other
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
-        other = Scope(root, root, make_plan, Plan(), self._backend, self._graphs, self._verified)
+        quick, parts = self._quick_dynamic, (self._backend, self._graphs, self._verified)
+        other = Scope(root, root, make_plan, Plan(), *parts, quick_dynamic=quick)
         other.forwards.past_calls = self.compiled_calls
         return other
 
@@ -195,7 +201,8 @@ class Scope:
             self.root, self.plan, self.kinds, whole_calls=self.replays is not None
         )
         self._dtype = dtype
-        self._weights = ModelWeights(self._holder, device, dtype)
+        quick = self._quick_dynamic
+        self._weights = ModelWeights(self._holder, device, dtype, quick_dynamic=quick)
         self.drop_captured()
         self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
         self.forwards.bind(self.plan, self._of_place, self._weights)

@@ -4,8 +4,9 @@ captured calls and graphs for hot sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -16,8 +17,10 @@ from ..cuda_graphs.replays import Replays
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
-from ..host.attached import Attached
+from ..host.attached import Attached, Left
+from ..host_api.needs import Feature
 from ..host_api.options import is_capturable
+from ..host_api.present import why_off
 from ..runtime.graphs import Graphs
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
@@ -35,11 +38,17 @@ class Starter:
     """Makes the sessions of one server process."""
 
     def __init__(
-        self, graphs: Graphs, verified: Verified, captured: GraphMemory, settings: Settings
+        self,
+        graphs: Graphs,
+        verified: Verified,
+        captured: GraphMemory,
+        settings: Settings,
+        off: Mapping[Feature, str] = MappingProxyType({}),
     ) -> None:
         """Args: what all sessions of the process share: graphs, comparisons, captured calls,
-        settings.
+        settings, and which features are off with this host (`present.missing`).
         """
+        self._off = off
         self._graphs = graphs
         self._verified = verified
         self._captured = captured
@@ -56,6 +65,8 @@ class Starter:
         Raises:
             RequirementError: it has to run as without us; the text says why.
         """
+        if isinstance(attached, Left):
+            raise RequirementError(attached.why)
         replays = self._replays(attached)
         notes: Sequence[str] = ()
         make_plan = attached.plan
@@ -96,15 +107,26 @@ class Starter:
             Specials(
                 partial(self._runs_before_special, options.form, pays=_special_pays(attached))
             ),
+            quick_dynamic=Feature.QUICK_DYNAMIC not in self._off,
         )
         name = type(attached.holder).__name__
         session = Session(identifier, name, resolution.backend, options, scope)
-        session.notes += notes
+        session.notes += [*notes, *self._lacks(attached)]
         return session
+
+    def _lacks(self, attached: Attached) -> list[str]:
+        """What a session would have with another version of the host."""
+        wanted = [Feature.WORKFLOWS]
+        if attached.target().device.type == "cuda":
+            wanted += [Feature.CAPTURED_CALLS, Feature.QUICK_DYNAMIC]
+        reasons = (why_off(self._off, feature) for feature in wanted)
+        return [reason for reason in reasons if reason is not None]
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
+            return None
+        if Feature.CAPTURED_CALLS in self._off:
             return None
         if not self._settings.captured_vram_share:
             return None

@@ -52,8 +52,13 @@ class ModelWeights:
     fetch.
     """
 
-    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype."""
+    def __init__(
+        self, model: Any, device: torch.device, dtype: torch.dtype, *, quick_dynamic: bool = True
+    ) -> None:
+        """Args: the host's BaseModel, its load device and its compute dtype; and whether weights in
+        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside.
+        """
+        self.quick_dynamic = quick_dynamic
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -108,7 +113,7 @@ class ModelWeights:
         if self._holders:  # the pages cannot have changed since
             self._holders += 1
             return self._signature
-        if not self._range_fits:
+        if not self._range_fits or not self.quick_dynamic:
             return None
         pages = dynamic_vram.page_range(self.model, self.device)
         if pages is None:
@@ -195,10 +200,13 @@ class RegionWeights:
         source = self._source
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
-        dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
+        quick = source.quick_dynamic
+        dynamic = [m for m in self._owners if is_dynamic(m, source.device)] if quick else []
         for owner in self._owners:
             if owner not in dynamic and is_operator(owner):
-                weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
+                weight_class, pair, release = fetch_plain(
+                    owner, source.device, source.dtype, always_copies=not quick
+                )
                 classes.add(weight_class)
                 found[id(owner)] = pair
                 if release is not None:
