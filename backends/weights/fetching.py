@@ -66,6 +66,7 @@ class ModelWeights:
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
+        self._pages: Any = None  # while they are held
         self._held = 0
         self._holders = 0
         self._signature = b""
@@ -115,16 +116,15 @@ class ModelWeights:
             return self._signature
         if not self._range_fits or not self.quick_dynamic:
             return None
-        pages = dynamic_vram.page_range(self.model, self.device)
-        if pages is None:
+        pages, size = dynamic_vram.page_range(self.model, self.device)
+        if not size:
             return None
-        held = dynamic_vram.hold(pages)
-        if held is None:
+        signature = dynamic_vram.hold(pages, size)
+        if signature is None:
             self._range_fits = False  # until the next run; weights come one region at a time
             return None
-        self._signature, self._held = held
-        self._holders = 1
-        return self._signature
+        self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
+        return signature
 
     def let_range_go(self) -> None:
         """Undo one `hold_range` that gave a signature; the last one lets the pages go.
@@ -134,10 +134,8 @@ class ModelWeights:
         """
         self._holders = max(0, self._holders - 1)
         if self._holders == 0 and self._held:
-            pages = dynamic_vram.page_range(self.model, self.device)
-            if pages is not None:
-                dynamic_vram.let_go(pages, self._held)
-            self._held = 0
+            dynamic_vram.let_go(self._pages, self._held)
+            self._pages, self._held = None, 0
 
     def _new_epoch(self) -> None:
         self.epoch += 1
