@@ -24,20 +24,20 @@ from .building.builder import Builder
 from .building.claims import Claims
 from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
-from .cuda_graphs.memory import GraphMemory
+from .cuda_graphs.memory import CapturedMemory
 from .cuda_graphs.replays import CLEAN_CALLS
+from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
-from .host import controlnet as attach_controlnet
+from .events import Event, Events
 from .host import deepcache as attach_deepcache
-from .host import model as attach_model
 from .host import vae as attach_vae
 from .host.attached import Attached, Left, Note
+from .host.objects import Objects
 from .host_api import present
-from .host_api.controlnets import is_control
 from .host_api.memory import spare_vram, total_vram
-from .host_api.models import is_model, run_forward
+from .host_api.models import run_forward
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
@@ -46,13 +46,15 @@ from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import Options, Session
+from .runtime.shared import Shared
+from .runtime.verification import Verification
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
-from .sessions.workflow_links import Filing, WorkflowRef
+from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
-from .storing.comparisons import Verified
+from .storing.comparisons import Comparisons
 from .storing.signing import Signer
 from .storing.store import Store
 
@@ -98,24 +100,27 @@ class Hooks:
 class Engine:
     """Compiles models for one server process."""
 
-    def __init__(self, *, paths: Paths, settings: Settings, hooks: Hooks) -> None:
+    def __init__(
+        self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
+    ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
         self._paths = paths
         self._settings = settings
-        self._off = present.missing()
-        present.warn(self._off)
-        if Feature.WORKFLOWS in self._off:
+        off = present.look()
+        if Feature.WORKFLOWS in off:
             hooks = replace(hooks, current_workflow=lambda: None)
         self._hooks = hooks
+        self._objects = Objects(off)
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
         self._caches: Live[DeepCache] = Live()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Why objects of the host that carry nothing of ours run as before.
-        self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
+        self._events = Events()
+        self._events.listen(self._graphs_changed, Event.GRAPH_CHANGED)
+        self._events.listen(hooks.on_change, *Event)
         paths.private.mkdir(parents=True, exist_ok=True)
         signer = Signer(paths.private)
         self._store = Store(
@@ -125,23 +130,31 @@ class Engine:
             private=paths.private,
         )
         self._builder = Builder(
-            hello={} if Feature.EVERYTHING in self._off else host_arguments(),
+            hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._prompts.is_busy,
-            on_change=hooks.on_change,
+            events=self._events,
         )
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._changed)
+        self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
         self._graphs.when_loaded(claims.sweep)
-        self._verified = Verified(paths.private, _machine())
-        self._captured = GraphMemory(
+        self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        self._starter = Starter(self._graphs, self._verified, self._captured, settings, self._off)
-        self._filing = Filing(self._store, paths.workflows)
+        comparisons = Comparisons(paths.private, _machine())
+        self._shared = Shared(
+            self._graphs,
+            comparisons,
+            self._captured,
+            debugging,
+            Verification() if debugging.verify else None,
+            off,
+        )
+        self._starter = Starter(self._shared, settings)
+        self._workflow_links = WorkflowLinks(self._store, paths.workflows)
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -169,7 +182,7 @@ class Engine:
             GraphsNameError: `graphs` is not a plain name.
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
-        attached = self._attached(Feature.EVERYTHING, attach_model.AttachedModel, model)
+        attached = self._objects.take_model(model)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_vae(
@@ -189,7 +202,7 @@ class Engine:
             parts: "decoder and encoder", "decoder" or "encoder".
             Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
         """
-        attached = self._attached(Feature.VAES, attach_vae.AttachedVAE, vae, parts)
+        attached = self._objects.take_vae(vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_controlnet(
@@ -212,8 +225,7 @@ class Engine:
         Raises:
             TypeError: `control` is no ControlNet.
         """
-        make = attach_controlnet.AttachedControlNet
-        attached = self._attached(Feature.CONTROLNETS, make, control, self._refused)
+        attached = self._objects.take_controlnet(control)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
     def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
@@ -222,11 +234,9 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
-        if (why := present.why_off(self._off, Feature.DEEPCACHE)) is not None:
-            raise RequirementError(why)
-        clone, cache = attach_deepcache.apply(model, options)
-        cache.on_end = self._hooks.on_change
-        cache.id = f"deepcache-{next(self._numbers)}"
+        self._objects.require(Feature.DEEPCACHE)
+        identifier = f"deepcache-{next(self._numbers)}"
+        clone, cache = attach_deepcache.apply(model, options, self._events, identifier=identifier)
         self._caches.add(cache.id, cache)
         return clone, cache.id
 
@@ -236,8 +246,7 @@ class Engine:
         Raises:
             StrictError: with `strict`, if anything would run eager; the text lists what and why.
         """
-        attached = self._attached(Feature.EVERYTHING, attach_model.AttachedModel, model)
-        return self._load(attached, folder, strict)
+        return self._load(self._objects.take_model(model), folder, strict)
 
     def load_vae_graphs(
         self, vae: Any, folder: str, *, parts: str = attach_vae.BOTH, strict: bool
@@ -247,8 +256,7 @@ class Engine:
         Args:
             parts: as of `compile_vae`; `strict` asks for no others.
         """
-        attached = self._attached(Feature.VAES, attach_vae.AttachedVAE, vae, parts)
-        return self._load(attached, folder, strict)
+        return self._load(self._objects.take_vae(vae, parts), folder, strict)
 
     def warm_up(
         self,
@@ -267,8 +275,8 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = self._kept(model)
-        if (why := present.why_off(self._off, Feature.WARM_UP)) is not None:
+        session = self._objects.carried(model)
+        if (why := present.why_off(self._shared.off, Feature.WARM_UP)) is not None:
             if isinstance(session, Session):
                 session.note(why)
         elif isinstance(session, Session) and session.scope.kinds:
@@ -296,13 +304,11 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        kept, cache = self._kept(model), None
-        if present.why_off(self._off, Feature.DEEPCACHE) is None:
-            cache = attach_deepcache.kept(model)
-        if isinstance(kept, Session):
-            report = model_report(kept, self._builder, None)
-        elif isinstance(kept, Note):
-            report = model_report(None, self._builder, kept.text)
+        carried, cache = self._objects.carried(model), self._objects.deepcache(model)
+        if isinstance(carried, Session):
+            report = model_report(carried, self._builder, None)
+        elif isinstance(carried, Note):
+            report = model_report(None, self._builder, carried.text)
         else:
             note = None if cache else "this model did not come out of Warmgraph"
             report = model_report(None, self._builder, note)
@@ -372,13 +378,6 @@ class Engine:
             raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
         return attached.value
 
-    def _attached(
-        self, feature: Feature, make: Callable[..., Attached], thing: Any, *more: Any
-    ) -> Attached:
-        """Take one of the host's objects up, or leave it where this host lacks what that needs."""
-        why = present.why_off(self._off, feature)
-        return make(thing, *more) if why is None else Left(thing, why, self._refused)
-
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
         """Put a session on a copy of one of the host's objects, or why there is none."""
         try:
@@ -386,24 +385,12 @@ class Engine:
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(str(error))
-            told = isinstance(attached, Left)  # when the engine was set up
-            logger.log(
-                logging.INFO if told else logging.WARNING, "Runs as without Warmgraph: %s", error
-            )
+            level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
+            logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
         self._sessions.add(session.id, session)
         return session
-
-    def _kept(self, thing: Any) -> Any:
-        """The session that one of the host's objects carries, or the note about it, or None."""
-        if (note := self._refused.get(thing)) is not None:
-            return note
-        if is_model(thing):
-            return attach_model.kept(thing)
-        if is_control(thing):
-            return attach_controlnet.kept(thing)
-        return attach_vae.kept(thing)
 
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
@@ -416,8 +403,7 @@ class Engine:
         build = session.options.when_missing is not WhenMissing.NEVER
         if build:
             self._spare_vram = spare_vram(self._patchers)
-        session.asked |= {graph.key for graph in graphs}
-        session.told = False
+        session.expect(graphs)
         self._graphs.request(graphs, self._folders(session), build=build)
 
     # --- runs -------------------------------------------------------------------------------------
@@ -456,9 +442,7 @@ class Engine:
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:
             # A file of the others may come, or be trusted, meanwhile.
-            wanted = [
-                g for g in wanted if not (g.description.is_special and g.key in session.asked)
-            ]
+            wanted = [g for g in wanted if not (g.description.is_special and session.was_asked(g))]
         if wanted:
             self._request(session, wanted)
 
@@ -479,26 +463,28 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
-        self._filing.expect(session, self._hooks.current_workflow())
-        self._graphs.when_loaded(self._filing.file)
-        self._hooks.on_change()
+        verification = self._shared.verification
+        if verification is not None and (line := verification.take()):
+            logger.info(line)
+        self._workflow_links.expect(session, self._hooks.current_workflow())
+        self._graphs.when_loaded(self._workflow_links.file)
+        self._events.publish(Event.RUN_ENDED)
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
         """A saved workflow was queued, by another file name than before perhaps."""
-        self._filing.moved(workflow)
-        self._graphs.when_loaded(self._filing.file)
+        self._workflow_links.moved(workflow)
+        self._graphs.when_loaded(self._workflow_links.file)
 
     def _folders(self, session: Session) -> list[Path]:
-        folder = self._filing.folder(session, self._hooks.current_workflow())
+        folder = self._workflow_links.folder(session, self._hooks.current_workflow())
         return [] if folder is None else [folder]
 
-    def _changed(self) -> None:
+    def _graphs_changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
-        self._filing.file()
+        self._workflow_links.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info(finished)
-        self._hooks.on_change()
 
 
 def _machine() -> str:

@@ -1,4 +1,4 @@
-"""The server's side of the pack: one engine for the process, its two routes and its one event."""
+"""The server's side of the pack: one engine for the process, its routes and its one event."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import atexit
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ import folder_paths
 from aiohttp import web
 from server import PromptServer
 
+from ..backends.debugging import VARIABLE, Debugging, read_debugging
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
 from ..backends.sessions.report import deepcache_text, render_text
-from ..backends.sessions.settings import Settings
+from ..backends.sessions.settings import SETTINGS, Settings
 from ..backends.storing.folders import list_folders
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
@@ -82,14 +85,22 @@ def register() -> None:
     if instance is None:  # the nodes are imported without a server
         return
     instance.routes.get("/warmgraph/report")(get_report)
+    instance.routes.get("/warmgraph/settings")(get_settings_table)
     instance.routes.post("/warmgraph/settings")(post_settings)
     instance.add_on_prompt_handler(_prompt_posted)
+    get_debugging()  # what is not understood is said when the server starts
 
 
 @cache
 def get_settings() -> Settings:
     """Return the settings of this server."""
     return Settings(_private_directory())
+
+
+@cache
+def get_debugging() -> Debugging:
+    """Return what a developer asked of this server; the environment is read once."""
+    return read_debugging(os.environ.get(VARIABLE, ""), _private_directory())
 
 
 def get_engine() -> Engine:
@@ -108,6 +119,7 @@ def _make_engine() -> Engine:
             workflows=workflows_root,
         ),
         settings=get_settings(),
+        debugging=get_debugging(),
         hooks=Hooks(
             current_workflow=current_workflow,
             on_change=event.changed,
@@ -144,6 +156,14 @@ async def get_report(_request: web.Request) -> web.Response:
     """GET /warmgraph/report: all that Warmgraph knows, as JSON."""
     payload = await asyncio.to_thread(report_payload)
     return web.json_response(payload)
+
+
+async def get_settings_table(_request: web.Request) -> web.Response:
+    """GET /warmgraph/settings: each setting's value, default and range, as JSON."""
+    values = get_settings().as_dict()
+    return web.json_response(
+        {name: {**asdict(setting), "value": values[name]} for name, setting in SETTINGS.items()}
+    )
 
 
 async def post_settings(request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiled, Description, Measure, Requirement
+from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
 from ..errors import BuildError, RequirementError
 from ..host_api.attention import host_order
 from ..kernels import attention, products
@@ -28,7 +28,7 @@ class Inductor:
     CPUs.
     """
 
-    name = "inductor"
+    name = INDUCTOR
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Say what is missing here; never raises."""
@@ -115,7 +115,7 @@ class Inductor:
                 f"Inductor failed on {description.label}: {type(error).__name__}: "
                 f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
             ) from error
-        return Compiled(payload, {"binary_bytes": binary_bytes})
+        return Compiled(payload, {"binary_bytes": binary_bytes}, source)
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Try a one-line graph: where that fails, too, it is torch and not the region."""

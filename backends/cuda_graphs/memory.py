@@ -17,7 +17,7 @@ from . import driver
 
 
 class Held(Protocol):
-    """What holds memory: a `CudaGraph`."""
+    """What holds memory: a `CapturedCall`."""
 
     def free(self) -> None:
         """Give it back."""
@@ -30,7 +30,7 @@ class Owner(Protocol):
         """The graph's memory was given back."""
 
 
-class GraphMemory:
+class CapturedMemory:
     """Keeps all captured graphs of the process within a budget."""
 
     def __init__(

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..events import Event, Events
 from ..host_api import patcher as host
 from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
-from .features import Features, form_of
+from .features import Features, shape_of
 from .guard import OwnError
 from .patches import patches_of
 from .run import Options, Run
@@ -48,17 +49,29 @@ class DeepCache:
     """Keeps deep features of one UNet within each sampler run."""
 
     def __init__(
-        self, branch: Branch, options: Options, is_known: Callable[[Any], bool] = lambda _: False
+        self,
+        branch: Branch,
+        options: Options,
+        events: Events,
+        *,
+        identifier: str,
+        is_known: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        """Args: the host's UNetModel as cut in two, whose blocks are used and never changed; what
-        the user chose; and which wrappers of a UNet's call know its variants.
+        """Set up for one clone of a model.
+
+        Args:
+            branch: the host's UNetModel as cut in two; its blocks are used and never changed.
+            options: what the user chose.
+            events: is told of the end of each run.
+            identifier: its name in reports.
+            is_known: which wrappers of a UNet's call know its variants.
         """
         unet: Any = branch.whole.of
         self.options = options
+        self.id = identifier
+        self._events = events
         self._is_known = is_known
         self.branch = branch
-        #: Its name in reports.
-        self.id = ""
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".
@@ -67,8 +80,6 @@ class DeepCache:
         self.tally: Tally | None = None
         #: Why it stepped aside in the last run, if it did.
         self.problem: str | None = None
-        #: Called after each run.
-        self.on_end: Callable[[], None] = lambda: None
         self._unet = unet
         self._run: Run | None = None
         self._checked: set[str] = set()
@@ -87,10 +98,7 @@ class DeepCache:
             self._run = before
             if run is not None:
                 self.tally = run.tally
-            try:
-                self.on_end()
-            except Exception:  # the run is over, and right
-                logger.exception("Nobody was told of the end of DeepCache's run")
+            self._events.publish(Event.RUN_ENDED)
 
     def _begin(
         self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any
@@ -144,8 +152,8 @@ class DeepCache:
         if (why := self._why_not(executor, options)) is not None:
             self._step_aside(why)
             return None
-        form = form_of(x, call["context"], call["y"], call["control"], options)
-        place = run.features.place(form, patches_of(options, run.hooks))
+        shape = shape_of(x, call["context"], call["y"], call["control"], options)
+        place = run.features.place(shape, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
         feature = None if is_full else run.features.find(place)
         sort = FULL if feature is None else SHALLOW
@@ -155,12 +163,12 @@ class DeepCache:
         elif is_full and not run.keeps:
             step = Step(functools.partial(executor, *args, **kwargs), alone, before)
         else:
-            structure = repr((form.structure, [patch.name for patch in place.patches]))
+            structure = repr((shape.structure, [patch.name for patch in place.patches]))
             random = None if structure in self._checked else random_state(x.device)
             make, split = self._whole(executor, call)
             step = Step(make, split, before, place, structure, random)
         self.evaluations[sort] += 1
-        return step._replace(ended=run.tally.begin(sort, form.chunks, x.device))
+        return step._replace(ended=run.tally.begin(sort, shape.chunks, x.device))
 
     def _finish(
         self,

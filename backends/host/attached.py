@@ -75,6 +75,7 @@ class Left:
     def __init__(self, thing: Any, why: str, notes: MutableMapping[Any, Note]) -> None:
         """Args: the object, why it is left, and where the note about it is kept."""
         self.value = thing
+        self.name = type(thing).__name__
         self.why = why
         self.plan: Callable[[], Plan | str] = lambda: why
         self._notes = notes
@@ -94,6 +95,7 @@ class Attached(Protocol):
 
     Attributes:
         sort: "model", "vae" or "controlnet", for ids.
+        name: what reports call it.
         value: the copy, of the type that came in; nothing of ours is on it yet.
         patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
@@ -103,6 +105,7 @@ class Attached(Protocol):
     """
 
     sort: str
+    name: str
     value: Any
     patcher: Any
     root: torch.nn.Module | None

@@ -43,7 +43,8 @@ class AttachedControlNet:
         if not controlnets.is_control(control):
             kind = type(control).__name__
             raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
-        self.value = control if kept(control) is None else plain(control)
+        self.value = control if carried(control) is None else plain(control)
+        self.name = type(control).__name__
         self.patcher = controlnets.patcher(control)
         self.root: torch.nn.Module | None = getattr(
             control, controlnets.network_attribute(type(control)), None
@@ -60,7 +61,6 @@ class AttachedControlNet:
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on a copy; the host's copies of the copy get it too."""
         self.value = controlnets.copy(self.value)
-        session.name = type(self.value).__name__
         if controlnets.is_per_run(type(self.value)):
             session.note(_PER_RUN)
         _hang(self.value, session, runs)
@@ -69,7 +69,7 @@ class AttachedControlNet:
         self._notes[self.value] = Note(text)
 
 
-def kept(control: Any) -> Session | None:
+def carried(control: Any) -> Session | None:
     """Return the session that `attach` hung on a CONTROL_NET, or None."""
     hold = getattr(vars(control).get(controlnets.METHODS[0]), "hold", None)
     return hold.session if isinstance(hold, _Hold) else None
@@ -118,7 +118,8 @@ class _Hold:
                 self._own = session.scope.faults.spare(
                     STEP, "preparing a ControlNet", session.scope.over, module, make_plan
                 )
-            session.scope = self._own or session.scope
+            if self._own is not None:
+                session.run_through(self._own)
         foreign = None
         if module is not session.scope.root:
             foreign = "another copy of the network runs (several GPUs, or another node's)"

@@ -10,17 +10,20 @@ from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache
 from ..deepcache.run import Options
 from ..errors import RequirementError
+from ..events import Events
 from ..host_api import models, unets
 from ..host_api import patcher as host
 from ..runtime.session import Session
 from .attached import KEY
+from .model import carried as carried_session
 from .model import is_step
-from .model import kept as kept_session
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 
 
-def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
+def apply(
+    model: Any, options: Options, events: Events, *, identifier: str
+) -> tuple[Any, DeepCache]:
     """Return a clone that runs under DeepCache, and that DeepCache.
 
     An earlier DeepCache on the model is replaced. Whatever else wraps the UNet, Compile Model among
@@ -38,7 +41,13 @@ def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
             "ComfyUI's own EasyCache is for such models."
         )
     clone = host.clone(model)
-    cache = DeepCache(_branch(model, unet, options.branch), options, is_step)
+    cache = DeepCache(
+        _branch(model, unet, options.branch),
+        options,
+        events,
+        identifier=identifier,
+        is_known=is_step,
+    )
     host.wrap_outermost(clone, "SAMPLER_SAMPLE", DEEPCACHE_KEY, cache.around_sampler)
     host.wrap_outermost(clone, "PREDICT_NOISE", DEEPCACHE_KEY, cache.around_evaluation)
     host.wrap_outermost(clone, "DIFFUSION_MODEL", DEEPCACHE_KEY, cache.around_unet)
@@ -51,13 +60,13 @@ def _branch(model: Any, unet: Any, number: int) -> Branch:
     that what was captured for one DeepCache serves the next one, whatever its interval.
     """
     number = min(number, depth(unet) - 1)
-    session = kept_session(model)
+    session = carried_session(model)
     if not isinstance(session, Session) or session.scope.root is not unet:
         return Branch(unet, number)
     return session.keep((DEEPCACHE_KEY, number), lambda: Branch(unet, number))
 
 
-def kept(thing: Any) -> DeepCache | None:
+def carried(thing: Any) -> DeepCache | None:
     """Return the DeepCache that a ModelPatcher carries; None for anything else of the host's."""
     if not models.is_model(thing):
         return None

@@ -34,6 +34,7 @@ class AttachedModel:
         root = models.diffusion_model(clone)
         self.value = self.patcher = clone
         self.holder = clone.model
+        self.name = type(clone.model).__name__
         self.root: torch.nn.Module | None = root
         self.plan: Callable[[], Plan | str] = partial(plan_model, root)
 
@@ -53,7 +54,7 @@ class AttachedModel:
         host.attach(self.value, KEY, Note(text))
 
 
-def kept(model: Any) -> Any:
+def carried(model: Any) -> Any:
     """Return what `attach` or `note` left on a ModelPatcher, or None."""
     return host.attached(model, KEY)
 

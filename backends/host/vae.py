@@ -58,6 +58,7 @@ class AttachedVAE:
             vaes.put_patcher(self.value, self.patcher)
         self.root = vaes.first_stage_model(vae)
         self.holder = self.root
+        self.name = type(self.root).__name__
         self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
 
     def target(self) -> Target:
@@ -73,7 +74,7 @@ class AttachedVAE:
         self.value.__dict__[KEY] = Note(text)
 
 
-def kept(vae: Any) -> Any:
+def carried(vae: Any) -> Any:
     """Return the session or the note that a VAE carries, or None."""
     found = vae.__dict__.get(KEY)
     return found.session if isinstance(found, _Attachment) else found
@@ -116,7 +117,7 @@ class _Attachment:
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
         if vaes.first_stage_model(vae) is not self.session.scope.root:
-            self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+            self.session.count_eager("another copy of the VAE runs (several GPUs)")
             return False
         try:
             self._runs.begin(self.session, partial(_target, vae))

@@ -38,10 +38,15 @@ def why_off(off: Mapping[Feature, str], feature: Feature) -> str | None:
     return None if reason is None else f"{feature.value}: off with this ComfyUI, for {reason}"
 
 
-def warn(off: Mapping[Feature, str]) -> None:
-    """Say once in the log what is off; where everything is, nothing else is of interest."""
+def look() -> dict[Feature, str]:
+    """Return what `missing` does, and say it once in the log.
+
+    Where everything is off, nothing else is of interest.
+    """
+    off = missing()
     for feature in [Feature.EVERYTHING] if Feature.EVERYTHING in off else off:
         logger.warning("%s", why_off(off, feature))
+    return off
 
 
 def _words(problems: list[str]) -> str:

@@ -3,7 +3,7 @@
 A graph for any size keeps to the host's order, which takes flash attention first where PyTorch has
 it. cuDNN makes a plan for each new shape, some 65 ms of the processor in every process: at a hot
 size its kernels save up to 40 % of a long self-attention, for a short one the plan would not be
-earned back. Over a prompt's few keys our own kernel is the quicker one, and costs nothing
+earned back. Over a text's few keys our own kernel is the quicker one, and costs nothing
 beforehand.
 """
 

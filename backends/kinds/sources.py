@@ -211,11 +211,19 @@ def _resolve(
     if isinstance(function, types.FunctionType):
         if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
+    elif isinstance(value, type) and value.__module__.startswith(OWN):
+        callees += _layer_methods(value)
     elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(MANAGEMENT):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
         _watch_name(holder, name, watch)
+
+
+def _layer_methods(cls: type) -> list[Callable[..., Any]]:
+    """The methods of a layer of ours, which a form puts in the place of one of the host's."""
+    own = vars(cls).values() if issubclass(cls, torch.nn.Module) else ()
+    return [value for value in own if isinstance(value, types.FunctionType)]
 
 
 def _watch_name(holder: Owner, name: str, watch: Watch) -> None:

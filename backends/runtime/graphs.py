@@ -17,11 +17,13 @@ from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
 from ..contract import Backend, Description
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
+from ..events import Event, Events
 from ..kinds import keys
 from ..kinds.target import explain_target
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
 from ..storing.store import Store
+from .dump import dump_description, dump_graph
 from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
 
 logger = logging.getLogger(__name__)
@@ -36,15 +38,28 @@ class Graphs:
     """
 
     def __init__(
-        self, store: Store, builder: Builder, claims: Claims, on_change: Callable[[], None]
+        self,
+        store: Store,
+        builder: Builder,
+        claims: Claims,
+        events: Events,
+        *,
+        dump: Path | None = None,
     ) -> None:
-        """Args: where files are, who builds, what keeps servers from building the same, and what
-        to call (from any thread) after a change.
+        """Set up; nothing is read.
+
+        Args:
+            store: where files are.
+            builder: who builds.
+            claims: what keeps servers from building the same.
+            events: who is told of changes.
+            dump: a folder in which each graph is written down for a developer.
         """
+        self._dump_folder = dump
         self._store = store
         self._builder = builder
         self._claims = claims
-        self._on_change = on_change
+        self._events = events
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
         self._warned: set[str] = set()
@@ -212,6 +227,7 @@ class Graphs:
                 remedy="it is built again",
             ) from error
         graph.call = graph.backend.load(file.payload)
+        self._dump(graph, file.payload)
         graph.source = "loaded"
         self._adopt(graph, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
         with suppress(OSError):  # another process may have evicted it by now
@@ -230,16 +246,14 @@ class Graphs:
         graph.reason, graph.remedy, graph.refused = None, "", None
 
     def _build(self, graph: Graph) -> None:
-        job = Job(
-            key=graph.key,
-            label=graph.description.label,
-            cost=_cost(graph),
-            task={
-                "key": graph.key,
-                "description": graph.description.to_dict(),
-                "backend": graph.backend.name,
-            },
-        )
+        task = {
+            "key": graph.key,
+            "description": graph.description.to_dict(),
+            "backend": graph.backend.name,
+        }
+        if self._dump_folder is not None:
+            task["dump"] = str(dump_description(self._dump_folder, graph))
+        job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
         self._set(graph, State.BUILDING)
         future = self._builder.submit(job)
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
@@ -283,7 +297,9 @@ class Graphs:
     def _keep(self, graph: Graph, result: BuildResult) -> None:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
-        call = graph.backend.load(_raw(result))
+        raw = _raw(result)
+        call = graph.backend.load(raw)
+        self._dump(graph, raw)
         manifest = manifest_of(graph, facts, seconds)
         try:
             path = self._store.put(manifest, result.payload)
@@ -294,6 +310,10 @@ class Graphs:
         graph.source = "built"
         self._adopt(graph, facts, result.payload.sha256, seconds)
         graph.call = call
+
+    def _dump(self, graph: Graph, payload: bytes) -> None:
+        if self._dump_folder is not None:
+            dump_graph(self._dump_folder, graph, payload)
 
     def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
         """Say why no file serves: none at all, or one for another target or another host."""
@@ -333,13 +353,13 @@ class Graphs:
 
     def _note_change(self) -> None:
         self.version = next(self._versions)  # from any thread: no two changes are one number
-        _logged(self._on_change)  # whoever listens has no say in what a graph is
+        self._events.publish(Event.GRAPH_CHANGED)
 
     def _dropped(self) -> None:
         """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
-            self._loader.submit(_logged, self._on_change)
+            self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
 def _refusal(error: GraphFileError) -> str:

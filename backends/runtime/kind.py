@@ -36,11 +36,13 @@ def describe_kinds(
     device: torch.device,
     dtype: torch.dtype,
     graph_of: Callable[[Description], Graph],
+    why_not: Callable[[str], str | None] = lambda _: None,
 ) -> tuple[list[Kind], dict[str, Kind]]:
     """Write a plan's kinds down for a device and compute dtype.
 
     Args:
         graph_of: the process's graph for a description.
+        why_not: says why a kind of this label gets none, or None.
 
     Returns:
         The kinds, and the kind of each place by its name.
@@ -52,7 +54,9 @@ def describe_kinds(
         signature = quick_signature(place)
         kind = quick.get(signature)
         if kind is None:
-            kind = quick[signature] = _describe(place, plan, device, dtype, graph_of, known)
+            kind = quick[signature] = _describe(
+                place, plan, device, dtype, graph_of, known, why_not
+            )
         kind.places.append(place)
         of_place[place.name] = kind
     return list({id(kind): kind for kind in quick.values()}.values()), of_place
@@ -65,10 +69,13 @@ def _describe(
     dtype: torch.dtype,
     graph_of: Callable[[Description], Graph],
     known: dict[str, Kind],
+    why_not: Callable[[str], str | None],
 ) -> Kind:
     label, watch = type(place.module).__name__, Watch()
     try:
         label = place.form.label(place.module)
+        if (reason := why_not(label)) is not None:
+            return Kind(label, reason=reason, watch=watch)
         description = describe_place(place, plan, dtype=dtype, device=device.type, watch=watch)
     except DescriptionError as error:
         return Kind(label, reason=error.reason, watch=watch)

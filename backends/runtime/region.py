@@ -13,12 +13,13 @@ from ..contract import InputSpec, Symbol
 from ..families.plan import Place
 from ..host_api.execution import is_interrupt
 from ..kinds.layout import aligned
-from ..storing.comparisons import Verified
+from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
 from ..weights.fetching import ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
 from .trust import Trust
+from .verification import Verification, Verifying
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,12 @@ class Region:
         place: Place,
         graph: Graph,
         source: ModelWeights,
-        verified: Verified,
+        comparisons: Comparisons,
         faults: Faults,
+        verification: Verification | None = None,
     ) -> None:
-        """Args: the place, its ready graph, the model's weights, the memory of comparisons, and
-        what of ours failed in this session.
+        """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
+        of ours failed in this session, and what is kept where every call is compared.
         """
         self.place = place
         self.graph = graph
@@ -63,7 +65,11 @@ class Region:
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
-        self._trust = Trust(place, graph, verified)
+        self._trust = (
+            Trust(place, graph, comparisons)
+            if verification is None
+            else Verifying(place, graph, comparisons, verification)
+        )
         self._faults = faults
 
     def __call__(self, *inputs: Any) -> torch.Tensor | None:
@@ -128,7 +134,7 @@ class Region:
         if verdict.good:
             return result
         self.calls -= 1
-        self.decline(graph.reason or "")
+        self.decline(verdict.reason)
         return verdict.reference if sample.whole else None
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:

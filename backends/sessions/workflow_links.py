@@ -63,7 +63,7 @@ class _Record:
     sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
 
 
-class Filing:
+class WorkflowLinks:
     """Finds graph folders and files graphs there."""
 
     def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:

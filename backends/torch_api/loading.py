@@ -23,25 +23,9 @@ import torch
 
 from ..cleanup import temporary
 from ..errors import GraphFileError
+from .payload import ALLOWED
 
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
-
-_ALLOWED = frozenset(
-    (
-        ("torch._inductor.runtime.triton_heuristics", "StaticTritonCompileResult"),
-        ("torch._inductor.runtime.triton_heuristics", "InductorConfig"),
-        ("torch._inductor.runtime.static_triton_launcher", "StaticallyLaunchedCudaKernel"),
-        ("torch._inductor.runtime.hints", "DeviceProperties"),
-        ("torch._inductor.runtime.hints", "AttrsDescriptorWrapper"),
-        ("torch._inductor.runtime.hints", "TileHint"),
-        ("torch._inductor.runtime.hints", "ReductionHint"),
-        ("torch._inductor.runtime.hints", "HeuristicType"),
-        ("triton.runtime.autotuner", "Config"),
-        ("torch.utils._ordered_set", "OrderedSet"),
-        ("collections", "OrderedDict"),
-        ("torch", "device"),
-    )
-)
 
 
 def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], Any]:
@@ -93,7 +77,7 @@ class _Kernel:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in ALLOWED:
             raise GraphFileError(f"its payload names {module}.{name}, which no graph needs")
         return super().find_class(module, name)
 

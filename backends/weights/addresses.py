@@ -27,7 +27,7 @@ from .fetching import ModelWeights
 MOVED = "weights moved since the last step"
 
 
-class Anchor(NamedTuple):
+class Addresses(NamedTuple):
     """The weights at one moment.
 
     Attributes:
@@ -43,7 +43,7 @@ class Anchor(NamedTuple):
     pages: bytes | None
 
 
-class Anchors:
+class AddressBook:
     """Watches the weights of one root module; asked once a step."""
 
     def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
@@ -51,24 +51,24 @@ class Anchors:
         self._weights = weights
         self._modules: list[Any] = list(root.modules())
         self._epoch = -1
-        self._anchor: Anchor | None = None
+        self._addresses: Addresses | None = None
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._idle: frozenset[int] = frozenset()
         #: Why nothing can be captured or replayed now.
         self.problem: str | None = MOVED
 
-    def look(self) -> Anchor | None:
+    def look(self) -> Addresses | None:
         """Return where the weights are, or None while they are not where a graph could read them.
 
         To be called at the start of a step, after `ModelWeights.begin_step`.
         """
         same = self._epoch == self._weights.epoch
-        if same and (self._stands() if self._anchor is not None else self.problem != MOVED):
-            return self._anchor
+        if same and (self._stands() if self._addresses is not None else self.problem != MOVED):
+            return self._addresses
         self._epoch = self._weights.epoch
-        self._anchor = None
-        self._anchor = self._find()
-        return self._anchor
+        self._addresses = None
+        self._addresses = self._find()
+        return self._addresses
 
     def settle(self) -> None:
         """Note after a step by the host's own calls which modules it left alone."""
@@ -86,22 +86,22 @@ class Anchors:
         self._slots = []
         self._move()
 
-    def hold(self, anchor: Anchor) -> bool:
+    def hold(self, addresses: Addresses) -> bool:
         """Keep the pages in place; `let_go` must follow if this is true."""
-        if anchor.pages is None:
+        if addresses.pages is None:
             return True
         signature = self._weights.hold_range()
         if signature is None:
             return False
-        if signature != anchor.pages:
+        if signature != addresses.pages:
             self._weights.let_range_go()
             self._move()
             return False
         return True
 
-    def let_go(self, anchor: Anchor) -> None:
+    def let_go(self, addresses: Addresses) -> None:
         """Undo `hold` once the work is queued."""
-        if anchor.pages is not None:
+        if addresses.pages is not None:
             self._weights.let_range_go()
 
     def marks(self) -> list[Any]:
@@ -117,14 +117,14 @@ class Anchors:
         self._move()
 
     def _move(self) -> None:
-        self._anchor, self.problem = None, MOVED
+        self._addresses, self.problem = None, MOVED
 
     def _stands(self) -> bool:
-        assert self._anchor is not None
+        assert self._addresses is not None
         live = [table.get(name) for table, name in self._slots]
-        return all(map(operator.is_, live, self._anchor.loose))
+        return all(map(operator.is_, live, self._addresses.loose))
 
-    def _find(self) -> Anchor | None:
+    def _find(self) -> Addresses | None:
         device = self._weights.device
         fixed, loose, slots = [], [], []
         for module in self._modules:
@@ -154,7 +154,7 @@ class Anchors:
         self._slots = slots
         self.problem = None
         places = frozenset(map(dynamic_vram.place, fixed))
-        return Anchor(loose, [tensor.data_ptr() for tensor in loose], places, pages)
+        return Addresses(loose, [tensor.data_ptr() for tensor in loose], places, pages)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
         """The signature of the range in which every module's weights are the ones the host put

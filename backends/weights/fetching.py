@@ -156,13 +156,13 @@ class RegionWeights:
             path, _, attribute = spec.name.rpartition(".")
             self._slots.append(_Slot(module.get_submodule(path), attribute))
         self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
-        self._kept: Fetched | None = None
+        self._fetched: Fetched | None = None
         self._epoch = -1
         self._signature: bytes | None = None  # of the pages that `_kept` lies in
 
     def let_go(self) -> None:
         """Keep no weights: the host may load the model anew, and needs the room."""
-        self._kept = None
+        self._fetched = None
 
     def fetch(self) -> Fetched:
         """Get the weights for one call.
@@ -171,18 +171,18 @@ class RegionWeights:
             ValueError: the host's weights do not have the shapes, dtypes or layout the graph takes.
         """
         source = self._source
-        if self._kept is not None and self._epoch == source.epoch:
-            if self._kept.weight_class != "dynamic":
-                return self._kept
+        if self._fetched is not None and self._epoch == source.epoch:
+            if self._fetched.weight_class != "dynamic":
+                return self._fetched
             signature = source.hold_range()
             if signature is not None:
                 if signature == self._signature:
-                    return self._kept
+                    return self._fetched
                 source.let_range_go()
         return self._fetch_anew()
 
     def _fetch_anew(self) -> Fetched:
-        self._kept = None
+        self._fetched = None
         releases: list[Callable[[], None]] = []
         try:
             return self._gather(releases)
@@ -236,7 +236,7 @@ class RegionWeights:
         return Fetched(tensors, weight_class, partial(_all, releases) if releases else None)
 
     def _keep(self, fetched: Fetched, signature: bytes | None = None) -> None:
-        self._kept, self._signature, self._epoch = fetched, signature, self._source.epoch
+        self._fetched, self._signature, self._epoch = fetched, signature, self._source.epoch
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         device = self._source.device

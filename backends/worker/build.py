@@ -23,7 +23,8 @@ from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import relative_l2, within
 from ..torch_api import compiling, present
-from .export import Program, capture
+from .export import Program, export
+from .notebook import Notebook
 from .transplant import Guests, transplanted
 
 #: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
@@ -53,7 +54,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     """Build one kind.
 
     Args:
-        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key).
+        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key), and
+            "dump" where a developer wants to read what is made on the way: the folder for it.
         measure: held while kernels are measured on the GPU.
 
     Returns:
@@ -73,7 +75,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     with transplanted(description.packs) as guests:
         _check_key(task, description, form, guests)
         try:
-            return _build(description, form, backend, guests, measure, started)
+            notebook = Notebook(task.get("dump"))
+            return _build(description, form, backend, guests, measure, started, notebook)
         except Exception as error:
             broken = backend.explain_failure(description.device)
             if broken is None:
@@ -91,10 +94,13 @@ def _build(
     guests: Guests,
     measure: Measure,
     started: float,
+    notebook: Notebook,
 ) -> tuple[bytes, dict[str, Any]]:
-    program = _capture(description, form, guests)
-    captured = time.monotonic()
+    program = _export(description, form, guests)
+    notebook.write("exported.txt", lambda: program.graph_module.print_readable(print_output=False))
+    exported = time.monotonic()
     compiled = backend.compile(program, measure=measure)
+    notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
     checks = _check(program, backend.load(compiled.payload))
     if description.device == "cuda":
@@ -105,20 +111,20 @@ def _build(
         "work": program.work,
         "checks": checks,
         "phases": {
-            "capture": round(captured - started, 3),
-            "compile": round(built - captured, 3),
+            "capture": round(exported - started, 3),
+            "compile": round(built - exported, 3),
             "check": round(time.monotonic() - built, 3),
         },
     }
     return compiled.payload, facts
 
 
-def _capture(description: Description, form: Any, guests: Guests) -> Program:
+def _export(description: Description, form: Any, guests: Guests) -> Program:
     """Export a kind, and see that what other packs have in it is all a graph can do."""
     if not guests.any:
-        return capture(description, form)
+        return export(description, form)
     try:
-        program = capture(description, form)
+        program = export(description, form)
     except BuildError as error:
         raise BuildError(guests.blame(error.reason)) from error
     smallest = program.example({s.name: s.minimum for s in description.symbols})
@@ -139,7 +145,10 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, guests
         raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
-        raise BuildError(f"the worker's torch or options differ from the server's: {target}")
+        raise BuildError(
+            "the worker's torch or options differ from the server's, or Warmgraph was updated "
+            f"since the server started: {target}"
+        )
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

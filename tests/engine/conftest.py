@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
@@ -71,16 +72,18 @@ def probed(lab: Lab, host: Host) -> Probed:
 
 @pytest.fixture
 def make_lab(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """`make_lab(without=(), empty=False)`: an engine as a new process has it, with its own store.
+    """`make_lab(without=(), empty=False, debugging=OFF)`: an engine as a new process has it.
 
-    The store is a copy of the shared one less the kinds in `without`; an `empty` one has a signing
+    Its store is a copy of the shared one less the kinds in `without`; an `empty` one has a signing
     key of its own.
     """
     made: list[Lab] = []
 
-    def make(*, without: tuple[str, ...] = (), empty: bool = False) -> Lab:
+    def make(
+        *, without: tuple[str, ...] = (), empty: bool = False, debugging: Debugging = OFF
+    ) -> Lab:
         root = tmp_path / f"lab{len(made)}"
-        new = Lab(root) if empty else lab.copy_to(root)
+        new = Lab(root, debugging) if empty else lab.copy_to(root, debugging)
         made.append(new)
         for path in list(new.store.glob("*.safetensors")):
             manifest = new.engine._store.read_manifest(path)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.sessions.settings import Settings
 
@@ -25,7 +26,7 @@ _PATIENCE_S = 1200
 class Lab:
     """One engine with folders of its own, and a workflow that a test may set."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, debugging: Debugging = OFF) -> None:
         self.root = root
         self.store = root / _STORE
         self.workflow: WorkflowRef | None = None
@@ -44,13 +45,14 @@ class Lab:
                 on_change=lambda: None,
                 check_cancelled=lambda: self.cancelled(),
             ),
+            debugging=debugging,
         )
 
-    def copy_to(self, root: Path) -> Lab:
+    def copy_to(self, root: Path, debugging: Debugging = OFF) -> Lab:
         """Another engine, as a new server process has it, over a copy of store and signing key."""
         for part in (_STORE, _PRIVATE):
             shutil.copytree(self.root / part, root / part)
-        return Lab(root)
+        return Lab(root, debugging)
 
     def compiled(self, model: Any, **options: Any) -> Any:
         return self.engine.compile_model(model, **{"when_missing": "wait", **options})

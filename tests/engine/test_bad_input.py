@@ -491,7 +491,7 @@ def _running_worker(lab: Lab) -> int:
     """The process of the worker that builds now."""
     builder = lab.engine._builder
     lab.wait_until(lambda: bool(builder.progress().running))
-    pid = next(a.pid for a in builder._attendants)
+    pid = next(a.pid for a in builder._threads)
     assert pid is not None
     return pid
 

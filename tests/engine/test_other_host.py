@@ -98,7 +98,7 @@ def test_a_prompt_ends_with_the_hosts_image_and_the_report_says_what_is_off(
     caplog.set_level(logging.WARNING)
     with elsewhere(need, change):
         lab = start()
-        off = lab.engine._off
+        off = lab.engine._shared.off
         assert set(off) == _hangs_on(need, change)
         compiled = lab.compiled(subject.model, when_missing="never")
         image = subject.sample(compiled)
@@ -182,9 +182,9 @@ def _captured(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
 
 def _quick_dynamic(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert why in lab.engine._starter._lacks(_on_gpu(subject.model))
-    session = lab.engine._kept(compiled)
+    session = lab.engine._objects.carried(compiled)
     assert isinstance(session, Session)
-    assert session.scope._weights is not None and not session.scope._weights.quick_dynamic
+    assert not session.scope._bound.weights.quick_dynamic
 
 
 CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
@@ -214,11 +214,11 @@ def test_on_this_host_nothing_is_off(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     lab = start()
     lab.workflow = WorkflowRef(path="a.json", user="default", id=None)
-    assert lab.engine._off == {} and lab.engine._hooks.current_workflow() == lab.workflow
+    assert lab.engine._shared.off == {} and lab.engine._hooks.current_workflow() == lab.workflow
     starter, attached = lab.engine._starter, _on_gpu(subject.model)
     assert isinstance(starter._replays(attached), Replays) and starter._lacks(attached) == []
     lab.workflow = None
     compiled = lab.compiled(subject.model, when_missing="never")
-    session = lab.engine._kept(compiled)
-    assert session.scope._weights.quick_dynamic and session.notes == []
+    session = lab.engine._objects.carried(compiled)
+    assert session.scope._bound.weights.quick_dynamic and session.notes == []
     assert lab.engine.compile_controlnet(subject.control) is not subject.control

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.building import worker_process as processes
-from warmgraph_backends.building import worker_thread as attendant
+from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError
+from warmgraph_backends.events import Event, Events
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
@@ -134,12 +135,12 @@ def test_submit_takes_less_than_a_millisecond_whatever_the_workers_do(make):
 
 
 def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypatch):
-    class SlowProcess(attendant.WorkerProcess):
+    class SlowProcess(worker_thread.WorkerProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             time.sleep(1.0)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(attendant, "WorkerProcess", SlowProcess)
+    monkeypatch.setattr(worker_thread, "WorkerProcess", SlowProcess)
     builder = make(workers=4)
     start = time.monotonic()
     futures = []
@@ -212,12 +213,12 @@ def test_workers_start_as_needed_up_to_the_number_and_are_used_again(make, tmp_p
 def test_workers_start_one_after_the_other(make, monkeypatch):
     moments: list[float] = []
 
-    class TimedProcess(attendant.WorkerProcess):
+    class TimedProcess(worker_thread.WorkerProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             moments.append(time.monotonic())
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(attendant, "WorkerProcess", TimedProcess)
+    monkeypatch.setattr(worker_thread, "WorkerProcess", TimedProcess)
     builder = make(workers=4)
     futures = []
     for _ in range(4):
@@ -521,7 +522,7 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
     assert builder.progress()[:2] == (1, 1)
 
 
-def test_on_change_follows_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
+def test_listeners_hear_of_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
     seen: list[tuple[int, int]] = []
 
     def listen() -> None:
@@ -529,7 +530,9 @@ def test_on_change_follows_every_stage_and_a_broken_listener_harms_nothing(make,
         seen.append((progress.done, progress.total))
         raise RuntimeError("listener is broken")
 
-    builder = make(on_change=listen)
+    events = Events()
+    events.listen(listen, Event.BUILDS_CHANGED)
+    builder = make(events=events)
     result_of(builder.submit(job("sleep", seconds=0.2)))
     assert wait_until(lambda: bool(seen) and seen[-1] == (1, 1), 2)
     assert (0, 1) in seen

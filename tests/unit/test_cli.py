@@ -1,12 +1,20 @@
-"""The console: trust signs what is intact and nothing else, explain says what a file is."""
+"""The console: trust signs what is intact and nothing else, explain and source say what a file is,
+report what a server says.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +196,18 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
     assert "does not match its hash" in done.stdout
 
 
+def test_explain_says_that_another_version_of_ours_made_a_file(tmp_path: Path) -> None:
+    older = {**target("cpu", backend_named("inductor")), "payload": 4}
+    del older["warmgraph"]
+    folder = copied_folder(tmp_path, older)
+    for flags in ([], ["--fit"]):
+        done = run("explain", *flags, folder, "--user-directory", tmp_path / "there" / "user")
+        assert done.returncode == 0, done.stderr
+        lines = [line.strip() for line in done.stdout.splitlines() if " fit" in line]
+        assert lines == ["does not fit: made by another version of Warmgraph"] * 2
+        assert "Traceback" not in done.stdout + done.stderr
+
+
 def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
     there, folder = machine(tmp_path, "there"), tmp_path / "x.graphs"
     there.put(saved.manifest(KEY), compress_payload(RAW))
@@ -326,3 +346,176 @@ def test_explain_and_trust_do_without_pytorch_unless_it_is_asked_for(tmp_path: P
         assert done.returncode == 0, done.stderr
         assert (" torch\n" in done.stderr) is ("--fit" in call)
         assert ("fits this machine" in done.stdout) is (call[0] == "explain")
+
+
+LEAN = "import torch\n\ndef call(args):\n    return (args[0],)  # \x1b[2J\u202e\n"
+PARTS = {"source": LEAN, "triton": {}, "cpp": {"cpp_fused_0": b"library!"}}
+
+
+def source_file(tmp_path: Path, parts: Any = PARTS) -> tuple[Path, Path, Path]:
+    """Put a graph of another machine into a folder; returns it and both machines' user folders."""
+    there = Signer(tmp_path / "other" / "__warmgraph")
+    payload = compress_payload(pickle.dumps(parts, protocol=4))
+    path, user = planted(tmp_path, encode(saved.manifest(KEY), payload, there))
+    return path, user, tmp_path / "other"
+
+
+def test_source_prints_the_generated_code_and_what_the_file_says(tmp_path: Path) -> None:
+    path, user, other = source_file(tmp_path)
+    before = path.read_bytes()
+    done = run("source", path, "--user-directory", user, imports=True)
+    assert done.returncode == 0, done.stderr
+    assert " torch\n" not in done.stderr
+    comments, _, code = done.stdout.partition("\n\n")
+    assert all(line.startswith("# ") for line in comments.splitlines())
+    for words in (
+        "# ResBlock 320->640",
+        f"# graph {KEY}",
+        "# intact: yes",
+        "# signed: not by this machine; run `python cli.py trust FOLDER`",
+        "# kernel cpp_fused_0: C++, 8 bytes",
+    ):
+        assert words in comments
+    assert code == LEAN.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert path.read_bytes() == before
+    assert not (user / "__warmgraph" / KEY_FILE).exists()
+    there = run("source", path, "--user-directory", other)
+    assert "# signed: by this machine" in there.stdout
+
+
+class _Harmful:
+    """Leaves a file behind where it is unpickled as any class would be."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path) -> None:
+    mark = tmp_path / "run"
+    path, user, _ = source_file(tmp_path, {**PARTS, "cpp": {"x": _Harmful(mark)}})
+    done = run("source", path, "--user-directory", user)
+    assert done.returncode == 1
+    assert "which no graph needs" in done.stdout
+    assert not mark.exists()
+    flip_last_bit(path)
+    done = run("source", path, "--user-directory", user)
+    assert done.returncode == 1
+    assert "does not match its hash" in done.stdout
+    assert "def call" not in done.stdout
+    none = run("source", path.parent / "none", "--user-directory", user)
+    assert (none.returncode, none.stdout.count("refused: none: ")) == (1, 1)
+    folder = run("source", path.parent, "--user-directory", user)
+    assert folder.returncode == 2
+    assert "name one graph file" in folder.stderr
+    for each in (done, none, folder):
+        assert "Traceback" not in each.stderr
+
+
+REPORT: dict[str, Any] = {
+    "models": [{"text": "SDXL: 3 of 4 regions compiled\n  eager: 1 x \x1b[2Jpatched"}],
+    "deepcaches": [{"text": "DeepCache, last run: 2 full"}],
+    "builds": 3,
+    "loads": 1,
+    "building": {"done": 1, "total": 4},
+    "store": {"files": 4, "bytes": 3 << 20},
+    "settings": {"workers": 0},
+}
+
+
+@contextmanager
+def answering(body: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """A server that gives one answer to everything; yields its address and what was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_report_says_in_words_what_a_server_answers() -> None:
+    with answering(json.dumps(REPORT).encode()) as (url, asked):
+        done = run("report", "--url", url + "/", imports=True)
+        machine_readable = run("report", "--url", url, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "SDXL: 3 of 4 regions compiled",
+        "  eager: 1 x \\x1b[2Jpatched",
+        "DeepCache, last run: 2 full",
+        "building 1 of 4 graphs",
+        "this server: 3 graphs built, 1 loaded; store: 4 files, 3.0 MiB",
+        "settings: workers 0",
+    ]
+    assert " torch\n" not in done.stderr
+    assert json.loads(machine_readable.stdout) == REPORT
+    assert asked == ["/warmgraph/report"] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 404, "has no Warmgraph; look for IMPORT FAILED in its log"),
+        (b"", 500, "answers 500"),
+        (b"<html>", 200, "is no server with Warmgraph"),
+        (b"[]", 200, "is no server with Warmgraph (it is no report)"),
+        (b"[" * 100_000, 200, "is no server with Warmgraph"),
+        (b'{"models": [3]}', 200, "is another version's"),
+    ],
+)
+def test_report_says_why_an_answer_is_none(body: bytes, status: int, words: str) -> None:
+    with answering(body, status) as (url, _):
+        done = run("report", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_report_says_that_what_speaks_no_http_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        done = run("report", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"no server answers at {url}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:9", "no server answers at http://127.0.0.1:9"),
+        ("file:///etc/passwd", "must begin with http:// or https://"),
+        ("localhost:8188", "is no server's address"),
+        ("http://\x1b[2J", "\\x1b[2J"),
+    ],
+)
+def test_report_without_a_server_says_so(url: str, words: str) -> None:
+    done = run("report", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "cli.py report --url http://HOST:PORT" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,137 @@
+"""Comparing every call of every region with the host's own maths, for a developer who looks for the
+one that is wrong (`debugging.Debugging.verify`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..families.plan import Place
+from ..kinds.tolerance import bound, tells_nothing, within
+from ..storing.comparisons import Comparisons
+from ..weights.fetching import Fetched
+from .graph import Graph
+from .trust import Sample, Trust, Verdict
+
+logger = logging.getLogger(__name__)
+
+_REASON = "its graph differs from eager, whose result is used; the log has the first difference"
+
+
+class Verification:
+    """What was compared in this process, and which kinds were told of."""
+
+    def __init__(self) -> None:
+        """Nothing is compared yet."""
+        self._lock = threading.Lock()
+        self._told: set[str] = set()
+        self._calls = 0
+        self._different = 0
+        self._nearest = 0.0
+        self._where = ""
+
+    def take(self) -> str | None:
+        """Return a line about what was compared since it was last asked, None for nothing."""
+        with self._lock:
+            if not self._calls:
+                return None
+            line = f"Verified {self._calls} calls of regions with eager: "
+            line += f"{self._different} differ" if self._different else "none differs"
+            if self._where:
+                line += f"; nearest to its tolerance ({self._nearest:.0%} of it) is {self._where}"
+            self._calls = self._different = 0
+            self._nearest, self._where = 0.0, ""
+            return line
+
+    def count(self, place: str, label: str, *, share: float, good: bool) -> bool:
+        """Count a comparison; returns whether it is the first difference of its kind.
+
+        Args:
+            share: the error as a part of the tolerance.
+            good: whether the call counts as right.
+        """
+        with self._lock:
+            self._calls += 1
+            if good:
+                if share > self._nearest:
+                    self._nearest, self._where = share, f"{place} ({label})"
+                return False
+            self._different += 1
+            first = label not in self._told
+            self._told.add(label)
+            return first
+
+
+class Verifying(Trust):
+    """The comparisons of one place's graph where every call is compared.
+
+    A graph that differs stays, and so does each call's result from eager: what follows is compared
+    on the host's own activations.
+    """
+
+    def __init__(
+        self, place: Place, graph: Graph, comparisons: Comparisons, verification: Verification
+    ) -> None:
+        """Args: as of `Trust`, and what all places of the process share."""
+        super().__init__(place, graph, comparisons)
+        self._verification = verification
+
+    def covers(self, weight_class: str, elements: int) -> bool:
+        """No call goes without a comparison."""
+        return False
+
+    def sample(self, inputs: list[Any], elements: int) -> Sample:
+        """Every element is compared."""
+        return Sample(inputs, True, elements)
+
+    def compare(
+        self,
+        call: Callable[[list[Any]], Any],
+        result: torch.Tensor,
+        weights: Fetched,
+        sample: Sample,
+    ) -> Verdict:
+        """Compare with the host's own maths; the first difference of a kind is logged.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for both.
+            Whatever the host's code raises.
+        """
+        reference = self._place.form.reference(self._place.module, *sample.inputs)
+        good, error = within(result, reference)
+        allowed = bound(reference)
+        label = self._graph.description.label
+        if not good and (
+            tells_nothing(reference) or self._is_ill_conditioned(sample, reference, error)
+        ):
+            self._verification.count(self._place.name, label, share=0.0, good=True)
+            return Verdict(True, reference)
+        first = self._verification.count(self._place.name, label, share=error / allowed, good=good)
+        if good:
+            return Verdict(True, reference)
+        if first:
+            logger.warning(
+                "Region %s (%s) differs from eager by %.1e (relative L2, %.0e is allowed) at %s "
+                "with %s weights; eager's result is used. Its graph is %s",
+                self._place.name,
+                label,
+                error,
+                allowed,
+                self._sizes(sample.inputs),
+                weights.weight_class,
+                self._graph.key,
+            )
+        return Verdict(False, reference, _REASON)
+
+    def _sizes(self, inputs: list[Any]) -> str:
+        """The sizes of a call, by the names of its inputs."""
+        specs = self._graph.description.inputs
+        return ", ".join(
+            f"{spec.name} {'x'.join(map(str, v.shape)) if torch.is_tensor(v) else v}"
+            for spec, v in zip(specs, inputs, strict=True)
+        )

@@ -1,0 +1,31 @@
+"""What a build leaves for a developer to read, where one asked for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class Notebook:
+    """A folder for what is made on the way to a graph; without one nothing is made or written."""
+
+    def __init__(self, folder: str | None) -> None:
+        """Args: the folder, None for none."""
+        self._folder = None if folder is None else Path(folder)
+
+    def write(self, name: str, make: Callable[[], str]) -> None:
+        """Write a text down; where that cannot be done, the build goes on.
+
+        Args:
+            make: gives the text; called only if it is wanted.
+        """
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / name).write_text(make(), "utf-8")
+        except Exception as error:  # torch prints what it made, and may fail at that
+            logger.warning("%s could not be written into %s: %s", name, self._folder, error)

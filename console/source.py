@@ -1,0 +1,49 @@
+"""`source` prints the code that was generated for a graph; nothing of the file is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .output import say, say_lines, stop, words
+
+if TYPE_CHECKING:
+    from warmgraph_backends.storing.signing import Signer
+
+
+def source(path: Path, signer: Signer) -> int:
+    """Print a graph's source, after a few lines of comment about its file and its kernels.
+
+    Args:
+        path: a graph file of any origin: it is checked and read, never loaded.
+        signer: tells whether this machine signed it; no key is made for that.
+    """
+    from warmgraph_backends.errors import GraphFileError
+    from warmgraph_backends.storing.graph_file import (
+        TRUST_REMEDY,
+        read_for_trust,
+        read_header,
+        unpack_payload,
+    )
+    from warmgraph_backends.torch_api.payload import read_payload
+
+    if path.is_dir():
+        return stop(f"{path} is a folder; name one graph file (`explain FOLDER` lists them)")
+    try:
+        header = read_header(path)
+        manifest, payload = read_for_trust(path)
+        signed = signer.path.exists() and header.is_signed(signer)
+        facts = read_payload(unpack_payload(payload))
+    except (GraphFileError, OSError, ValueError, MemoryError) as error:
+        say(f"refused: {path.name}: {words(error)}")
+        return 1
+    say(f"# {manifest.kind}")
+    say(f"# graph {manifest.key}")
+    say(f"# made for: {', '.join(f'{k} {v}' for k, v in sorted(manifest.target.items()))}")
+    say("# intact: yes")
+    say(f"# signed: {'by this machine' if signed else f'not by this machine; {TRUST_REMEDY}'}")
+    for kernel in facts.kernels:
+        say(f"# kernel {kernel.words}")
+    say("")
+    say_lines(facts.source)
+    return 0
