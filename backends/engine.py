@@ -14,7 +14,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
 from .events import Event, Events
-from .host import controlnet as attach_controlnet
 from .host import deepcache as attach_deepcache
-from .host import model as attach_model
 from .host import vae as attach_vae
-from .host.attached import Attached, Note
-from .host_api.controlnets import is_control
+from .host.attached import Attached, Left, Note
+from .host.objects import Objects
+from .host_api import present
 from .host_api.memory import spare_vram, total_vram
-from .host_api.models import is_model, run_forward
+from .host_api.models import run_forward
+from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
@@ -105,14 +105,16 @@ class Engine:
     ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
         self._settings = settings
+        off = present.look()
+        if Feature.WORKFLOWS in off:
+            hooks = replace(hooks, current_workflow=lambda: None)
         self._hooks = hooks
+        self._objects = Objects(off)
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
         self._caches: Live[DeepCache] = Live()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Why objects of the host that carry nothing of ours run as before.
-        self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
         self._events = Events()
@@ -127,7 +129,7 @@ class Engine:
             private=paths.private,
         )
         self._builder = Builder(
-            hello=host_arguments(),
+            hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
@@ -148,6 +150,7 @@ class Engine:
             self._captured,
             debugging,
             Verification() if debugging.verify else None,
+            off,
         )
         self._starter = Starter(self._shared, settings)
         self._workflow_links = WorkflowLinks(self._store, paths.workflows)
@@ -178,7 +181,7 @@ class Engine:
             GraphsNameError: `graphs` is not a plain name.
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
-        attached = attach_model.AttachedModel(model)
+        attached = self._objects.take_model(model)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_vae(
@@ -198,7 +201,7 @@ class Engine:
             parts: "decoder and encoder", "decoder" or "encoder".
             Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
         """
-        attached = attach_vae.AttachedVAE(vae, parts)
+        attached = self._objects.take_vae(vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_controlnet(
@@ -221,7 +224,7 @@ class Engine:
         Raises:
             TypeError: `control` is no ControlNet.
         """
-        attached = attach_controlnet.AttachedControlNet(control, self._refused)
+        attached = self._objects.take_controlnet(control)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
     def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
@@ -230,6 +233,7 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
+        self._objects.require(Feature.DEEPCACHE)
         identifier = f"deepcache-{next(self._numbers)}"
         clone, cache = attach_deepcache.apply(model, options, self._events, identifier=identifier)
         self._caches.add(cache.id, cache)
@@ -241,7 +245,7 @@ class Engine:
         Raises:
             StrictError: with `strict`, if anything would run eager; the text lists what and why.
         """
-        return self._load(attach_model.AttachedModel(model), folder, strict)
+        return self._load(self._objects.take_model(model), folder, strict)
 
     def load_vae_graphs(
         self, vae: Any, folder: str, *, parts: str = attach_vae.BOTH, strict: bool
@@ -251,7 +255,7 @@ class Engine:
         Args:
             parts: as of `compile_vae`; `strict` asks for no others.
         """
-        return self._load(attach_vae.AttachedVAE(vae, parts), folder, strict)
+        return self._load(self._objects.take_vae(vae, parts), folder, strict)
 
     def warm_up(
         self,
@@ -270,8 +274,11 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = self._carried(model)
-        if isinstance(session, Session) and session.scope.kinds:
+        session = self._objects.carried(model)
+        if (why := present.why_off(self._shared.off, Feature.WARM_UP)) is not None:
+            if isinstance(session, Session):
+                session.note(why)
+        elif isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
             self._prompts.wait(wanted, self._builder, on_progress)
@@ -296,7 +303,7 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        carried, cache = self._carried(model), attach_deepcache.carried(model)
+        carried, cache = self._objects.carried(model), self._objects.deepcache(model)
         if isinstance(carried, Session):
             report = model_report(carried, self._builder, None)
         elif isinstance(carried, Note):
@@ -372,19 +379,12 @@ class Engine:
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(str(error))
-            logger.warning("Runs as without Warmgraph: %s", error)
+            level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
+            logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
         self._sessions.add(session.id, session)
         return session
-
-    def _carried(self, thing: Any) -> Any:
-        """The session that one of the host's objects carries, or the note about it, or None."""
-        if is_model(thing):
-            return attach_model.carried(thing)
-        if is_control(thing):
-            return attach_controlnet.carried(thing) or self._refused.get(thing)
-        return attach_vae.carried(thing)
 
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +62,32 @@ class Runs(Protocol):
 
     def await_graphs(self, session: Session) -> None:
         """Wait within a run for what is on its way, if that is what the user chose."""
+
+
+class Left:
+    """One of the host's objects that is left as it is; `Attached`. Nothing of it is looked at."""
+
+    sort = ""
+    patcher: Any = None
+    root: torch.nn.Module | None = None
+    holder: Any = None
+
+    def __init__(self, thing: Any, why: str, notes: MutableMapping[Any, Note]) -> None:
+        """Args: the object, why it is left, and where the note about it is kept."""
+        self.value = thing
+        self.name = type(thing).__name__
+        self.why = why
+        self.plan: Callable[[], Plan | str] = lambda: why
+        self._notes = notes
+
+    def target(self) -> Target:
+        raise RuntimeError(self.why)
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        raise RuntimeError(self.why)
+
+    def note(self, text: str) -> None:
+        self._notes[self.value] = Note(text)
 
 
 class Attached(Protocol):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+_NONE: dict[Any, Any] = {}
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
@@ -191,39 +192,27 @@ def _noting_holds(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
 # --- a model's whole range ------------------------------------------------------------------------
 
 
-class HeldRange(NamedTuple):
-    """A model's range whose pages are all held.
+def page_range(model: Any, device: torch.device) -> tuple[Any, int]:
+    """Return a model's range of dynamic VRAM and how many bytes of it are in use, 0 without one."""
+    pages = getattr(model, "dynamic_vbars", _NONE).get(device)
+    return (None, 0) if pages is None else (pages, pages.offset)
 
-    Attributes:
-        signature: names the pages; equal ones are the same pages.
-        size: in bytes, from the range's beginning.
+
+def hold(pages: Any, size: int) -> bytes | None:
+    """Bring the first `size` bytes of a range in and hold their pages; `let_go` must follow.
+
+    Returns:
+        What names the pages, equal for the same ones; None where they do not all fit.
     """
-
-    signature: bytes
-    size: int
-
-
-def page_range(model: Any, device: torch.device) -> Any:
-    """Return a model's range of dynamic VRAM; None where it has none, or nothing in it."""
-    pages = getattr(model, "dynamic_vbars", {}).get(device)
-    return None if pages is None or not pages.offset else pages
-
-
-def hold(pages: Any) -> HeldRange | None:
-    """Bring a whole range in and hold its pages; None where they do not all fit.
-
-    `let_go` must follow.
-    """
-    size = pages.offset
     signature = pages.fault(pages.base_addr, size)
     if signature is None:
         return None
     # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
     pages.set_watermark_limit(size)
-    return HeldRange(bytes(signature), size)
+    return bytes(signature)
 
 
 def let_go(pages: Any, size: int) -> None:
-    """Let go of the pages that `hold` holds; `size` is what it gave."""
+    """Let go of the pages that `hold` holds."""
     pages.set_watermark_limit(0)
     pages.unpin(pages.base_addr, size)

@@ -27,6 +27,7 @@ class Bound:
         dtype: torch.dtype,
         *,
         whole_calls: bool,
+        quick_dynamic: bool,
     ) -> None:
         """Remember how things are now.
 
@@ -34,9 +35,10 @@ class Bound:
             holder: the module on which the host's patcher notes where the weights are.
             dtype: the dtype in which its operators compute.
             whole_calls: whether whole calls may be captured.
+            quick_dynamic: of `ModelWeights`.
         """
         self.device, self.dtype = device, dtype
-        self.weights = ModelWeights(holder, device, dtype)
+        self.weights = ModelWeights(holder, device, dtype, quick_dynamic=quick_dynamic)
         #: Where weights lie, for captured calls; None where there are none.
         self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
         self.foreign = Foreign(root, plan, kinds, whole_calls=whole_calls)

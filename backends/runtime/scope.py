@@ -15,6 +15,7 @@ from ..contract import Backend, Description
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
 from ..families.plan import Dispatch, Place, Plan
+from ..host_api.needs import Feature
 from ..host_api.options import unread_options
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
@@ -199,6 +200,7 @@ class Scope:
             device,
             dtype,
             whole_calls=self.replays is not None,
+            quick_dynamic=Feature.QUICK_DYNAMIC not in self._shared.off,
         )
         self.drop_captured()
         self.specials.clear()

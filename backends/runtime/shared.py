@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
+from ..host_api.needs import Feature
 from ..storing.comparisons import Comparisons
 from .graphs import Graphs
 from .verification import Verification
@@ -21,6 +23,7 @@ class Shared:
         captured: the memory of all captured calls.
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
+        off: features that are off with this host, and what it lacks for them (`present.missing`).
     """
 
     graphs: Graphs
@@ -28,3 +31,4 @@ class Shared:
     captured: CapturedMemory
     debugging: Debugging = OFF
     verification: Verification | None = None
+    off: Mapping[Feature, str] = field(default_factory=dict)

@@ -15,8 +15,10 @@ from ..cuda_graphs.replays import Replays
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
-from ..host.attached import Attached
+from ..host.attached import Attached, Left
+from ..host_api.needs import Feature
 from ..host_api.options import is_capturable
+from ..host_api.present import why_off
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
 from ..runtime.shared import Shared
@@ -48,6 +50,8 @@ class Starter:
         Raises:
             RequirementError: it has to run as without us; the text says why.
         """
+        if isinstance(attached, Left):
+            raise RequirementError(attached.why)
         replays = self._replays(attached)
         notes: Sequence[str] = ()
         make_plan = attached.plan
@@ -93,14 +97,24 @@ class Starter:
                 partial(self._runs_before_special, options.form, pays=_special_pays(attached))
             ),
         )
-        notes = [*notes, self._shared.debugging.words]
+        notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
             identifier, attached.name, resolution.backend, options, scope, filter(None, notes)
         )
 
+    def _lacks(self, attached: Attached) -> list[str]:
+        """What a session would have with another version of the host."""
+        wanted = [Feature.WORKFLOWS]
+        if attached.target().device.type == "cuda":
+            wanted += [Feature.CAPTURED_CALLS, Feature.QUICK_DYNAMIC]
+        reasons = (why_off(self._shared.off, feature) for feature in wanted)
+        return [reason for reason in reasons if reason is not None]
+
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
+            return None
+        if Feature.CAPTURED_CALLS in self._shared.off:
             return None
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return None

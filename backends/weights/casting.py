@@ -25,9 +25,13 @@ def same_device(a: torch.device, b: torch.device) -> bool:
 
 
 def fetch_plain(
-    module: Any, device: torch.device, dtype: torch.dtype
+    module: Any, device: torch.device, dtype: torch.dtype, *, always_copies: bool = False
 ) -> tuple[str, tuple[Any, Any], Callable[[], None] | None]:
     """A module's weights by the host's function for one module.
+
+    Args:
+        always_copies: whether what the host brings over is copied, wherever it put it: what it
+            gives under dynamic VRAM does not show where that is.
 
     Returns:
         Their class, (weight, bias), and what to call once the work that uses them is queued.
@@ -41,7 +45,7 @@ def fetch_plain(
     if here:
         casting.let_go(module, weight, bias, token)
         return "cast", (weight, bias), None
-    if casting.is_in_buffer(token):
+    if always_copies or casting.is_in_buffer(token):
         # The next cast on this stream writes over the buffer; a region needs all its weights at
         # once.
         copies = (weight.clone(), None if bias is None else bias.clone())

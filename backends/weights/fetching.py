@@ -52,8 +52,13 @@ class ModelWeights:
     fetch.
     """
 
-    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype."""
+    def __init__(
+        self, model: Any, device: torch.device, dtype: torch.dtype, *, quick_dynamic: bool = True
+    ) -> None:
+        """Args: the host's BaseModel, its load device and its compute dtype; and whether weights in
+        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside.
+        """
+        self.quick_dynamic = quick_dynamic
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -61,6 +66,7 @@ class ModelWeights:
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
+        self._pages: Any = None  # while they are held
         self._held = 0
         self._holders = 0
         self._signature = b""
@@ -108,18 +114,17 @@ class ModelWeights:
         if self._holders:  # the pages cannot have changed since
             self._holders += 1
             return self._signature
-        if not self._range_fits:
+        if not self._range_fits or not self.quick_dynamic:
             return None
-        pages = dynamic_vram.page_range(self.model, self.device)
-        if pages is None:
+        pages, size = dynamic_vram.page_range(self.model, self.device)
+        if not size:
             return None
-        held = dynamic_vram.hold(pages)
-        if held is None:
+        signature = dynamic_vram.hold(pages, size)
+        if signature is None:
             self._range_fits = False  # until the next run; weights come one region at a time
             return None
-        self._signature, self._held = held
-        self._holders = 1
-        return self._signature
+        self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
+        return signature
 
     def let_range_go(self) -> None:
         """Undo one `hold_range` that gave a signature; the last one lets the pages go.
@@ -129,10 +134,8 @@ class ModelWeights:
         """
         self._holders = max(0, self._holders - 1)
         if self._holders == 0 and self._held:
-            pages = dynamic_vram.page_range(self.model, self.device)
-            if pages is not None:
-                dynamic_vram.let_go(pages, self._held)
-            self._held = 0
+            dynamic_vram.let_go(self._pages, self._held)
+            self._pages, self._held = None, 0
 
     def _new_epoch(self) -> None:
         self.epoch += 1
@@ -195,10 +198,13 @@ class RegionWeights:
         source = self._source
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
-        dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
+        quick = source.quick_dynamic
+        dynamic = [m for m in self._owners if is_dynamic(m, source.device)] if quick else []
         for owner in self._owners:
             if owner not in dynamic and is_operator(owner):
-                weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
+                weight_class, pair, release = fetch_plain(
+                    owner, source.device, source.dtype, always_copies=not quick
+                )
                 classes.add(weight_class)
                 found[id(owner)] = pair
                 if release is not None:
