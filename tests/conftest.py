@@ -47,6 +47,7 @@ def _alias(name: str, folder: Path) -> None:
 
 
 _alias("warmgraph_backends", ROOT / "backends")
+_alias("warmgraph_console", ROOT / "console")
 _alias("warmgraph_tools", ROOT / "tools")
 
 from warmgraph_tools import checkpoints, inprocess  # noqa: E402
