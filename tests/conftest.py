@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: minutes: files or folders, and what a test's name there must hold one of, if not all count.
 QUICK: dict[str, tuple[str, ...]] = {
     "unit": (),
+    "compile": (),
     "engine/test_background.py": (),
     "engine/test_fresh_process.py": (),
     "engine/test_no_rebuild.py": (),
