@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
 SERVER = HERE / "builder_server.py"
 ROOT = HERE.parents[1]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 posix = pytest.mark.skipif(sys.platform == "win32", reason="looks at POSIX processes")
 
 _numbers = count()
