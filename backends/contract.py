@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .errors import RequirementError
 
-FORMAT_VERSION = 1
+#: Names of backends; `AUTO` leaves the choice to what works here.
+AUTO, INDUCTOR, EAGER = "auto", "inductor", "eager"
 
 #: How the activations of a region lie in memory (`layout` lays them out).
 CONTIGUOUS = "contiguous"
@@ -208,7 +209,7 @@ class Backend(Protocol):
         """Return every fact that changes generated code, as plain data; part of each key."""
 
     def compile(self, program: Any, *, measure: Measure) -> Compiled:
-        """Compile a `capture.Program`; worker side only. Raises BuildError."""
+        """Compile a `export.Program`; worker side only. Raises BuildError."""
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Say why a build failed if no other one can succeed here either; worker side only."""

@@ -14,7 +14,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +22,40 @@ import torch
 
 from .building.builder import Builder
 from .building.claims import Claims
+from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
-from .cuda_graphs.memory import GraphMemory
+from .cuda_graphs.memory import CapturedMemory
 from .cuda_graphs.replays import CLEAN_CALLS
 from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
 from .errors import RequirementError, StrictError
-from .host import controlnet as attach_controlnet
+from .events import Event, Events
 from .host import deepcache as attach_deepcache
-from .host import model as attach_model
 from .host import vae as attach_vae
-from .host.attached import Attached, Note
-from .host_api.questions import (
-    host_arguments,
-    room_for_workers,
-    run_forward,
-    spare_vram,
-    total_vram,
-)
+from .host.attached import Attached, Left, Note
+from .host.objects import Objects
+from .host_api import present
+from .host_api.memory import spare_vram, total_vram
+from .host_api.models import run_forward
+from .host_api.needs import Feature
+from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import Options, Session
+from .runtime.shared import Shared
+from .runtime.verification import Verification
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
 from .sessions.story import Story
-from .sessions.workflow_links import Filing, WorkflowRef
+from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
-from .storing.comparisons import Verified
+from .storing.comparisons import Comparisons
 from .storing.signing import Signer
 from .storing.store import Store
 
@@ -104,18 +105,22 @@ class Engine:
         self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
     ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
-        self._paths = paths
         self._settings = settings
+        off = present.look()
+        if Feature.WORKFLOWS in off:
+            hooks = replace(hooks, current_workflow=lambda: None)
         self._hooks = hooks
+        self._objects = Objects(off)
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
         self._caches: Live[DeepCache] = Live()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Why objects of the host that carry nothing of ours run as before.
-        self._refused: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
+        self._events = Events()
+        self._events.listen(self._graphs_changed, Event.GRAPH_CHANGED)
+        self._events.listen(hooks.on_change, *Event)
         paths.private.mkdir(parents=True, exist_ok=True)
         signer = Signer(paths.private)
         self._store = Store(
@@ -125,23 +130,31 @@ class Engine:
             private=paths.private,
         )
         self._builder = Builder(
-            hello=host_arguments(),
+            hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._prompts.is_busy,
-            on_change=hooks.on_change,
+            events=self._events,
         )
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._changed, debugging)
+        self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
         self._graphs.when_loaded(claims.sweep)
-        self._verified = Verified(paths.private, _machine())
-        self._captured = GraphMemory(
+        self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        self._starter = Starter(self._graphs, self._verified, self._captured, settings, debugging)
-        self._filing = Filing(self._store, paths.workflows)
+        comparisons = Comparisons(paths.private, _machine())
+        self._shared = Shared(
+            self._graphs,
+            comparisons,
+            self._captured,
+            debugging,
+            Verification() if debugging.verify else None,
+            off,
+        )
+        self._starter = Starter(self._shared, settings)
+        self._workflow_links = WorkflowLinks(self._store, paths.workflows)
         self._story = Story()
 
     # --- the nodes' calls -------------------------------------------------------------------------
@@ -170,7 +183,7 @@ class Engine:
             GraphsNameError: `graphs` is not a plain name.
             Whatever `hooks.check_cancelled` raises, at once when the user cancels.
         """
-        attached = attach_model.AttachedModel(model)
+        attached = self._objects.take_model(model)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_vae(
@@ -190,7 +203,7 @@ class Engine:
             parts: "decoder and encoder", "decoder" or "encoder".
             Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
         """
-        attached = attach_vae.AttachedVAE(vae, parts)
+        attached = self._objects.take_vae(vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
 
     def compile_controlnet(
@@ -213,7 +226,7 @@ class Engine:
         Raises:
             TypeError: `control` is no ControlNet.
         """
-        attached = attach_controlnet.AttachedControlNet(control, self._refused)
+        attached = self._objects.take_controlnet(control)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
     def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
@@ -222,9 +235,9 @@ class Engine:
         Raises:
             RequirementError: the model has no UNet; the text says so for a user.
         """
-        clone, cache = attach_deepcache.apply(model, options)
-        cache.on_end = self._hooks.on_change
-        cache.id = f"deepcache-{next(self._numbers)}"
+        self._objects.require(Feature.DEEPCACHE)
+        identifier = f"deepcache-{next(self._numbers)}"
+        clone, cache = attach_deepcache.apply(model, options, self._events, identifier=identifier)
         self._caches.add(cache.id, cache)
         return clone, cache.id
 
@@ -234,7 +247,7 @@ class Engine:
         Raises:
             StrictError: with `strict`, if anything would run eager; the text lists what and why.
         """
-        return self._load(attach_model.AttachedModel(model), folder, strict)
+        return self._load(self._objects.take_model(model), folder, strict)
 
     def load_vae_graphs(
         self, vae: Any, folder: str, *, parts: str = attach_vae.BOTH, strict: bool
@@ -244,7 +257,7 @@ class Engine:
         Args:
             parts: as of `compile_vae`; `strict` asks for no others.
         """
-        return self._load(attach_vae.AttachedVAE(vae, parts), folder, strict)
+        return self._load(self._objects.take_vae(vae, parts), folder, strict)
 
     def warm_up(
         self,
@@ -263,8 +276,11 @@ class Engine:
         Returns:
             The model's report.
         """
-        session = self._kept(model)
-        if isinstance(session, Session) and session.scope.kinds:
+        session = self._objects.carried(model)
+        if (why := present.why_off(self._shared.off, Feature.WARM_UP)) is not None:
+            if isinstance(session, Session):
+                session.note(why)
+        elif isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
             self._prompts.wait(wanted, self._builder, on_progress)
@@ -289,11 +305,11 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        kept, cache = self._kept(model), attach_deepcache.kept(model)
-        if isinstance(kept, Session):
-            report = model_report(kept, self._builder, None)
-        elif isinstance(kept, Note):
-            report = model_report(None, self._builder, kept.text)
+        carried, cache = self._objects.carried(model), self._objects.deepcache(model)
+        if isinstance(carried, Session):
+            report = model_report(carried, self._builder, None)
+        elif isinstance(carried, Note):
+            report = model_report(None, self._builder, carried.text)
         else:
             note = None if cache else "this model did not come out of Warmgraph"
             report = model_report(None, self._builder, note)
@@ -315,11 +331,6 @@ class Engine:
             "store": usage._asdict(),
             "settings": self._settings.as_dict(),
         }
-
-    def graph_folders(self, user: str | None = None) -> list[str]:
-        """Return the names of a user's graph folders."""
-        root = self._paths.workflows(user)
-        return [] if root is None else folders.list_folders(root)
 
     def close(self) -> None:
         """Stop the workers."""
@@ -372,21 +383,12 @@ class Engine:
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(str(error))
-            logger.warning("Runs as without Warmgraph: %s", error)
+            level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
+            logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
         self._sessions.add(session.id, session)
         return session
-
-    def _kept(self, thing: Any) -> Any:
-        """The session that one of the host's objects carries, or the note about it, or None."""
-        from comfy.model_patcher import ModelPatcher
-
-        if isinstance(thing, ModelPatcher):
-            return attach_model.kept(thing)
-        if attach_controlnet.is_control(thing):
-            return attach_controlnet.kept(thing) or self._refused.get(thing)
-        return attach_vae.kept(thing)
 
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
@@ -399,8 +401,7 @@ class Engine:
         build = session.options.when_missing is not WhenMissing.NEVER
         if build:
             self._spare_vram = spare_vram(self._patchers)
-        session.asked |= {graph.key for graph in graphs}
-        session.told = False
+        session.expect(graphs)
         self._graphs.request(graphs, self._folders(session), build=build)
 
     # --- runs -------------------------------------------------------------------------------------
@@ -439,9 +440,7 @@ class Engine:
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:
             # A file of the others may come, or be trusted, meanwhile.
-            wanted = [
-                g for g in wanted if not (g.description.is_special and g.key in session.asked)
-            ]
+            wanted = [g for g in wanted if not (g.description.is_special and session.was_asked(g))]
         if wanted:
             self._request(session, wanted)
 
@@ -463,28 +462,28 @@ class Engine:
     def _tell(self, session: Session) -> None:
         session.warn_once()
         self._story.ran(session)
-        if self._graphs.verification is not None and (line := self._graphs.verification.take()):
+        verification = self._shared.verification
+        if verification is not None and (line := verification.take()):
             logger.info("Warmgraph: %s", line)
-        self._filing.expect(session, self._hooks.current_workflow())
-        self._graphs.when_loaded(self._filing.file)
-        self._hooks.on_change()
+        self._workflow_links.expect(session, self._hooks.current_workflow())
+        self._graphs.when_loaded(self._workflow_links.file)
+        self._events.publish(Event.RUN_ENDED)
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
         """A saved workflow was queued, by another file name than before perhaps."""
-        self._filing.moved(workflow)
-        self._graphs.when_loaded(self._filing.file)
+        self._workflow_links.moved(workflow)
+        self._graphs.when_loaded(self._workflow_links.file)
 
     def _folders(self, session: Session) -> list[Path]:
-        folder = self._filing.folder(session, self._hooks.current_workflow())
+        folder = self._workflow_links.folder(session, self._hooks.current_workflow())
         return [] if folder is None else [folder]
 
-    def _changed(self) -> None:
+    def _graphs_changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
-        self._filing.file()
+        self._workflow_links.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info("Warmgraph: %s", finished)
-        self._hooks.on_change()
 
 
 def _machine() -> str:

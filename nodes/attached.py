@@ -8,6 +8,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..backends.compilers.registry import CHOICES
+from ..backends.contract import AUTO, WhenMissing
 from ..backends.engine import Engine, Progress
 from ..backends.errors import StrictError, validate_length
 from ..backends.storing.folders import validate_graphs_name
@@ -25,8 +27,8 @@ def compile_inputs() -> list[io.WidgetInput]:
     return [
         io.Combo.Input(
             "when_missing",
-            options=["background", "wait", "never"],
-            default="background",
+            options=[choice.value for choice in WhenMissing],
+            default=WhenMissing.BACKGROUND.value,
             tooltip=(
                 "What to do about graphs that are not there yet. background: make this "
                 "image without them while they are built, and use each as it arrives. "
@@ -44,8 +46,8 @@ def compile_inputs() -> list[io.WidgetInput]:
         ),
         io.Combo.Input(
             "backend",
-            options=["auto", "inductor", "eager"],
-            default="auto",
+            options=list(CHOICES),
+            default=AUTO,
             advanced=True,
             tooltip=(
                 "Which compiler to use. auto: the best one that works here. inductor: "
@@ -99,8 +101,8 @@ def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutpu
         raise
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("The %s runs as without this node", type(thing).__name__)
-        return _output(thing, "", f"runs as without this node: {error}")
-    return _output(compiled, report["id"], summary_text(report))
+        return node_output(thing, "", f"runs as without this node: {error}")
+    return node_output(compiled, report["id"], summary_text(report))
 
 
 def validate_name(graphs: str | None) -> bool | str:
@@ -124,6 +126,6 @@ def validate_folder(folder: str | None) -> bool | str:
     return True
 
 
-def _output(thing: Any, report_id: str, text: str) -> io.NodeOutput:
+def node_output(thing: object, report_id: str, text: str) -> io.NodeOutput:
     """Return `thing` and the `ui` that binds the node to a report; the page keeps its text live."""
     return io.NodeOutput(thing, ui={"warmgraph": [{"id": report_id, "text": text}]})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.contract import CallForm
 from . import server
 from .attached import (
     attached_or_unchanged,
@@ -44,8 +45,8 @@ class WarmgraphCompileModel(io.ComfyNode):
                 *compile_inputs(),
                 io.Combo.Input(
                     "form",
-                    options=["auto", "exact", "any shape", "specialised"],
-                    default="auto",
+                    options=[form.value for form in CallForm],
+                    default=CallForm.AUTO.value,
                     optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
@@ -75,7 +76,12 @@ class WarmgraphCompileModel(io.ComfyNode):
     @classmethod
     @override
     def execute(
-        cls, model: ModelPatcher, when_missing: str, graphs: str, backend: str, form: str = "auto"
+        cls,
+        model: ModelPatcher,
+        when_missing: str,
+        graphs: str,
+        backend: str,
+        form: str = CallForm.AUTO.value,
     ) -> io.NodeOutput:
         return compiled_or_unchanged(
             model,

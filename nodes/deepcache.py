@@ -12,6 +12,7 @@ from ..backends.deepcache.run import Options
 from ..backends.deepcache.schedule import Schedule, parse_steps
 from ..backends.errors import shown, validate_length
 from . import server
+from .attached import node_output
 from .summary import deepcache_summary
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Options()
+#: Of a widget that takes a share of something.
+_SHARE: dict[str, float] = {"min": 0.0, "max": 1.0, "step": 0.01}
 
 
 class WarmgraphDeepCache(io.ComfyNode):
@@ -77,25 +80,19 @@ class WarmgraphDeepCache(io.ComfyNode):
                 io.Float.Input(
                     "start_percent",
                     default=_DEFAULTS.start_percent,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
+                    **_SHARE,
                     tooltip="Where in the run it begins, from 0 to 1. Before, every step is full.",
                 ),
                 io.Float.Input(
                     "end_percent",
                     default=_DEFAULTS.end_percent,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
+                    **_SHARE,
                     tooltip="Where in the run it ends, from 0 to 1. After, every step is full.",
                 ),
                 io.Float.Input(
                     "center",
                     default=_DEFAULTS.center,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
+                    **_SHARE,
                     advanced=True,
                     tooltip="For quadratic: where full steps are closest, as a share of the steps.",
                 ),
@@ -120,9 +117,7 @@ class WarmgraphDeepCache(io.ComfyNode):
                 io.Float.Input(
                     "threshold",
                     default=_DEFAULTS.threshold,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
+                    **_SHARE,
                     advanced=True,
                     tooltip=(
                         "For adaptive: how far the latent may drift from that of the last full "
@@ -153,8 +148,8 @@ class WarmgraphDeepCache(io.ComfyNode):
         if schedule is not None and schedule not in names:
             return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
         for name, value in (("start_percent", start_percent), ("end_percent", end_percent)):
-            if value is not None and not 0.0 <= value <= 1.0:
-                return f"{name} must be from 0 to 1, got {value}"
+            if value is not None and not _SHARE["min"] <= value <= _SHARE["max"]:
+                return f"{name} must be from {_SHARE['min']:g} to {_SHARE['max']:g}, got {value}"
         if start_percent is not None and end_percent is not None and start_percent > end_percent:
             return (
                 f"start_percent must not be larger than end_percent, got {start_percent} and "
@@ -201,9 +196,5 @@ class WarmgraphDeepCache(io.ComfyNode):
             report = server.get_engine().report(clone)
         except Exception as error:  # nothing may fail a prompt that eager would have finished
             logger.warning("DeepCache is left out: %s", error)
-            return _output(model, "", str(error))
-        return _output(clone, identifier, deepcache_summary(report["deepcache"]))
-
-
-def _output(model: object, report_id: str, text: str) -> io.NodeOutput:
-    return io.NodeOutput(model, ui={"warmgraph": [{"id": report_id, "text": text}]})
+            return node_output(model, "", str(error))
+        return node_output(clone, identifier, deepcache_summary(report["deepcache"]))

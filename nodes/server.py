@@ -1,4 +1,4 @@
-"""The server's side of the pack: one engine for the process, its two routes and its one event."""
+"""The server's side of the pack: one engine for the process, its routes and its one event."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import comfy.model_management
 import folder_paths
 from aiohttp import web
 from server import PromptServer
 
 from ..backends.debugging import VARIABLE, Debugging, read_debugging
 from ..backends.engine import Engine, Hooks, Paths
+from ..backends.host_api.execution import check_cancelled
+from ..backends.host_api.server import has_open_pages, page_of_prompt
 from ..backends.sessions.report import deepcache_text, render_text
-from ..backends.sessions.settings import Settings
+from ..backends.sessions.settings import SETTINGS, Settings
 from ..backends.storing.folders import list_folders
 from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
@@ -83,6 +85,7 @@ def register() -> None:
     if instance is None:  # the nodes are imported without a server
         return
     instance.routes.get("/warmgraph/report")(get_report)
+    instance.routes.get("/warmgraph/settings")(get_settings_table)
     instance.routes.post("/warmgraph/settings")(post_settings)
     instance.add_on_prompt_handler(_prompt_posted)
     get_debugging()  # what is not understood is said when the server starts
@@ -120,7 +123,7 @@ def _make_engine() -> Engine:
         hooks=Hooks(
             current_workflow=current_workflow,
             on_change=event.changed,
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         ),
     )
     atexit.register(engine.close)
@@ -153,6 +156,14 @@ async def get_report(_request: web.Request) -> web.Response:
     """GET /warmgraph/report: all that Warmgraph knows, as JSON."""
     payload = await asyncio.to_thread(report_payload)
     return web.json_response(payload)
+
+
+async def get_settings_table(_request: web.Request) -> web.Response:
+    """GET /warmgraph/settings: each setting's value, default and range, as JSON."""
+    values = get_settings().as_dict()
+    return web.json_response(
+        {name: {**asdict(setting), "value": values[name]} for name, setting in SETTINGS.items()}
+    )
 
 
 async def post_settings(request: web.Request) -> web.Response:
@@ -198,8 +209,9 @@ async def _read_body(request: web.Request) -> bytes:
 def send_node_text(text: str, node_id: str | None) -> None:
     """Show a text on a node of the page that started the running prompt, if a page did."""
     instance = getattr(PromptServer, "instance", None)
-    if instance is not None and instance.client_id is not None and node_id is not None:
-        instance.send_sync(EVENT, {"node": node_id, "text": text}, instance.client_id)
+    page = None if instance is None else page_of_prompt(instance)
+    if page is not None and node_id is not None:
+        instance.send_sync(EVENT, {"node": node_id, "text": text}, page)
 
 
 def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +233,7 @@ def _private_directory() -> Path:
 
 def _send_report() -> None:
     instance = getattr(PromptServer, "instance", None)
-    if instance is None or not instance.sockets:
+    if instance is None or not has_open_pages(instance):
         return
     payload = report_payload()
     json.dumps(payload, allow_nan=False)  # the host's sender dies of a message that is not JSON

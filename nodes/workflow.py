@@ -17,6 +17,7 @@ from server import PromptServer
 
 from ..backends.engine import WorkflowRef
 from ..backends.errors import MAX_TEXT
+from ..backends.host_api.server import known_users, running_extra_data
 
 ENTRY = "warmgraph"
 SINGLE_USER = "default"
@@ -87,15 +88,14 @@ def _known_users() -> set[str]:
     instance = getattr(PromptServer, "instance", None)
     if instance is None or not args.multi_user:
         return {SINGLE_USER}
-    return set(instance.user_manager.users)
+    return known_users(instance)
 
 
 def _running_extra_data() -> dict[str, Any]:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:
         return {}
-    running, _ = instance.prompt_queue.get_current_queue_volatile()
-    return running[0][3] if running else {}
+    return running_extra_data(instance)
 
 
 def _workflow(extra_data: object) -> dict[str, Any]:

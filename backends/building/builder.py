@@ -1,8 +1,8 @@
 """Builds graphs in worker processes: a queue of jobs and a supervisor over the workers.
 
 `submit(job) -> Future` is the whole contract; another builder (a cluster's client, say) needs no
-more. Threads: one supervisor, and one attendant for each worker process. Callbacks (a Future's,
-`on_change`, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
+more. Threads: one supervisor, and one for each worker process. Callbacks (a Future's,
+listeners, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
+from ..events import Event, Events
 from .pacing import (
     WORKERS_WHILE_BUSY,
     BuildProgress,
@@ -29,7 +30,7 @@ from .pacing import (
     worker_count,
 )
 from .worker_process import Keeper, sweep_aside
-from .worker_thread import Attendant, BuildResult, Entry, Job, WorkerError
+from .worker_thread import BuildResult, Entry, Job, WorkerError, WorkerThread
 
 __all__ = [
     "BuildProgress",
@@ -64,7 +65,7 @@ class Builder:
         idle_s: float = 30.0,
         start_limit_s: float = 300.0,
         is_busy: Callable[[], bool] = lambda: False,
-        on_change: Callable[[], None] = lambda: None,
+        events: Events | None = None,
         script: Path | None = None,
     ) -> None:
         """Set the builder up; no process starts before the first job.
@@ -81,8 +82,8 @@ class Builder:
             start_limit_s: seconds that a worker may take until it is ready.
             is_busy: whether a prompt runs now; then few workers are started, and one at a time
                 measures on the GPU.
-            on_change: called in the supervisor's thread after progress changed; several changes may
-                be one call.
+            events: is told, in the supervisor's thread, of changes of the progress; several may be
+                told as one.
             script: the worker script; default that of the room `worker`.
         """
         self._hello = hello
@@ -92,7 +93,7 @@ class Builder:
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
         self._start_limit_s = start_limit_s
-        self._on_change = on_change
+        self._events = events or Events()
         self._script = script or Path(__file__).parents[1] / "worker" / "main.py"
         self._gate = MeasuringGate(is_busy)
         self._owner = os.getpid()
@@ -101,7 +102,7 @@ class Builder:
         self._entries: dict[str, Entry] = {}
         self._pending: list[tuple[int, int, Entry]] = []
         self._running: list[Entry] = []
-        self._attendants: list[Attendant] = []
+        self._threads: list[WorkerThread] = []
         self._seconds: deque[float] = deque(maxlen=32)
         self._number = 0
         self._done = 0
@@ -158,12 +159,6 @@ class Builder:
         left = estimate_seconds_left(measured, elapsed, pending, workers)
         return BuildProgress(done, total, labels, left if pending or elapsed else None)
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the workers that live now."""
-        with self._news:
-            attendants = list(self._attendants)
-        return [pid for attendant in attendants if (pid := attendant.pid) is not None]
-
     def close(self) -> None:
         """Kill all workers and fail what is left; returns when they are gone, or after 5 s.
 
@@ -176,28 +171,28 @@ class Builder:
             self._closed = True
             waiting = [entry for _, _, entry in self._pending]
             self._pending.clear()
-            attendants = list(self._attendants)
+            threads = list(self._threads)
             self._news.notify_all()
         atexit.unregister(self.close)
-        for attendant in attendants:
-            attendant.condemn(_CLOSED)
+        for thread in threads:
+            thread.condemn(_CLOSED)
         for entry in waiting:
             self._resolve(entry, BuildError(_CLOSED))
         until = time.monotonic() + _CLOSE_S
-        for attendant in attendants:
-            attendant.join(max(0.0, until - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
         if threading.current_thread() is not self._supervisor:
             self._supervisor.join(max(0.0, until - time.monotonic()))
 
-    # The attendants' desk.
+    # The desk of the workers' threads.
 
-    def take(self, attendant: Attendant) -> Entry | None:
+    def take(self, thread: WorkerThread) -> Entry | None:
         """Wait for the largest job; None when this worker is to go: idle, condemned or closed."""
         until = time.monotonic() + self._idle_s
         with self._news:
             while True:
                 left = until - time.monotonic()
-                going = self._closed or attendant.condemned
+                going = self._closed or thread.condemned
                 entry = None if going else self._pop()
                 if entry:
                     entry.started = time.monotonic()
@@ -206,7 +201,7 @@ class Builder:
                     return entry
                 if going or left <= 0:
                     # Off the list under the same lock: a job that comes now gets a new worker.
-                    self._remove(attendant)
+                    self._remove(thread)
                     return None
                 self._news.wait(left)
 
@@ -236,20 +231,20 @@ class Builder:
         if isinstance(outcome, BuildError):
             self._fail(given_up, outcome)
 
-    def ready(self, attendant: Attendant) -> None:
+    def ready(self, thread: WorkerThread) -> None:
         """Note that workers do start here."""
         with self._news:
             self._start_deaths = self._given_up = 0
 
-    def gone(self, attendant: Attendant, failure: BuildError | None) -> None:
+    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None:
         """Note a worker's end; give up when workers only ever die at their start."""
         given_up: list[Entry] = []
         with self._news:
-            self._remove(attendant)
+            self._remove(thread)
             if failure and not self._closed:
                 self._start_deaths += 1
                 if self._start_deaths >= START_DEATHS:
-                    self._limit = len(self._attendants)  # those that started, or still do, go on
+                    self._limit = len(self._threads)  # those that started, or still do, go on
                 if self._limit == 0:
                     self._start_deaths = 0
                     self._given_up += 1
@@ -278,21 +273,21 @@ class Builder:
         """Start and stop what is due, tell who listens, wait for news; False when closed."""
         with self._news:
             changed, self._changed = self._changed, False
-            attendants = list(self._attendants)
-            asked = bool(self._pending) and not attendants and self._start_deaths == 0
+            threads = list(self._threads)
+            asked = bool(self._pending) and not threads and self._start_deaths == 0
         if asked:
             limit = self._ask_workers()
             with self._news:
                 self._limit = limit
         now = time.monotonic()
-        for attendant in attendants:
-            attendant.expire(now)
+        for thread in threads:
+            thread.expire(now)
         next_start_s = self._start_worker(now)
         if changed:
-            self._tell()
+            self._events.publish(Event.BUILDS_CHANGED)
         with self._news:
             if not self._changed and not self._closed:
-                self._news.wait(next_start_s or (_TICK_S if self._attendants else None))
+                self._news.wait(next_start_s or (_TICK_S if self._threads else None))
             return not self._closed
 
     def _start_worker(self, now: float) -> float | None:
@@ -301,14 +296,14 @@ class Builder:
         with self._news:
             room = WORKERS_WHILE_BUSY if busy else self._limit
             wanted = min(self._limit, len(self._pending) + len(self._running))
-            if self._closed or len(self._attendants) >= wanted:
+            if self._closed or len(self._threads) >= wanted:
                 return None
-            if len(self._attendants) >= room:
+            if len(self._threads) >= room:
                 return _TICK_S  # look again: the prompt may have ended
             if now < self._next_start:
                 return self._next_start - now
             self._next_start = now + _STAGGER_S
-            attendant = Attendant(
+            thread = WorkerThread(
                 self,
                 script=self._script,
                 hello=self._hello,
@@ -318,11 +313,11 @@ class Builder:
                 time_limit_s=self._time_limit_s,
                 start_limit_s=self._start_limit_s,
             )
-            self._attendants.append(attendant)
+            self._threads.append(thread)
         try:
-            attendant.start()
+            thread.start()
         except RuntimeError as error:
-            self.gone(attendant, BuildError(f"a build worker could not be started ({error})"))
+            self.gone(thread, BuildError(f"a build worker could not be started ({error})"))
         return _STAGGER_S
 
     def _ask_workers(self) -> int:
@@ -331,12 +326,6 @@ class Builder:
         except Exception:
             logger.exception("Could not ask for the number of build workers; using one")
             return 1
-
-    def _tell(self) -> None:
-        try:
-            self._on_change()
-        except Exception:
-            logger.exception("A listener to the builder failed")
 
     def _fail(self, entries: list[Entry], failure: BuildError) -> None:
         for entry in entries:
@@ -373,9 +362,9 @@ class Builder:
         if self._entries.get(entry.job.key) is entry:
             del self._entries[entry.job.key]
 
-    def _remove(self, attendant: Attendant) -> None:
-        if attendant in self._attendants:
-            self._attendants.remove(attendant)
+    def _remove(self, thread: WorkerThread) -> None:
+        if thread in self._threads:
+            self._threads.remove(thread)
 
     def _resolve(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
         """End a Future (its callbacks run now), then forget its key: no key is built twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import statistics
 import threading
 from collections import deque
@@ -48,6 +49,20 @@ def worker_count(
     if free_vram_bytes is not None:
         counts.append(free_vram_bytes // VRAM_PER_WORKER)
     return max(1, min(counts))
+
+
+def room_for_workers(setting: int, free_vram: int | None) -> int:
+    """Return how many build workers this machine has room for now.
+
+    Args:
+        setting: the user's upper bound, 0 for automatic.
+        free_vram: bytes of VRAM that sampling does not need, None without a GPU.
+    """
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free_ram = psutil.virtual_memory().available
+    return worker_count(cores or 1, setting, free_ram, free_vram)
 
 
 def estimate_seconds_left(

@@ -22,7 +22,7 @@ from .messages import ProtocolError
 from .pacing import MeasuringGate
 from .worker_process import DeadWorkerError, Keeper, WorkerProcess
 
-__all__ = ["Attendant", "BuildResult", "Desk", "Entry", "Job", "WorkerError"]
+__all__ = ["BuildResult", "Desk", "Entry", "Job", "WorkerError", "WorkerThread"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class Entry:
 
 
 class Desk(Protocol):
-    """What an attendant asks of the builder."""
+    """What a worker's thread asks of the builder."""
 
-    def take(self, attendant: Attendant) -> Entry | None:
+    def take(self, thread: WorkerThread) -> Entry | None:
         """Wait for a job; None when the worker is to go."""
 
     def put_back(self, entry: Entry) -> bool:
@@ -78,14 +78,14 @@ class Desk(Protocol):
     def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
         """End a job."""
 
-    def ready(self, attendant: Attendant) -> None:
+    def ready(self, thread: WorkerThread) -> None:
         """A worker has started well."""
 
-    def gone(self, attendant: Attendant, failure: BuildError | None) -> None:
+    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None:
         """A worker is gone; `failure` says why when it never got ready."""
 
 
-class Attendant:
+class WorkerThread:
     """Drives one worker process from a thread of its own, so that no worker can hold up another."""
 
     def __init__(
@@ -124,12 +124,6 @@ class Attendant:
         """Wait for the end; at once for a thread that has not begun, or is the caller's own."""
         with contextlib.suppress(RuntimeError):
             self._thread.join(timeout_s)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id while there is a process."""
-        process = self._process
-        return process.pid if process else None
 
     @property
     def condemned(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ..contract import Compiled, Measure, Requirement
+from ..contract import EAGER, Compiled, Measure, Requirement
 from ..errors import BuildError, GraphFileError, RequirementError
 
 
 class Eager:
     """Leaves every region to the host."""
 
-    name = "eager"
+    name = EAGER
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Nothing is needed."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiled, Description, Measure, Requirement
+from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
 from ..errors import BuildError, RequirementError
+from ..host_api.attention import host_order
 from ..kernels import attention, products
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.options import CHANNELS_LAST_CONFIG, inductor_fingerprint
@@ -27,7 +28,7 @@ class Inductor:
     CPUs.
     """
 
-    name = "inductor"
+    name = INDUCTOR
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Say what is missing here; never raises."""
@@ -94,7 +95,7 @@ class Inductor:
             if description.is_special and on_gpu:
                 attention.choose(program.graph_module, measure)
                 products.pair(program.graph_module, measure)
-            with attention.host_order():
+            with host_order():
                 module, source = compiling.compile_wrapper(
                     program.graph_module,
                     _config(description),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..contract import Backend, Requirement
+from ..contract import AUTO, Backend, Requirement
 from ..errors import RequirementError
 from .eager import Eager
 from .inductor import Inductor
 
 #: In order of preference; eager is always available and always last.
 BACKENDS: tuple[Backend, ...] = (Inductor(), Eager())
-CHOICES = ("auto", *(backend.name for backend in BACKENDS))
+CHOICES = (AUTO, *(backend.name for backend in BACKENDS))
 
 
 class Resolution(NamedTuple):
@@ -42,7 +42,7 @@ def resolve_backend(choice: str, device: str) -> Resolution:
     Raises:
         RequirementError: the explicit choice cannot work here, or no backend has that name.
     """
-    if choice != "auto":
+    if choice != AUTO:
         backend = backend_named(choice)
         if (unmet := _unmet(backend, device)) is not None:
             raise RequirementError(f"backend {choice}: {unmet.reason}", remedy=unmet.remedy)

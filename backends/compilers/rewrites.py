@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..kinds.layout import CHANNELS_LAST
-from ..torch_api.tracing import kept
+from ..torch_api.tracing import realized
 
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
@@ -52,7 +52,7 @@ def group_norm(
     offset = -mean * factor
     if bias is not None:
         offset = offset + bias.float().view(groups[1:])
-    y = x * kept(factor.reshape(each)) + kept(offset.reshape(each))
+    y = x * realized(factor.reshape(each)) + realized(offset.reshape(each))
     return y.to(input.dtype).permute(0, 3, 1, 2)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..host_api.questions import is_interrupt
-from ..weights.addresses import Anchor
+from ..host_api.execution import is_interrupt
+from ..weights.addresses import Addresses
 from .signatures import Call, FixedCallError, read_result
 from .skip_joins import QuickJoins
 
@@ -29,23 +29,23 @@ class CaptureError(Exception):
     """A call could not be captured; the text says why. The GPU is as it was before."""
 
 
-class CudaGraph:
+class CapturedCall:
     """A captured call. Inputs are copied in, outputs are copied out: a caller may keep them."""
 
-    def __init__(self, call: Call, like: Call, anchor: Anchor, pool: Any) -> None:
+    def __init__(self, call: Call, like: Call, addresses: Addresses, pool: Any) -> None:
         """Make the static inputs and outputs; nothing is captured yet.
 
         Args:
             call: whose tensors give the sizes.
             like: the form of what such a call gave before (`calls.result_form`).
-            anchor: where the weights are.
+            addresses: where the weights are.
             pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
         """
         #: How many calls of regions lie in it.
         self.regions = 0
         # Weights of the old way are not kept: the host may load the model anew.
-        self._anchor = anchor if anchor.pages is not None else anchor._replace(loose=[])
-        self._refreshed = self._anchor
+        self._addresses = addresses if addresses.pages is not None else addresses._replace(loose=[])
+        self._refreshed = self._addresses
         self._pool = pool
         self._device = call.tensors[0].device
         self._graph = torch.cuda.CUDAGraph()
@@ -84,30 +84,30 @@ class CudaGraph:
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 
-    def fits(self, anchor: Anchor) -> bool:
+    def fits(self, addresses: Addresses) -> bool:
         """Tell whether the weights are where this graph reads them, or can be put there."""
-        if anchor is self._refreshed:
+        if addresses is self._refreshed:
             return True
-        mine = self._anchor
-        if mine.pages is None or anchor.pages is None:
-            return mine.pages is anchor.pages and mine.pointers == anchor.pointers
-        return mine.places <= anchor.places and list(map(_geometry, mine.loose)) == list(
-            map(_geometry, anchor.loose)
+        mine = self._addresses
+        if mine.pages is None or addresses.pages is None:
+            return mine.pages is addresses.pages and mine.pointers == addresses.pointers
+        return mine.places <= addresses.places and list(map(_geometry, mine.loose)) == list(
+            map(_geometry, addresses.loose)
         )
 
-    def replay(self, anchor: Anchor, tensors: Sequence[torch.Tensor]) -> Any:
+    def replay(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> Any:
         """Compute on live inputs; the result is the caller's own.
 
         Args:
-            anchor: where the weights are; `fits` said yes, and their pages are held.
+            addresses: where the weights are; `fits` said yes, and their pages are held.
             tensors: the inputs, in the order of `Call.tensors`.
         """
-        if anchor.pages is not None and anchor is not self._refreshed:
+        if addresses.pages is not None and addresses is not self._refreshed:
             with torch.inference_mode():
-                for kept, live in zip(self._anchor.loose, anchor.loose, strict=True):
+                for kept, live in zip(self._addresses.loose, addresses.loose, strict=True):
                     if kept is not live:
                         kept.copy_(live)
-            self._refreshed = anchor
+            self._refreshed = addresses
         _copy(tensors, self._inputs)
         self._graph.replay()
         return self._result.over([static.clone() for static in self._outputs])[0][0]

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
+from ..host_api.memory import LoadedEntry, empty_cache
 from . import driver
 
 
 class Held(Protocol):
-    """What holds memory: a `CudaGraph`."""
+    """What holds memory: a `CapturedCall`."""
 
     def free(self) -> None:
         """Give it back."""
@@ -29,7 +30,7 @@ class Owner(Protocol):
         """The graph's memory was given back."""
 
 
-class GraphMemory:
+class CapturedMemory:
     """Keeps all captured graphs of the process within a budget."""
 
     def __init__(
@@ -45,8 +46,7 @@ class GraphMemory:
         self._owners: dict[Held, weakref.ref[Owner]] = {}
         self._taken = 0
         self._pool: Any = None
-        self._listed: Any = None
-        self._patcher: Any = None  # the host's list holds it by a weak reference only
+        self._entry: LoadedEntry | None = None
         self._device: torch.device | None = None
 
     @property
@@ -106,53 +106,16 @@ class GraphMemory:
 
     def drop_all(self) -> int:
         """Give everything back; returns how many bytes that was."""
-        import comfy.model_management as management
-
         freed = self.used_bytes
         for graph in list(self._owners):
             self.drop(graph)
         if freed:
-            management.soft_empty_cache()
+            empty_cache()
         return freed
 
     def _list(self) -> None:
         """Stand among the host's loaded models while there is something to give back."""
-        import comfy.model_management as management
-
-        if self._listed is None or self._listed not in management.current_loaded_models:
+        if self._entry is None:
             assert self._device is not None
-            self._patcher = _patcher(self, self._device)
-            self._listed = management.LoadedModel(self._patcher)
-            self._listed.model_load()
-            self._listed.currently_used = False  # nobody may load it along with what is
-            management.current_loaded_models.insert(0, self._listed)
-
-
-def _patcher(memory: GraphMemory, device: torch.device) -> Any:
-    """Return what the host asks about this memory, and asks it back from."""
-    from comfy.model_patcher import ModelPatcher
-
-    class GraphMemoryPatcher(ModelPatcher):  # type: ignore[misc]
-        """Stands for the captured graphs; has no weights."""
-
-        def model_size(self) -> int:
-            return memory.used_bytes
-
-        def loaded_size(self) -> int:
-            return memory.used_bytes
-
-        def current_loaded_device(self) -> torch.device:
-            return device
-
-        def partially_load(self, *_: Any, **__: Any) -> int:
-            return 0
-
-        def partially_unload(self, *_: Any, **__: Any) -> int:
-            return memory.drop_all()
-
-        def detach(self, unpatch_all: bool = True) -> Any:
-            if unpatch_all:
-                memory.drop_all()
-            return self.model
-
-    return GraphMemoryPatcher(torch.nn.Module(), device, torch.device("cpu"))
+            self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
+        self._entry.list()

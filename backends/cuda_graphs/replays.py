@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..storing.comparisons import Verified
-from ..weights.addresses import Anchor, Anchors
+from ..storing.comparisons import Comparisons
+from ..weights.addresses import AddressBook, Addresses
 from . import driver
-from .captured_call import OUT_OF_MEMORY, CaptureError, CudaGraph
-from .memory import GraphMemory
+from .captured_call import OUT_OF_MEMORY, CapturedCall, CaptureError
+from .memory import CapturedMemory
 from .signatures import Call, FixedCallError, result_form
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ MIN_FREE_BYTES = 2**30
 class Runner(Protocol):
     """Runs one call of the root module, through the regions' graphs or without them."""
 
-    def __call__(self, run: Callable[[], Any], *, compiled: bool) -> Any: ...
+    def __call__(self, call: Callable[[], Any], *, compiled: bool = True) -> Any: ...
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Signature:
     #: What a call gave.
     like: Call | None = None
     #: What is captured, and in which form.
-    graph: CudaGraph | None = None
+    graph: CapturedCall | None = None
     form: Hashable = None
 
 
@@ -81,10 +81,10 @@ class Attempt(NamedTuple):
 class Replays:
     """The captured calls of one root module."""
 
-    def __init__(self, memory: GraphMemory, verified: Verified) -> None:
+    def __init__(self, memory: CapturedMemory, comparisons: Comparisons) -> None:
         """Args: the memory that all captured graphs share; the comparisons made so far."""
         self._memory = memory
-        self._verified = verified
+        self._comparisons = comparisons
         self._signatures: dict[Hashable, _Signature] = {}
         self.captures = 0
         self.replayed = 0
@@ -95,14 +95,14 @@ class Replays:
 
     def fresh(self) -> Replays:
         """Return one for another root module, over the same memory."""
-        return Replays(self._memory, self._verified)
+        return Replays(self._memory, self._comparisons)
 
     def attempt(
         self,
         host: Callable[..., Any],
         call: Call,
         *,
-        anchors: Anchors,
+        book: AddressBook,
         form: Hashable,
         others: Hashable,
         complete: bool,
@@ -113,7 +113,7 @@ class Replays:
         Args:
             host: the call as the host would make it.
             call: its arguments.
-            anchors: where the root module's weights are.
+            book: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
             others: which serve calls of any size; what was captured over them is right, too.
             complete: whether no more graphs will come; until then captures are exact.
@@ -123,37 +123,37 @@ class Replays:
         known = self._known(call.key)
         if known.target != target:
             known.target, known.clean, known.refused = target, 0, None
-        anchor = anchors.look()
+        addresses = book.look()
         graph = known.graph
         result = None
-        if anchor is None:
-            self.reasons[anchors.problem or ""] += 1
+        if addresses is None:
+            self.reasons[book.problem or ""] += 1
         elif graph is not None and (
             known.form == target or (known.refused and known.form in (EXACT, others))
         ):
-            if not graph.fits(anchor):
+            if not graph.fits(addresses):
                 self._memory.drop(graph)
             else:
                 try:
-                    result = self._replay(graph, anchors, anchor, call)
+                    result = self._replay(graph, book, addresses, call)
                 except CaptureError as error:
                     known.refused = str(error)
         elif known.like is not None and known.clean >= CLEAN_CALLS:
             rerun = partial(_rerun, runner, host, compiled=complete)
-            result = self._capture(known, call, rerun, anchors, anchor)
-        in_place = anchors.problem is None
+            result = self._capture(known, call, rerun, book, addresses)
+        in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
-        return Attempt(result, not exact_next, known, in_place, self._verified.count)
+        return Attempt(result, not exact_next, known, in_place, self._comparisons.count)
 
-    def settle(self, attempt: Attempt, anchors: Anchors, result: Any) -> None:
+    def settle(self, attempt: Attempt, book: AddressBook, result: Any) -> None:
         """Note what a call gave that was not replayed."""
         known = attempt.known
-        anchors.settle()
+        book.settle()
         known.like = None
         if not attempt.in_place:  # the call that comes next may meet weights of another kind
             known.clean = min(known.clean, 0)
-        elif known.refused is None and self._verified.count == attempt.compared:
+        elif known.refused is None and self._comparisons.count == attempt.compared:
             try:
                 known.like = result_form(result)
                 known.clean += 1
@@ -161,6 +161,10 @@ class Replays:
                 known.refused = str(error)
         if known.refused is not None:
             self.reasons[known.refused] += 1
+
+    def decline(self, reason: str) -> None:
+        """Count a call that cannot be known by what it shows."""
+        self.reasons[reason] += 1
 
     def _known(self, key: Hashable) -> _Signature:
         known = self._signatures.pop(key, None)
@@ -180,7 +184,7 @@ class Replays:
             if known.refused in _TRIED_AGAIN:
                 known.refused = None
 
-    def forget(self, graph: CudaGraph) -> None:
+    def forget(self, graph: CapturedCall) -> None:
         """A graph's memory was given back; its signature is captured anew when it comes again."""
         for known in self._signatures.values():
             if known.graph is graph:
@@ -209,23 +213,25 @@ class Replays:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
 
-    def _replay(self, graph: CudaGraph, anchors: Anchors, anchor: Anchor, call: Call) -> Any:
+    def _replay(
+        self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: Call
+    ) -> Any:
         """The call's result, or None where the weights are not in place after all.
 
         Raises:
             CaptureError: there is no memory for it; all graphs were let go.
         """
-        if not anchors.hold(anchor):
+        if not book.hold(addresses):
             return None
         try:
-            result = graph.replay(anchor, call.tensors)
+            result = graph.replay(addresses, call.tensors)
         except RuntimeError as error:  # the driver gives a graph its memory when it runs
             if "out of memory" not in str(error):
                 raise
             self._memory.drop_all()
             raise CaptureError(_NO_MEMORY) from error
         finally:
-            anchors.let_go(anchor)
+            book.let_go(addresses)
         self.replayed += 1
         self.regions += graph.regions
         return result
@@ -235,8 +241,8 @@ class Replays:
         known: _Signature,
         call: Call,
         rerun: Callable[..., Any],
-        anchors: Anchors,
-        anchor: Anchor,
+        book: AddressBook,
+        addresses: Addresses,
     ) -> Any:
         """Capture this call and compute it by the first replay; None if it cannot be."""
         assert known.like is not None
@@ -244,24 +250,24 @@ class Replays:
         if driver.free_bytes(device) < MIN_FREE_BYTES:
             known.refused = _NO_ROOM
             return None
-        marks = anchors.marks()
+        marks = book.marks()
         before = driver.reserved_bytes(device)
         graph = result = None
-        if not anchors.hold(anchor):
+        if not book.hold(addresses):
             return None
         try:
-            graph = CudaGraph(call, known.like, anchor, self._memory.pool())
+            graph = CapturedCall(call, known.like, addresses, self._memory.pool())
             graph.capture(rerun, call)
-            copied = any(a is not b for a, b in zip(marks, anchors.marks(), strict=True))
+            copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
             if not copied:
-                result = self._replay(graph, anchors, anchor, call)
+                result = self._replay(graph, book, addresses, call)
         except (CaptureError, torch.OutOfMemoryError) as error:
             known.refused = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else str(error)
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
         finally:
-            anchors.let_go(anchor)
+            book.let_go(addresses)
             if result is None:
-                anchors.undo(marks)
+                book.undo(marks)
                 if graph is not None:
                     graph.free()
         if graph is None or result is None:

@@ -12,17 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: What the host puts into `transformer_options` that no diffusion model reads in its own forward.
-UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
-#: And what a UNet does not read besides: it is there for patches of other nodes.
-_UNREAD_BY_UNETS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
-_UNET = "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel"
-#: Modules whose forward neither waits for the GPU nor keeps a tensor beyond the call.
-_CAPTURABLE = (_UNET, "comfy.cldm.cldm:ControlNet")
+from ..host_api import options
+
 _FUNCTIONS = {
-    "patches": "another node's patches may do something else at each step",
-    "patches_replace": "another node's attention may do something else at each step",
-    "optimized_attention_override": "another node's attention may do something else at each step",
+    options.PATCHES: "another node's patches may do something else at each step",
+    options.REPLACEMENTS: "another node's attention may do something else at each step",
+    options.ATTENTION: "another node's attention may do something else at each step",
 }
 _SEQUENCES = (list, tuple, torch.Size)
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -79,19 +74,6 @@ class Call(NamedTuple):
         return args, {name: swap(value) for name, value in self.kwargs.items()}
 
 
-def unread_options(root: torch.nn.Module) -> frozenset[str]:
-    """Return the names of the options that a diffusion model's own forward does not read."""
-    return _UNREAD_BY_UNETS if _name(root) == _UNET else UNREAD
-
-
-def is_capturable(root: torch.nn.Module) -> bool:
-    """Tell whether a module's forward is known to do nothing that a capture must not meet.
-
-    A union ControlNet copies its choice of control to the GPU in each call.
-    """
-    return _name(root) in _CAPTURABLE and getattr(root, "control_add_embedding", None) is None
-
-
 def arithmetic() -> tuple[Any, ...]:
     """Return the settings of this process that change what the same kernels are called for."""
     backends: Any = torch.backends
@@ -114,12 +96,8 @@ def arithmetic() -> tuple[Any, ...]:
     )
 
 
-def _name(root: torch.nn.Module) -> str:
-    return f"{type(root).__module__}:{type(root).__qualname__}"
-
-
 def read_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str] = UNREAD
+    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str] = options.UNREAD
 ) -> Call:
     """Take a call of a diffusion model apart.
 

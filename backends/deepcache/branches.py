@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..families.plan import Passage, shallow_copy
+from ..host_api import unets
 from ..runtime.variant import Variant
 from .guard import own_part
 
@@ -78,15 +79,13 @@ class Branch:
         """Return the class of the UNet or of one of its blocks that is not the host's own, if one
         is: its owner alone knows what it calls, and with what.
         """
-        from comfy.ldm.modules.diffusionmodules import openaimodel as host
-
+        host = unets.classes()
         unet: Any = self.whole.of
-        if type(unet) is not host.UNetModel:
+        if type(unet) is not host.unet:
             return type(unet)
         classes = map(type, (*unet.input_blocks, *unet.output_blocks))
         middle = type(unet.middle_block or unet.output_blocks[0])
-        own = host.TimestepEmbedSequential
-        return next((kind for kind in (middle, *classes) if kind is not own), None)
+        return next((kind for kind in (middle, *classes) if kind is not host.sequence), None)
 
     def full(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the whole UNet; returns its output and the feature at the cut, a tensor of its own,
@@ -99,7 +98,7 @@ class Branch:
             OwnError: the feature could not be kept.
         """
         try:
-            output = self._full._forward(*args, **kwargs)
+            output = unets.forward(self._full)(*args, **kwargs)
             return output, self._tap.feature
         finally:
             self._tap.feature = None
@@ -130,7 +129,7 @@ class Branch:
             residuals = self._control(control)
         self._source.feature = feature
         try:
-            output: torch.Tensor = self._shallow._forward(
+            output: torch.Tensor = unets.forward(self._shallow)(
                 x, timesteps, context, y, residuals, options, **kwargs
             )
             return output
@@ -217,13 +216,10 @@ def _layers(unet: Any) -> list[Any]:
 
 def _sequence(*layers: torch.nn.Module) -> torch.nn.Module:
     """A block as the host's are, so that what wraps or looks for them finds what it expects."""
-    from comfy.ldm.modules.diffusionmodules.openaimodel import TimestepEmbedSequential
-
-    sequence: torch.nn.Module = TimestepEmbedSequential(*layers)
+    sequence: torch.nn.Module = unets.classes().sequence(*layers)
     return sequence
 
 
 def _transformers(block: Any) -> int:
-    from comfy.ldm.modules.attention import SpatialTransformer
-
-    return sum(isinstance(layer, SpatialTransformer) for layer in block)
+    transformer = unets.classes().transformer
+    return sum(isinstance(layer, transformer) for layer in block)

@@ -15,9 +15,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..events import Event, Events
+from ..host_api import patcher as host
+from ..host_api.execution import is_interrupt
+from ..host_api.options import EASY_CACHE
+from ..host_api.unets import ARGUMENTS, is_own_forward
 from .branches import Branch
-from .calls import NAMES, Before, Step, alone, random_state, within
-from .features import Features, form_of
+from .calls import Before, Step, alone, random_state, within
+from .features import Features, shape_of
 from .guard import OwnError
 from .patches import patches_of
 from .run import Options, Run
@@ -30,8 +35,6 @@ T = TypeVar("T")
 
 #: How far two ways through compiled graphs may lie apart, in half precision.
 _COMPILED_REL_L2 = 1e-2
-#: What the host's EasyCache and LazyCache leave in a call.
-_ANOTHER_CACHE = "easycache"
 _STEPS_ASIDE = (
     "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
@@ -46,17 +49,29 @@ class DeepCache:
     """Keeps deep features of one UNet within each sampler run."""
 
     def __init__(
-        self, branch: Branch, options: Options, is_known: Callable[[Any], bool] = lambda _: False
+        self,
+        branch: Branch,
+        options: Options,
+        events: Events,
+        *,
+        identifier: str,
+        is_known: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        """Args: the host's UNetModel as cut in two, whose blocks are used and never changed; what
-        the user chose; and which wrappers of a UNet's call know its variants.
+        """Set up for one clone of a model.
+
+        Args:
+            branch: the host's UNetModel as cut in two; its blocks are used and never changed.
+            options: what the user chose.
+            events: is told of the end of each run.
+            identifier: its name in reports.
+            is_known: which wrappers of a UNet's call know its variants.
         """
         unet: Any = branch.whole.of
         self.options = options
+        self.id = identifier
+        self._events = events
         self._is_known = is_known
         self.branch = branch
-        #: Its name in reports.
-        self.id = ""
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
         #: Evaluations so far, by sort: "full", "shallow".
@@ -65,8 +80,6 @@ class DeepCache:
         self.tally: Tally | None = None
         #: Why it stepped aside in the last run, if it did.
         self.problem: str | None = None
-        #: Called after each run.
-        self.on_end: Callable[[], None] = lambda: None
         self._unet = unet
         self._run: Run | None = None
         self._checked: set[str] = set()
@@ -85,10 +98,7 @@ class DeepCache:
             self._run = before
             if run is not None:
                 self.tally = run.tally
-            try:
-                self.on_end()
-            except Exception:  # the run is over, and right
-                logger.exception("Nobody was told of the end of DeepCache's run")
+            self._events.publish(Event.RUN_ENDED)
 
     def _begin(
         self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any
@@ -119,7 +129,7 @@ class DeepCache:
         What is ours runs before the call and after it; within it only what marks its own errors.
         """
         run = self._run
-        if run is None or self.problem or executor.class_obj is not self._unet:
+        if run is None or self.problem or host.owner(executor) is not self._unet:
             return executor(*args, **kwargs)
         step = self._guarded(self._prepare, run, executor, args, kwargs)
         if step is None:
@@ -137,13 +147,13 @@ class DeepCache:
         self, run: Run, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Step | None:
         """Decide how a call of the UNet is made; None: as the host makes it, from now on."""
-        call = {**dict.fromkeys(NAMES), **dict(zip(NAMES, args, strict=False)), **kwargs}
+        call = {**dict.fromkeys(ARGUMENTS), **dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
         if (why := self._why_not(executor, options)) is not None:
             self._step_aside(why)
             return None
-        form = form_of(x, call["context"], call["y"], call["control"], options)
-        place = run.features.place(form, patches_of(options, run.hooks))
+        shape = shape_of(x, call["context"], call["y"], call["control"], options)
+        place = run.features.place(shape, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
         feature = None if is_full else run.features.find(place)
         sort = FULL if feature is None else SHALLOW
@@ -153,12 +163,12 @@ class DeepCache:
         elif is_full and not run.keeps:
             step = Step(functools.partial(executor, *args, **kwargs), alone, before)
         else:
-            structure = repr((form.structure, [patch.name for patch in place.patches]))
+            structure = repr((shape.structure, [patch.name for patch in place.patches]))
             random = None if structure in self._checked else random_state(x.device)
             make, split = self._whole(executor, call)
             step = Step(make, split, before, place, structure, random)
         self.evaluations[sort] += 1
-        return step._replace(ended=run.tally.begin(sort, form.chunks, x.device))
+        return step._replace(ended=run.tally.begin(sort, shape.chunks, x.device))
 
     def _finish(
         self,
@@ -181,11 +191,11 @@ class DeepCache:
 
     def _why_not(self, executor: Any, options: dict[str, Any]) -> str | None:
         """Why the rest of this run is the host's, if it is."""
-        if _ANOTHER_CACHE in options:
+        if EASY_CACHE in options:
             return _STEPS_ASIDE
         if (kind := self.branch.foreign_class()) is not None:
             return _SWAPPED.format(kind.__name__, kind.__module__.partition(".")[0])
-        own = getattr(executor.original, "__func__", None) is type(self._unet)._forward
+        own = is_own_forward(host.innermost(executor), self._unet)
         return None if own else _REPLACED
 
     def _whole(
@@ -219,7 +229,7 @@ class DeepCache:
 
     def _is_ours(self, executor: Any) -> bool:
         """Whether nothing of other nodes lies between here and the UNet."""
-        return all(map(self._is_known, executor.wrappers[executor.idx + 1 :]))
+        return all(map(self._is_known, host.wrappers_within(executor)))
 
     def _is_right(
         self, executor: Any, step: Step, output: torch.Tensor, feature: torch.Tensor
@@ -232,20 +242,18 @@ class DeepCache:
         found = self._shallow(executor, feature, step.before.copies)()
         if torch.equal(found, output):
             return True
-        is_compiled = any(map(self._is_known, executor.wrappers))
+        is_compiled = any(map(self._is_known, host.wrappers(executor)))
         return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
 
     # --- stepping aside ---------------------------------------------------------------------------
 
     def _guarded(self, ours: Callable[..., T], *args: Any) -> T | None:
         """Call what the host alone would not; where it fails, the rest of the run is the host's."""
-        from comfy.model_management import InterruptProcessingException
-
         try:
             return ours(*args)
-        except InterruptProcessingException:  # the user's, in whatever is running
-            raise
         except Exception as error:
+            if is_interrupt(error):  # the user's, in whatever is running
+                raise
             self._failed(error)
             return None
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..host_api.patcher import call_within
+from ..host_api.unets import ARGUMENTS
 from .features import Place
-
-#: Arguments of the host's `UNetModel._forward`, in their order.
-NAMES = ("x", "timesteps", "context", "y", "control", "transformer_options")
 
 
 class Step(NamedTuple):
@@ -49,11 +48,9 @@ def within(
     Args:
         owner: whose function it is, as those wrappers are told: a variant, or the UNet.
     """
-    from comfy.patcher_extension import WrapperExecutor
-
-    inner = WrapperExecutor.new_class_executor(run, owner, executor.wrappers, executor.idx + 1)
-    rest = {name: value for name, value in call.items() if name not in NAMES}
-    return functools.partial(inner.execute, *(call[name] for name in NAMES), **rest)
+    inner = call_within(executor, owner, run)
+    rest = {name: value for name, value in call.items() if name not in ARGUMENTS}
+    return functools.partial(inner, *(call[name] for name in ARGUMENTS), **rest)
 
 
 class Before(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from .patches import Patch
 
 
-class Form(NamedTuple):
+class CallShape(NamedTuple):
     """What must be the same for two calls to share a feature, besides their patches.
 
     Attributes:
@@ -39,7 +39,7 @@ class Place(NamedTuple):
         number: how many like it came before in the same evaluation: tiles, windows, rows by rows.
     """
 
-    form: Form
+    shape: CallShape
     patches: list[Patch]
     number: int
 
@@ -60,10 +60,10 @@ class Features:
         """The next call is the first of an evaluation."""
         self._calls.clear()
 
-    def place(self, form: Form, patches: list[Patch]) -> Place:
+    def place(self, shape: CallShape, patches: list[Patch]) -> Place:
         """Tell a call from those like it in the same evaluation."""
-        number = sum(known.form == form and known.patches == patches for known in self._calls)
-        place = Place(form, patches, number)
+        number = sum(known.shape == shape and known.patches == patches for known in self._calls)
+        place = Place(shape, patches, number)
         self._calls.append(place)
         return place
 
@@ -86,13 +86,13 @@ class Features:
         return sum(k.feature.numel() * k.feature.element_size() for k in self._kept)
 
 
-def form_of(
+def shape_of(
     x: torch.Tensor,
     context: torch.Tensor | None,
     y: torch.Tensor | None,
     control: Mapping[str, Any] | None,
     options: Mapping[str, Any],
-) -> Form:
+) -> CallShape:
     """Describe a call of the UNet; no tensor's content is read."""
     chunks = tuple(zip(options.get("uuids", ()), options.get("cond_or_uncond", ()), strict=False))
     tensors = tuple(
@@ -105,4 +105,4 @@ def form_of(
         if isinstance(given, (list, tuple))
     )
     frames = tuple(getattr(options.get("context_window"), "index_list", ()))
-    return Form(chunks, frames, tensors, residuals)
+    return CallShape(chunks, frames, tensors, residuals)

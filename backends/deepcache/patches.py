@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-_PATCHES = ("patches", "patches_replace")
-_CALLABLES = ("optimized_attention_override",)
+from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
+
+_PATCHES = (PATCHES, REPLACEMENTS)
+_CALLABLES = (ATTENTION,)
 _HOOKS = "hooks"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..host_api import unets
 from .features import Features
 from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
 from .tally import Tally
@@ -71,18 +72,17 @@ class Run:
     @classmethod
     def begin(cls, options: Options, guider: Any, sigmas: torch.Tensor) -> Run:
         """Return the run that a guider of the host's begins over these sigmas."""
-        sampling = guider.inner_model.model_sampling
-        ends = [sampling.percent_to_sigma(p) for p in (options.start_percent, options.end_percent)]
-        steps = in_range(sigmas.tolist(), *map(float, ends))  # the run's one wait for the GPU
+        ends = [unets.sigma_at(guider, p) for p in (options.start_percent, options.end_percent)]
+        steps = in_range(sigmas.tolist(), *ends)  # the run's one wait for the GPU
         adaptive = options.schedule is Schedule.ADAPTIVE
         full = frozenset[int]() if adaptive else options.full(steps)
         drift = Drift(options.threshold) if adaptive else None
-        return cls(steps, full, drift, getattr(guider.inner_model, "current_patcher", None))
+        return cls(steps, full, drift, unets.sampled(guider))
 
     @property
     def hooks(self) -> Any:
         """The hooks that act on the model's weights now, or None."""
-        return getattr(self._patcher, "current_hooks", None)
+        return unets.hooks(self._patcher)
 
     def called_back(self, number: int) -> None:
         """The sampler has made a step's evaluation, and goes on to what is the next one here."""

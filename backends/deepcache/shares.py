@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..host_api.unets import classes
+
 _PROMPT_TOKENS = 77
 
 
@@ -47,19 +49,17 @@ def shares(unet: Any) -> list[float]:
 
 def _cost(layers: Iterable[Any], side: int) -> tuple[float, int]:
     """Multiplications of one block at a side of its input in latent pixels, and its output's."""
-    from comfy.ldm.modules.attention import SpatialTransformer
-    from comfy.ldm.modules.diffusionmodules.openaimodel import Downsample, ResBlock, Upsample
-
+    host = classes()
     cost = 0.0
     for layer in layers:
-        if isinstance(layer, Downsample):
+        if isinstance(layer, host.down):
             side = -(-side // 2)
-        elif isinstance(layer, Upsample):
+        elif isinstance(layer, host.up):
             side *= 2
         pixels = side * side
-        if isinstance(layer, SpatialTransformer):
+        if isinstance(layer, host.transformer):
             cost += _transformer(layer, pixels)
-        elif isinstance(layer, ResBlock):
+        elif isinstance(layer, host.residual):
             cost += _weights(layer, without=(layer.emb_layers,)) * pixels
         else:
             cost += _weights(layer) * pixels

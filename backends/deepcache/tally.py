@@ -27,7 +27,7 @@ class Tally:
         """Count one call of the UNet and begin to time it; what comes back ends that.
 
         Args:
-            chunks: the conditioning of each part of its batch, as of `features.Form`.
+            chunks: the conditioning of each part of its batch, as of `features.CallShape`.
         """
         for chunk in chunks:
             self._evaluations[chunk, sort] += 1

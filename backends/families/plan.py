@@ -23,13 +23,15 @@ import torch
 
 from ..compilers.rewrites import rewritten
 from ..contract import Description, InputSpec, Symbol
-from ..kinds.describe import HOST_STATE, describe_module, named_code
+from ..host_api import layers
+from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
 from ..kinds.packs import foreign_class, is_known
 from ..kinds.replaced import describe_packs
 from ..kinds.sources import attributes_read, fingerprint
 from ..kinds.watch import Watch
 
+_HOST_STATE = layers.STATE
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
 #: The forward that the host would call without us.
@@ -164,11 +166,7 @@ def describe_place(
     named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
 
     def weight_dtype(owner: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
-        if hasattr(owner, "comfy_cast_weights"):
-            return dtype
-        # Under dynamic VRAM the file's own tensor is there until the host casts it, at its loading.
-        archived = getattr(owner, f"{name}_comfy_model_dtype", None)
-        return archived if isinstance(archived, torch.dtype) else tensor.dtype
+        return dtype if layers.is_operator(owner) else layers.loaded_dtype(owner, name, tensor)
 
     described = describe_module(
         module,
@@ -226,7 +224,7 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
         parts += [
             (name, _mark(value))
             for name, value in part.__dict__.items()
-            if name not in HOST_STATE
+            if name not in _HOST_STATE
             and (name[0] != "_" or isinstance(value, _PLAIN))
             and (path or name not in place.form.hidden)
         ]

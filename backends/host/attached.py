@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
 import torch
 
 from ..families.plan import Plan
+from ..host_api.patcher import call_back
 from ..runtime.scope import Target
 from ..runtime.session import Session
 
@@ -16,7 +17,6 @@ KEY = "warmgraph"
 
 def when_unloaded(patcher: Any, session: Session) -> None:
     """Have a session told when the host unloads the model of a ModelPatcher."""
-    from comfy.patcher_extension import CallbacksMP
 
     def detached(_patcher: Any, unpatch_all: bool) -> None:
         """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
@@ -24,8 +24,7 @@ def when_unloaded(patcher: Any, session: Session) -> None:
             for scope in session.scopes:
                 scope.unloaded()
 
-    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, detached)
+    call_back(patcher, "ON_DETACH", KEY, detached)
 
 
 class Note:
@@ -65,11 +64,38 @@ class Runs(Protocol):
         """Wait within a run for what is on its way, if that is what the user chose."""
 
 
+class Left:
+    """One of the host's objects that is left as it is; `Attached`. Nothing of it is looked at."""
+
+    sort = ""
+    patcher: Any = None
+    root: torch.nn.Module | None = None
+    holder: Any = None
+
+    def __init__(self, thing: Any, why: str, notes: MutableMapping[Any, Note]) -> None:
+        """Args: the object, why it is left, and where the note about it is kept."""
+        self.value = thing
+        self.name = type(thing).__name__
+        self.why = why
+        self.plan: Callable[[], Plan | str] = lambda: why
+        self._notes = notes
+
+    def target(self) -> Target:
+        raise RuntimeError(self.why)
+
+    def attach(self, session: Session, runs: Runs) -> None:
+        raise RuntimeError(self.why)
+
+    def note(self, text: str) -> None:
+        self._notes[self.value] = Note(text)
+
+
 class Attached(Protocol):
     """A copy of one of the host's objects, to which a session can be attached.
 
     Attributes:
         sort: "model", "vae" or "controlnet", for ids.
+        name: what reports call it.
         value: the copy, of the type that came in; nothing of ours is on it yet.
         patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
@@ -79,6 +105,7 @@ class Attached(Protocol):
     """
 
     sort: str
+    name: str
     value: Any
     patcher: Any
     root: torch.nn.Module | None

@@ -17,13 +17,11 @@ import torch
 
 from ..families.catalogue import plan_model
 from ..families.plan import Plan
+from ..host_api import controlnets, models
 from ..runtime.faults import STEP
 from ..runtime.scope import Scope, Target
 from ..runtime.session import Session
 from .attached import Note, Runs
-
-#: What a copy's instance carries. `copy_to` is what every `copy()` of the host calls.
-HUNG = ("get_control", "copy_to", "pre_run", "cleanup", "__reduce_ex__")
 
 _PER_RUN = "its network is made from the model at every run, and compiled there"
 
@@ -42,13 +40,16 @@ class AttachedControlNet:
         Raises:
             TypeError: `control` is no ControlNet of any kind.
         """
-        if not is_control(control):
+        if not controlnets.is_control(control):
             kind = type(control).__name__
             raise TypeError(f"control_net must be a ControlNet of the host, got a {kind}")
-        self.value = control if kept(control) is None else plain(control)
-        self.patcher = getattr(control, "control_model_wrapped", None)
-        self.root: torch.nn.Module | None = getattr(control, _attribute(type(control)), None)
-        if _is_per_run(type(control)):
+        self.value = control if carried(control) is None else plain(control)
+        self.name = type(control).__name__
+        self.patcher = controlnets.patcher(control)
+        self.root: torch.nn.Module | None = getattr(
+            control, controlnets.network_attribute(type(control)), None
+        )
+        if controlnets.is_per_run(type(control)):
             self.root = torch.nn.Module()
         self.holder = self.root
         self.plan: Callable[[], Plan | str] = partial(_plan, refusal(self.value), self.root)
@@ -59,9 +60,8 @@ class AttachedControlNet:
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on a copy; the host's copies of the copy get it too."""
-        self.value = type(self.value).copy(self.value)
-        session.name = type(self.value).__name__
-        if _is_per_run(type(self.value)):
+        self.value = controlnets.copy(self.value)
+        if controlnets.is_per_run(type(self.value)):
             session.note(_PER_RUN)
         _hang(self.value, session, runs)
 
@@ -69,23 +69,16 @@ class AttachedControlNet:
         self._notes[self.value] = Note(text)
 
 
-def is_control(thing: Any) -> bool:
-    """Tell whether a thing is a ControlNet of any kind, the host's or another pack's."""
-    from comfy.controlnet import ControlBase
-
-    return isinstance(thing, ControlBase)
-
-
-def kept(control: Any) -> Session | None:
+def carried(control: Any) -> Session | None:
     """Return the session that `attach` hung on a CONTROL_NET, or None."""
-    hold = getattr(vars(control).get(HUNG[0]), "hold", None)
+    hold = getattr(vars(control).get(controlnets.METHODS[0]), "hold", None)
     return hold.session if isinstance(hold, _Hold) else None
 
 
 def plain(control: Any) -> Any:
     """Return a copy of a CONTROL_NET of ours that runs as the host's."""
-    copy = type(control).copy(control)
-    for name in HUNG:
+    copy = controlnets.copy(control)
+    for name in controlnets.METHODS:
         vars(copy).pop(name, None)
     return copy
 
@@ -93,23 +86,13 @@ def plain(control: Any) -> Any:
 def refusal(control: Any) -> str | None:
     """Say why nothing may be hung on a CONTROL_NET, or None."""
     cls = type(control)
-    if cls.__module__ != "comfy.controlnet":
+    if not controlnets.is_hosts(cls):
         pack = cls.__module__.partition(".")[0]
         return f"{cls.__name__} of {pack} is not the host's: runs as without this node"
-    for name in HUNG:
+    for name in controlnets.METHODS:
         if name in vars(control):
             return f"another node replaces {name} of this ControlNet: runs as without this node"
     return None
-
-
-def _attribute(cls: type) -> str:
-    """The attribute that holds the network."""
-    return "t2i_model" if cls.__name__ == "T2IAdapter" else "control_model"
-
-
-def _is_per_run(cls: type) -> bool:
-    """Whether the host makes the network anew in each run, and drops it at the end."""
-    return cls.__name__ == "ControlLora"
 
 
 class _Hold:
@@ -129,13 +112,14 @@ class _Hold:
     def call(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network once."""
         session, control = self.session, self._control()
-        if _is_per_run(type(control)):
+        if controlnets.is_per_run(type(control)):
             if self._own is None:
                 make_plan = partial(plan_model, module)
                 self._own = session.scope.faults.spare(
                     STEP, "preparing a ControlNet", session.scope.over, module, make_plan
                 )
-            session.scope = self._own or session.scope
+            if self._own is not None:
+                session.run_through(self._own)
         foreign = None
         if module is not session.scope.root:
             foreign = "another copy of the network runs (several GPUs, or another node's)"
@@ -173,7 +157,7 @@ class _Network:
 def _hang(control: Any, session: Session, runs: Runs) -> None:
     """Put our methods into an instance; each does what the host's does, for this very object."""
     cls: Any = type(control)
-    own, attribute = weakref.ref(control), _attribute(cls)
+    own, attribute = weakref.ref(control), controlnets.network_attribute(cls)
     hold = _Hold(control, session, runs)
 
     def get_control(*args: Any, **kwargs: Any) -> Any:
@@ -207,11 +191,12 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
 
     def reduce_ex(protocol: Any) -> Any:
         """Copies made past the host's `copy()` are the host's: ours are bound to this object."""
-        make, arguments, state, *rest = cls.__reduce_ex__(own(), protocol)
-        return make, arguments, {k: v for k, v in state.items() if k not in HUNG}, *rest
+        return controlnets.plain_state(cls, own(), protocol)
 
     get_control.hold = hold  # type: ignore[attr-defined]
-    for name, ours in zip(HUNG, (get_control, copy_to, pre_run, cleanup, reduce_ex), strict=True):
+    for name, ours in zip(
+        controlnets.METHODS, (get_control, copy_to, pre_run, cleanup, reduce_ex), strict=True
+    ):
         vars(control)[name] = ours
 
 
@@ -225,10 +210,9 @@ def _plan(refused: str | None, root: torch.nn.Module | None) -> Plan | str:
 
 def _target(control: Any, module: Any) -> Target:
     """Where a network runs; one that is made at every run, and an adapter, have no patcher."""
-    from comfy.model_management import get_torch_device
-
-    facts = vars(control)
-    device = facts.get("load_device") or facts.get("device") or get_torch_device()
-    dtype = facts.get("manual_cast_dtype") or getattr(module, "dtype", torch.float32)
-    patcher = facts.get("control_model_wrapped")
-    return Target(device, dtype, {} if patcher is None else patcher.object_patches)
+    patcher = controlnets.patcher(control)
+    return Target(
+        controlnets.device(control),
+        controlnets.compute_dtype(control, module),
+        {} if patcher is None else models.patched_objects(patcher),
+    )

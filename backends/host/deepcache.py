@@ -10,16 +10,20 @@ from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache
 from ..deepcache.run import Options
 from ..errors import RequirementError
+from ..events import Events
+from ..host_api import models, unets
+from ..host_api import patcher as host
 from ..runtime.session import Session
 from .attached import KEY
+from .model import carried as carried_session
 from .model import is_step
-from .model import kept as kept_session
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
-_CLASS = "diffusion_model.__class__"
 
 
-def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
+def apply(
+    model: Any, options: Options, events: Events, *, identifier: str
+) -> tuple[Any, DeepCache]:
     """Return a clone that runs under DeepCache, and that DeepCache.
 
     An earlier DeepCache on the model is replaced. Whatever else wraps the UNet, Compile Model among
@@ -28,30 +32,26 @@ def apply(model: Any, options: Options) -> tuple[Any, DeepCache]:
     Raises:
         RequirementError: the model has no UNet; the text says so for a user.
     """
-    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
-    from comfy.patcher_extension import WrappersMP
-
-    unet = model.model.diffusion_model
-    # What other nodes put in its place for some clone is in it from that clone's loading on.
-    own_class = model.object_patches_backup.get(_CLASS, type(unet))
-    if own_class is not UNetModel:
+    unet = models.diffusion_model(model)
+    own_class = models.own_class(model)
+    if own_class is not unets.classes().unet:
         name = own_class.__name__
         raise RequirementError(
             f"DeepCache needs a UNet, and this model is a {name}: it runs unchanged. "
             "ComfyUI's own EasyCache is for such models."
         )
-    clone = model.clone()
-    cache = DeepCache(_branch(model, unet, options.branch), options, is_step)
-    for kind, wrapper in (
-        (WrappersMP.SAMPLER_SAMPLE, cache.around_sampler),
-        (WrappersMP.PREDICT_NOISE, cache.around_evaluation),
-        (WrappersMP.DIFFUSION_MODEL, cache.around_unet),
-    ):
-        clone.remove_wrappers_with_key(kind, DEEPCACHE_KEY)
-        clone.add_wrapper_with_key(kind, DEEPCACHE_KEY, wrapper)
-        others = clone.wrappers[kind]
-        clone.wrappers[kind] = {DEEPCACHE_KEY: others.pop(DEEPCACHE_KEY), **others}
-    clone.set_attachments(DEEPCACHE_KEY, cache)
+    clone = host.clone(model)
+    cache = DeepCache(
+        _branch(model, unet, options.branch),
+        options,
+        events,
+        identifier=identifier,
+        is_known=is_step,
+    )
+    host.wrap_outermost(clone, "SAMPLER_SAMPLE", DEEPCACHE_KEY, cache.around_sampler)
+    host.wrap_outermost(clone, "PREDICT_NOISE", DEEPCACHE_KEY, cache.around_evaluation)
+    host.wrap_outermost(clone, "DIFFUSION_MODEL", DEEPCACHE_KEY, cache.around_unet)
+    host.attach(clone, DEEPCACHE_KEY, cache)
     return clone, cache
 
 
@@ -60,17 +60,15 @@ def _branch(model: Any, unet: Any, number: int) -> Branch:
     that what was captured for one DeepCache serves the next one, whatever its interval.
     """
     number = min(number, depth(unet) - 1)
-    session = kept_session(model)
+    session = carried_session(model)
     if not isinstance(session, Session) or session.scope.root is not unet:
         return Branch(unet, number)
     return session.keep((DEEPCACHE_KEY, number), lambda: Branch(unet, number))
 
 
-def kept(thing: Any) -> DeepCache | None:
+def carried(thing: Any) -> DeepCache | None:
     """Return the DeepCache that a ModelPatcher carries; None for anything else of the host's."""
-    from comfy.model_patcher import ModelPatcher
-
-    if not isinstance(thing, ModelPatcher):
+    if not models.is_model(thing):
         return None
-    found: DeepCache | None = thing.get_attachment(DEEPCACHE_KEY)
+    found: DeepCache | None = host.attached(thing, DEEPCACHE_KEY)
     return found

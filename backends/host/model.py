@@ -10,7 +10,9 @@ import torch
 
 from ..families.catalogue import plan_model
 from ..families.plan import Plan
-from ..host_api.questions import compute_dtype
+from ..host_api import models
+from ..host_api import patcher as host
+from ..host_api.layers import bound_forward
 from ..runtime.faults import STEP
 from ..runtime.scope import Target
 from ..runtime.session import Session
@@ -25,46 +27,41 @@ class AttachedModel:
 
     def __init__(self, model: Any) -> None:
         """Clone `model` and take what an earlier node of ours left off the clone."""
-        from comfy.patcher_extension import CallbacksMP, WrappersMP
-
-        clone = model.clone()
-        clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-        for kind in (CallbacksMP.ON_PRE_RUN, CallbacksMP.ON_CLEANUP):
-            clone.remove_callbacks_with_key(kind, KEY)
+        clone = host.clone(model)
+        host.unwrap(clone, "DIFFUSION_MODEL", KEY)
+        host.call_no_more(clone, "ON_PRE_RUN", KEY)
+        host.call_no_more(clone, "ON_CLEANUP", KEY)
+        root = models.diffusion_model(clone)
         self.value = self.patcher = clone
         self.holder = clone.model
-        self.root: torch.nn.Module | None = clone.model.diffusion_model
-        self.plan: Callable[[], Plan | str] = partial(plan_model, clone.model.diffusion_model)
+        self.name = type(clone.model).__name__
+        self.root: torch.nn.Module | None = root
+        self.plan: Callable[[], Plan | str] = partial(plan_model, root)
 
     def target(self) -> Target:
         return _target(self.patcher)
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on the clone; the host copies all of it to clones of the clone."""
-        from comfy.patcher_extension import CallbacksMP, WrappersMP
-
         clone = self.value
-        clone.set_attachments(KEY, session)
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, partial(_step, session))
-        clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, _begins(session, runs))
-        clone.add_callback_with_key(CallbacksMP.ON_CLEANUP, KEY, _ends(session, runs))
+        host.attach(clone, KEY, session)
+        host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(_step, session))
+        host.call_back(clone, "ON_PRE_RUN", KEY, _begins(session, runs))
+        host.call_back(clone, "ON_CLEANUP", KEY, _ends(session, runs))
         when_unloaded(clone, session)
 
     def note(self, text: str) -> None:
-        self.value.set_attachments(KEY, Note(text))
+        host.attach(self.value, KEY, Note(text))
 
 
-def kept(model: Any) -> Any:
+def carried(model: Any) -> Any:
     """Return what `attach` or `note` left on a ModelPatcher, or None."""
-    return model.get_attachment(KEY)
+    return host.attached(model, KEY)
 
 
 def _target(patcher: Any) -> Target:
-    current = getattr(patcher.model, "current_patcher", None)
-    patches = getattr(current, "object_patches", {})
-    # What lies around the diffusion model (sampling, dtypes) is no part of it.
-    patches = {n: patch for n, patch in patches.items() if n.startswith("diffusion_model")}
-    return Target(patcher.load_device, compute_dtype(patcher), patches)
+    device, dtype = models.load_device(patcher), models.compute_dtype(patcher)
+    return Target(device, dtype, models.patched_parts(patcher))
 
 
 def is_step(wrapper: Any) -> bool:
@@ -85,15 +82,15 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
 def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
     foreign = None
-    root = executor.class_obj
+    root = host.owner(executor)
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
-    own = root.call if isinstance(root, Variant) else getattr(root, "_forward", None)
+    own = root.call if isinstance(root, Variant) else bound_forward(root)
     if scope is None:
         foreign = "another copy of the model runs (hooks or several GPUs)"
-    elif executor.original != own:
+    elif host.innermost(executor) != own:
         foreign = "another node puts its own function in place of the model's"
     inner = None
-    if scope is not None and executor.idx + 1 < len(executor.wrappers):
+    if scope is not None and host.wrappers_within(executor):
         inner = "another node wraps the model's own call"
-        executor.original = partial(scope.innermost, executor.original)
+        host.put_innermost(executor, partial(scope.innermost, host.innermost(executor)))
     return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)

@@ -18,6 +18,8 @@ import torch
 
 from ..families.catalogue import plan_model
 from ..families.plan import Plan
+from ..host_api import models, vaes
+from ..host_api import patcher as host
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
@@ -26,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 BOTH = "decoder and encoder"
 PARTS = (BOTH, "decoder", "encoder")
-
-_METHODS = ("decode", "decode_tiled", "encode", "encode_tiled")
-_CALLS = ("decode", "encode")
 
 
 class AttachedVAE:
@@ -46,20 +45,20 @@ class AttachedVAE:
             TypeError: `vae` is no VAE of the host.
             ValueError: `parts` is none of `PARTS`.
         """
-        from comfy.sd import VAE
-
-        if not isinstance(vae, VAE):
+        if not vaes.is_vae(vae):
             raise TypeError(f"vae must be a VAE of the host, got a {type(vae).__name__}")
         if parts not in PARTS:
             raise ValueError(f"parts must be one of {', '.join(PARTS)}, got {parts!r}")
         self.value = copy.copy(vae)
         self.value.__class__ = getattr(type(vae), "warmgraph_host_class", type(vae))
         self.value.__dict__.pop(KEY, None)
-        if (patcher := getattr(vae, "patcher", None)) is not None:
-            self.value.patcher = patcher.clone()  # what others patch is not to reach `vae`
-        self.patcher = getattr(self.value, "patcher", None)
-        self.root: torch.nn.Module | None = getattr(vae, "first_stage_model", None)
+        self.patcher = vaes.patcher(vae)
+        if self.patcher is not None:  # what others patch is not to reach `vae`
+            self.patcher = host.clone(self.patcher)
+            vaes.put_patcher(self.value, self.patcher)
+        self.root = vaes.first_stage_model(vae)
         self.holder = self.root
+        self.name = type(self.root).__name__
         self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
 
     def target(self) -> Target:
@@ -75,7 +74,7 @@ class AttachedVAE:
         self.value.__dict__[KEY] = Note(text)
 
 
-def kept(vae: Any) -> Any:
+def carried(vae: Any) -> Any:
     """Return the session or the note that a VAE carries, or None."""
     found = vae.__dict__.get(KEY)
     return found.session if isinstance(found, _Attachment) else found
@@ -100,11 +99,11 @@ class _Attachment:
         own, before = root.__dict__, {}
         self._open = True
         try:
-            for name in _CALLS:
-                host = getattr(root, name, None)
-                if host is not None:
+            for name in vaes.CALLS:
+                theirs = getattr(root, name, None)
+                if theirs is not None:
                     before[name] = own.get(name)
-                    own[name] = partial(_call, self.session, host)
+                    own[name] = partial(_call, self.session, theirs)
             yield
         finally:
             for name, theirs in before.items():
@@ -117,8 +116,8 @@ class _Attachment:
 
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
-        if vae.first_stage_model is not self.session.scope.root:
-            self.session.steps["another copy of the VAE runs (several GPUs)"] += 1
+        if vaes.first_stage_model(vae) is not self.session.scope.root:
+            self.session.count_eager("another copy of the VAE runs (several GPUs)")
             return False
         try:
             self._runs.begin(self.session, partial(_target, vae))
@@ -146,7 +145,9 @@ def _is_of(part: str, place: str) -> bool:
 
 
 def _target(vae: Any) -> Target:
-    return Target(vae.patcher.load_device, vae.vae_dtype, vae.patcher.object_patches)
+    patcher = vaes.patcher(vae)
+    device, patches = models.load_device(patcher), models.patched_objects(patcher)
+    return Target(device, vaes.compute_dtype(vae), patches)
 
 
 def _call(session: Session, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +163,7 @@ def _compiled_class(host: Any) -> type:
         "__doc__": host.__doc__,
         "warmgraph_host_class": host,
     }
-    for name in _METHODS:
+    for name in vaes.METHODS:
         if hasattr(host, name):
             body[name] = _within_scope(getattr(host, name))
     return type(host.__name__, (host,), body)

@@ -1,1 +1,1 @@
-"""What the host is asked, by its own names."""
+"""Every name of the host that is not meant for others, and small functions that ask for it."""

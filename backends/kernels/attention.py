@@ -3,7 +3,7 @@
 A graph for any size keeps to the host's order, which takes flash attention first where PyTorch has
 it. cuDNN makes a plan for each new shape, some 65 ms of the processor in every process: at a hot
 size its kernels save up to 40 % of a long self-attention, for a short one the plan would not be
-earned back. Over a prompt's few keys our own kernel is the quicker one, and costs nothing
+earned back. Over a text's few keys our own kernel is the quicker one, and costs nothing
 beforehand.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import Measure
+from ..host_api.attention import host_order
 from ..torch_api import compiling
 from .gpu_time import accepted, compare
 
@@ -134,21 +135,6 @@ def _runs(shapes: Any) -> dict[str, Callable[[], Any]]:
         calls = {_HOST: _as_host, **takes}
         return accepted({name: functools.partial(call, *tensors) for name, call in calls.items()})
     return {}
-
-
-def host_order() -> contextlib.AbstractContextManager[Any]:
-    """Let attention go to the first of the kernels that the host itself asks for.
-
-    Entered for each call, as the host does it: on Hopper torch 2.11 puts an order of its own in its
-    place at the first attention of a process.
-    """
-    try:
-        import comfy.ops
-        from torch.nn.attention import sdpa_kernel
-    except ImportError:
-        return contextlib.nullcontext()
-    order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
-    return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()
 
 
 def _as_host(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:

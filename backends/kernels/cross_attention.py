@@ -1,6 +1,6 @@
-"""Attention over few keys, such as the 77 tokens of a prompt, in one Triton kernel.
+"""Attention over few keys, such as the 77 tokens of a text, in one Triton kernel.
 
-Flash attention is made for as many keys as rows: over a prompt it spends most of its time filling
+Flash attention is made for as many keys as rows: over a text it spends most of its time filling
 and draining its pipeline. Here every block of rows reads the few keys once and is done. The kernel
 becomes part of the graph that calls it: only who builds a graph imports this module, and Triton.
 """

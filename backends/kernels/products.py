@@ -31,7 +31,7 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def pair(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
-    """Let two products of the same few rows, such as a prompt's keys and values, be computed by one
+    """Let two products of the same few rows, such as a text's keys and values, be computed by one
     kernel, where the GPU is quicker with it.
 
     Args:

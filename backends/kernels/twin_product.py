@@ -1,4 +1,4 @@
-"""The products of a few rows by two weights, such as a prompt's keys and values, in one Triton
+"""The products of a few rows by two weights, such as a text's keys and values, in one Triton
 kernel.
 
 By itself each of them is too small for the GPU: it waits for its weight to arrive. Together they
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
 #: Quickest of 32-128 rows, 32-128 columns, 64 and 128 deep, 4 and 8 warps, 3-6 stages over 77-308
-#: rows of SDXL's prompts (H200), where the blocks of both products are at once on the GPU.
+#: rows of SDXL's texts (H200), where the blocks of both products are at once on the GPU.
 _ROWS = 64
 _COLUMNS = (32, 64, 128)
 _DEPTH = 64

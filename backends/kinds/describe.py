@@ -15,31 +15,9 @@ from typing import Any
 import torch
 
 from ..errors import DescriptionError
+from ..host_api import layers
 from .packs import foreign_class, pack_of
 
-#: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
-#: twin has none of it and no key depends on it.
-HOST_STATE = frozenset(
-    (
-        "comfy_cast_weights",
-        "prev_comfy_cast_weights",
-        "comfy_patched_weights",
-        "weight_function",
-        "bias_function",
-        "weight_lowvram_function",
-        "bias_lowvram_function",
-        "weight_comfy_model_dtype",
-        "bias_comfy_model_dtype",
-        "seed_key",
-        "_v",
-        "_v_weight",
-        "_v_bias",
-        "_v_signature",
-        "_prefetch",
-        "_pin",
-        "_pin_state",
-    )
-)
 _WEIGHTS = ("weight", "bias")
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
@@ -77,13 +55,11 @@ def describe_module(
     # A weight that the host's operators do without is a plain None or no parameter, as its way of
     # loading has it; a twin gets it as the former.
     absent = {
-        name
-        for name in _WEIGHTS
-        if hasattr(cls, "comfy_cast_weights") and getattr(module, name, None) is None
+        name for name in _WEIGHTS if layers.is_operator(cls) and getattr(module, name, None) is None
     }
     attributes = {}
     for name, value in module.__dict__.items():
-        if name in _TORCH_STATE or name in HOST_STATE or name in hidden or name not in wanted:
+        if name in _TORCH_STATE or name in layers.STATE or name in hidden or name not in wanted:
             continue
         if name in absent:
             continue
@@ -133,9 +109,8 @@ def make_twin(
     cls = import_named(description["class"])
     twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
-    if hasattr(cls, "comfy_cast_weights"):
-        state = {"comfy_cast_weights": False, "weight_function": [], "bias_function": []}
-        twin.__dict__.update(state)  # weights come in final: nothing is cast or patched on top
+    if layers.is_operator(cls):
+        layers.make_final(twin)
     for name, value in description["attributes"].items():
         setattr(twin, name, _restore(value))
     for name, meta in description["parameters"].items():
@@ -144,7 +119,7 @@ def make_twin(
             continue
         tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
         twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-    if hasattr(cls, "comfy_cast_weights"):
+    if layers.is_operator(cls):
         for name in _WEIGHTS:
             if name not in twin._parameters:
                 twin.__dict__.setdefault(name, None)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..contract import FORMAT_VERSION, Backend, Description
+from ..contract import Backend, Description
 from ..storing.canonical_json import canonical_json, sha256_hex
-from ..storing.manifest import Manifest
+from ..storing.manifest import FORMAT, Manifest
 from .target import TorchFacts, compose_target
 
 
@@ -60,7 +60,7 @@ def inputs(description: Description) -> dict[str, Any]:
 def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
     """Return the key of a kind on a target: 64 hex digits, the same in every process."""
     parts = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT,
         "structure": structure(description),
         "inputs": inputs(description),
         "target": target_facts,

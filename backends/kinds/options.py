@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-PAYLOAD_VERSION = 4  # also raised when a kernel or a pass of our own is mended
+from .own_code import own_fingerprint
+
 #: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
 #: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
 CONFIG: dict[str, Any] = {
@@ -27,17 +28,22 @@ CHANNELS_LAST_CONFIG: dict[str, Any] = {
 #: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
 #: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed.
 PERSISTENT_ROW = 2048
+#: The fact that names our own code that makes graphs, by its fingerprint.
+OWN_CODE = "warmgraph"
+#: Facts that only another version of Warmgraph says differently; `payload`, a number, was the
+#: fingerprint in older graph files.
+OURS = frozenset((OWN_CODE, "options", "channels_last", "persistent_row", "payload"))
 
 
 def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
-    """Return the versions and options that change the code that `inductor` generates.
+    """Return the versions, options and code of ours that change what `inductor` generates.
 
     Args:
         device: "cuda" or "cpu".
         triton: Triton's version, which counts on GPUs.
     """
     facts: dict[str, Any] = {
-        "payload": PAYLOAD_VERSION,
+        OWN_CODE: own_fingerprint(),
         "options": dict(sorted(CONFIG.items())),
         "channels_last": CHANNELS_LAST_CONFIG,
         "persistent_row": PERSISTENT_ROW,

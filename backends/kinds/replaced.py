@@ -17,11 +17,12 @@ from typing import Any
 
 from ..contract import PackFile
 from ..errors import DescriptionError
+from ..host_api.layers import NOT_TRACED
 from .bytecode import codes, hash_code
 from .describe import named_code
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
 from .purity import objection
-from .sources import NOT_TRACED, is_foreign, wrapped_functions
+from .sources import is_foreign, wrapped_functions
 
 _LARGEST_BYTES = 1 << 20
 

@@ -20,28 +20,11 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from ..host_api.layers import MANAGEMENT, NOT_TRACED, STATE
 from .bytecode import canonical_text, codes, global_chains, hash_code
-from .describe import HOST_STATE
 from .packs import OWN, origin
 from .watch import Owner, Watch, namespace
 
-#: Left out: they fetch weights or poll for Cancel, which a graph with weights as inputs never does.
-NOT_TRACED = frozenset(
-    [
-        "run_every_op",
-        "cast_bias_weight",
-        "uncast_bias_weight",
-        "forward_comfy_cast_weights",
-        "materialize_meta_param",
-    ]
-)
-#: Hashed, but not followed: memory management, whose globals change while the server runs.
-_NOT_FOLLOWED = (
-    "comfy.model_management",
-    "comfy.memory_management",
-    "comfy.utils",
-    "comfy.quant_ops",
-)
 _FOREIGN = frozenset(sys.stdlib_module_names) | {
     "torch",
     "numpy",
@@ -145,7 +128,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
     pending = ["forward"]
     while pending:
         name = pending.pop()
-        if name in named or name in HOST_STATE or not hasattr(cls, name):
+        if name in named or name in STATE or not hasattr(cls, name):
             continue
         named.add(name)
         for owner in cls.__mro__:
@@ -181,7 +164,7 @@ def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Cal
     values: dict[str, str] = {}
     callees: list[Callable[..., Any]] = []
     module = _module_name(function)
-    follow = not module.startswith(_NOT_FOLLOWED)
+    follow = not module.startswith(MANAGEMENT)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             content = cell.cell_contents
@@ -228,11 +211,19 @@ def _resolve(
     if isinstance(function, types.FunctionType):
         if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
-    elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(_NOT_FOLLOWED):
+    elif isinstance(value, type) and value.__module__.startswith(OWN):
+        callees += _layer_methods(value)
+    elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(MANAGEMENT):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
         _watch_name(holder, name, watch)
+
+
+def _layer_methods(cls: type) -> list[Callable[..., Any]]:
+    """The methods of a layer of ours, which a form puts in the place of one of the host's."""
+    own = vars(cls).values() if issubclass(cls, torch.nn.Module) else ()
+    return [value for value in own if isinstance(value, types.FunctionType)]
 
 
 def _watch_name(holder: Owner, name: str, watch: Watch) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .options import inductor_fingerprint
+from ..contract import EAGER, INDUCTOR
+from .options import OURS, inductor_fingerprint
 
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
@@ -66,7 +67,7 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
     """
     constants = _constants("torch", "version.py")
     version = constants.get("__version__")
-    if not isinstance(version, str) or backend not in ("inductor", "eager"):
+    if not isinstance(version, str) or backend not in (INDUCTOR, EAGER):
         return None
     on_gpu = device == "cuda"
     torch = TorchFacts(
@@ -77,7 +78,7 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
         capability=_capability() if on_gpu else None,
     )
     triton = _constants("triton", "__init__.py").get("__version__") if on_gpu else None
-    fingerprint = inductor_fingerprint(device, triton) if backend == "inductor" else {}
+    fingerprint = inductor_fingerprint(device, triton) if backend == INDUCTOR else {}
     return compose_target(device, backend, fingerprint, torch)
 
 
@@ -89,11 +90,11 @@ def has_driver() -> bool:
 def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
     """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
     words = {"capability": "GPU compute capability", "torch_source": "torch build"}
-    lines = []
-    for name in sorted({*made_for, *target_facts}):
+    differing = {n for n in {*made_for, *target_facts} if made_for.get(n) != target_facts.get(n)}
+    lines = ["made by another version of Warmgraph"] if differing & OURS else []
+    for name in sorted(differing - OURS):
         theirs, ours = made_for.get(name), target_facts.get(name)
-        if theirs != ours:
-            lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
+        lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
     return lines
 
 

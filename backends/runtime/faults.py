@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from ..host_api.questions import is_interrupt
+from ..host_api.execution import is_interrupt
 
 T = TypeVar("T")
 

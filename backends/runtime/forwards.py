@@ -4,23 +4,20 @@ size and those for the very sizes of a hot call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Description
 from ..cuda_graphs.replays import EXACT
-from ..families.plan import Place, Plan
-from ..storing.comparisons import Verified
+from ..families.plan import Call, Place, Plan
 from ..weights.fetching import ModelWeights
 from .faults import Faults
 from .graph import Graph, State
-from .graphs import Graphs
 from .kind import Kind
 from .region import Region
-from .specials import Either, Specials
+from .shared import Shared
 
 
 class ForwardSet(NamedTuple):
@@ -40,18 +37,13 @@ class ForwardSet(NamedTuple):
 class Forwards:
     """The sets of forwards of one root module, and its regions, which they call."""
 
-    def __init__(
-        self, graphs: Graphs, verified: Verified, specials: Specials, faults: Faults
-    ) -> None:
-        """Args: all graphs of the process, the memory of comparisons, which calls get graphs of
-        their own sizes, and which graphs are not used here because ours failed with them.
+    def __init__(self, shared: Shared, faults: Faults, *, past_calls: int = 0) -> None:
+        """Args: what all scopes use, which graphs are not used here because ours failed with them,
+        and the calls that were served before by regions that are gone.
         """
-        self._graphs = graphs
-        self._verified = verified
+        self._shared = shared
         self._faults = faults
-        self.specials = specials
-        #: Calls that were served by regions that are gone.
-        self.past_calls = 0
+        self._past_calls = past_calls
         self._past_reasons: dict[str, str] = {}
         self._plan = Plan()
         self._kinds: Mapping[str, Kind] = {}
@@ -74,36 +66,23 @@ class Forwards:
             kinds: the kind of each place by its name.
             weights: where the root module's are.
         """
-        self.past_calls = self.calls
+        self._past_calls = self.calls
         self._plan, self._kinds, self._weights = plan, kinds, weights
         self._start_anew()
-        self.specials.clear()
 
     def let_go(self) -> None:
         """Keep no module and no weights; what is told of them stays."""
-        self.past_calls = self.calls
+        self._past_calls = self.calls
         self._past_reasons = {n: r.declined for n, r in self._regions.items() if r.declined}
         self._plan, self._kinds, self._weights = Plan(), {}, None
         self._start_anew()
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def begin_run(
-        self, special: Callable[[Description], Graph], give_back: Callable[[Hashable], None]
-    ) -> None:
-        """Start a run: nothing is declined yet, and hot sizes get graphs of their own.
-
-        Args:
-            special: the process's graph for a description.
-            give_back: drops what is captured of a signature whose graphs make room for another's.
-        """
+    def begin_run(self) -> None:
+        """Start a run: nothing is declined yet."""
         for region in self._regions.values():
             region.declined = None
-        for key in self.specials.begin_run():
-            lost = self.specials.add(key, self._graph_at, special)
-            if lost is not None:
-                give_back(lost[0])
-                self._forget(lost[1])
 
     def end_run(self) -> None:
         """Keep no weights beyond a run."""
@@ -117,31 +96,32 @@ class Forwards:
         self._patched = patched
         self._version = -1
 
-    def refresh(self) -> None:
-        """Make the forwards of all modules whose graphs are ready, if any came or went."""
-        if self._version == self._graphs.version:
-            return
-        self._version = self._graphs.version
-        self.any_shape = self._make_set(lambda _, region: region)
-        self._of_size = {
-            key: self._make_set(partial(self._special, graphs))
-            for key, graphs in self.specials.complete().items()
-        }
-
-    def of(self, key: Hashable, *, complete: bool) -> ForwardSet:
-        """What serves a call of this signature now.
+    def refresh(self, special: Callable[[], Mapping[Hashable, Mapping[str, Graph]]]) -> None:
+        """Make the forwards of all modules whose graphs are ready, if any came or went.
 
         Args:
-            complete: whether no more any-shape graphs will come.
+            special: the ready graphs by place of each signature that has a complete set of them.
         """
-        if not complete:
-            return self.any_shape
-        if self.specials.see(key) and self.any_shape.installed:
-            record, recorded = self.specials.record(key)
-            return self.any_shape._replace(
-                installed=self._make_set(record).installed, recorded=recorded
-            )
+        if self._version == self._shared.graphs.version:
+            return
+        self._version = self._shared.graphs.version
+        self.any_shape = self._make_set(lambda _, region: region)
+        self._of_size = {
+            key: self._make_set(partial(self._special, graphs)) for key, graphs in special().items()
+        }
+
+    def of(self, key: Hashable) -> ForwardSet:
+        """What serves a call of this signature now."""
         return self._of_size.get(key, self.any_shape)
+
+    def recorded(self, record: Callable[[str, Call], Call], done: Callable[[], None]) -> ForwardSet:
+        """What serves a call of any size, with a recorder around the call of each place.
+
+        Args:
+            record: puts it around a call, by the name of its place.
+            done: is to be called once the root module's call was made.
+        """
+        return self.any_shape._replace(installed=self._make_set(record).installed, recorded=done)
 
     # --- regions ----------------------------------------------------------------------------------
 
@@ -164,10 +144,6 @@ class Forwards:
                 served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
         return ForwardSet(installed, tuple(served) or EXACT)
 
-    def _graph_at(self, name: str) -> Graph | None:
-        kind = self._kinds.get(name)
-        return None if kind is None else kind.graph
-
     def _region(self, place: Place) -> Region | None:
         kind = self._kinds[place.name]
         if kind.graph is None or kind.graph.state is not State.READY:
@@ -182,8 +158,8 @@ class Forwards:
         return region
 
     def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
-        verification = self._graphs.verification
-        return Region(place, graph, weights, self._verified, self._faults, verification)
+        shared = self._shared
+        return Region(place, graph, weights, shared.comparisons, self._faults, shared.verification)
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
         """The call of a place by its special graph, where there is one."""
@@ -196,13 +172,11 @@ class Forwards:
             known = self._special_regions[name, graph.key] = Either(special, region)
         return known
 
-    def _forget(self, graphs: list[Graph]) -> None:
+    def forget(self, graphs: Iterable[Graph]) -> None:
         """Keep nothing of graphs of one size that made room for another's."""
-        for graph in graphs:
-            self._graphs.forget(graph)
         gone = {graph.key for graph in graphs}
         for name in [name for name in self._special_regions if name[1] in gone]:
-            self.past_calls += self._special_regions.pop(name).special.calls
+            self._past_calls += self._special_regions.pop(name).special.calls
 
     # --- what to say ------------------------------------------------------------------------------
 
@@ -210,7 +184,7 @@ class Forwards:
     def calls(self) -> int:
         """Calls of regions that graphs have served, but for those that were replayed."""
         regions = list(self._regions.values())
-        return self.past_calls + self.special_calls + sum(region.calls for region in regions)
+        return self._past_calls + self.special_calls + sum(region.calls for region in regions)
 
     @property
     def special_calls(self) -> int:
@@ -221,3 +195,19 @@ class Forwards:
         """Why the ready graph of a place did not take a call, if there was one that it did not."""
         region = self._regions.get(name)
         return region.declined if region is not None else self._past_reasons.get(name)
+
+
+class Either:
+    """The call of a place by its special graph, and by the any-shape one where that declines."""
+
+    def __init__(self, special: Region, other: Region) -> None:
+        """Args: the region of the special graph, and the any-shape one."""
+        self.special = special
+        self._other = other
+
+    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+        result = self.special(*inputs)
+        return self._other(*inputs) if result is None else result
+
+    def decline(self, reason: str) -> torch.Tensor | None:
+        return self._other.decline(reason)

@@ -16,8 +16,8 @@ from typing import Any
 from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
 from ..contract import Backend, Description
-from ..debugging import OFF, Debugging
 from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
+from ..events import Event, Events
 from ..kinds import keys
 from ..kinds.target import explain_target
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
@@ -25,7 +25,6 @@ from ..storing.manifest import Facts
 from ..storing.store import Store
 from .dump import dump_description, dump_graph
 from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
-from .verification import Verification
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +42,24 @@ class Graphs:
         store: Store,
         builder: Builder,
         claims: Claims,
-        on_change: Callable[[], None],
-        debugging: Debugging = OFF,
+        events: Events,
+        *,
+        dump: Path | None = None,
     ) -> None:
-        """Args: where files are, who builds, what keeps servers from building the same, what to
-        call (from any thread) after a change, and what a developer asked of this server.
+        """Set up; nothing is read.
+
+        Args:
+            store: where files are.
+            builder: who builds.
+            claims: what keeps servers from building the same.
+            events: who is told of changes.
+            dump: a folder in which each graph is written down for a developer.
         """
-        self.debugging = debugging
-        #: What is kept where every call of a region is compared with eager.
-        self.verification = Verification() if debugging.verify else None
+        self._dump_folder = dump
         self._store = store
         self._builder = builder
         self._claims = claims
-        self._on_change = on_change
+        self._events = events
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
         self._warned: set[str] = set()
@@ -247,8 +251,8 @@ class Graphs:
             "description": graph.description.to_dict(),
             "backend": graph.backend.name,
         }
-        if self.debugging.dump is not None:
-            task["dump"] = str(dump_description(self.debugging.dump, graph))
+        if self._dump_folder is not None:
+            task["dump"] = str(dump_description(self._dump_folder, graph))
         job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
         self._set(graph, State.BUILDING)
         future = self._builder.submit(job)
@@ -308,8 +312,8 @@ class Graphs:
         graph.call = call
 
     def _dump(self, graph: Graph, payload: bytes) -> None:
-        if self.debugging.dump is not None:
-            dump_graph(self.debugging.dump, graph, payload)
+        if self._dump_folder is not None:
+            dump_graph(self._dump_folder, graph, payload)
 
     def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
         """Say why no file serves: none at all, or one for another target or another host."""
@@ -349,13 +353,13 @@ class Graphs:
 
     def _note_change(self) -> None:
         self.version = next(self._versions)  # from any thread: no two changes are one number
-        _logged(self._on_change)  # whoever listens has no say in what a graph is
+        self._events.publish(Event.GRAPH_CHANGED)
 
     def _dropped(self) -> None:
         """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
-            self._loader.submit(_logged, self._on_change)
+            self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
 def _refusal(error: GraphFileError) -> str:

@@ -11,9 +11,9 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..families.plan import Place
-from ..host_api.questions import is_interrupt
+from ..host_api.execution import is_interrupt
 from ..kinds.layout import aligned
-from ..storing.comparisons import Verified
+from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
 from ..weights.fetching import ModelWeights, RegionWeights
 from .faults import Faults
@@ -43,7 +43,7 @@ class Region:
         place: Place,
         graph: Graph,
         source: ModelWeights,
-        verified: Verified,
+        comparisons: Comparisons,
         faults: Faults,
         verification: Verification | None = None,
     ) -> None:
@@ -66,9 +66,9 @@ class Region:
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
         self._trust = (
-            Trust(place, graph, verified)
+            Trust(place, graph, comparisons)
             if verification is None
-            else Verifying(place, graph, verified, verification)
+            else Verifying(place, graph, comparisons, verification)
         )
         self._faults = faults
 

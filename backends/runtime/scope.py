@@ -1,8 +1,4 @@
-"""One root module that runs through graphs: its plan, its kinds, and what happens around each call.
-
-While a call runs, the modules of ready places carry our `forward`; after it they are the host's
-again, so another branch that shares the module never meets a graph.
-"""
+"""One root module that runs through graphs: its plan, its kinds, and its calls."""
 
 from __future__ import annotations
 
@@ -17,21 +13,21 @@ import torch
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, unread_options
+from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
 from ..families.plan import Dispatch, Place, Plan
-from ..host_api.questions import pause_host_compiler
+from ..host_api.needs import Feature
+from ..host_api.options import unread_options
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
-from ..storing.comparisons import Verified
-from ..weights.addresses import Anchors
+from ..weights.addresses import AddressBook
 from ..weights.casting import same_device
-from ..weights.fetching import ModelWeights
+from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
-from .foreign import Foreign
 from .forwards import Forwards, ForwardSet
 from .graph import Graph, State
-from .graphs import Graphs
 from .kind import Kind, describe_kinds
+from .placing import Placing
+from .shared import Shared
 from .specials import Specials
 
 
@@ -49,15 +45,19 @@ class Target(NamedTuple):
     patches: Mapping[str, Any]
 
 
-#: A module and the forward that it gets.
-Placed = tuple[torch.nn.Module, Callable[..., Any]]
-
-
 class _Step(NamedTuple):
-    """How one call is to be made: through what, and as which data, if it is known by that."""
+    """How one call is to be made.
+
+    Attributes:
+        serving: the forwards that serve it.
+        call: it as data; None where it cannot be known by that.
+        book: where the weights lie that a captured call would read; None where none is wanted.
+        complete: whether no more any-shape graphs will come.
+    """
 
     serving: ForwardSet
     call: Call | None
+    book: AddressBook | None
     complete: bool
 
 
@@ -71,10 +71,11 @@ class Scope:
         make_plan: Callable[[], Plan | str],
         plan: Plan,
         backend: Backend,
-        graphs: Graphs,
-        verified: Verified,
+        shared: Shared,
         replays: Replays | None = None,
         specials: Specials | None = None,
+        *,
+        past_calls: int = 0,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -83,8 +84,10 @@ class Scope:
             holder: the module on which the host's patcher notes where the weights are.
             make_plan: cuts `root` anew, for when its modules were replaced.
             plan: what it gave at first.
+            shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
             specials: which calls get graphs of their own sizes; None where none do.
+            past_calls: calls of regions that were served by a scope before this one.
         """
         self.root = root
         self.plan = plan
@@ -92,22 +95,18 @@ class Scope:
         self._holder = holder
         self._make_plan = make_plan
         self._backend = backend
-        self._graphs = graphs
-        self._verified = verified
+        self._shared = shared
         self.replays = replays
+        self.specials = specials or Specials(lambda: None)
         self.faults = Faults()
-        self.forwards = Forwards(graphs, verified, specials or Specials(lambda: None), self.faults)
+        self.forwards = Forwards(shared, self.faults, past_calls=past_calls)
         self._unread = unread_options(root)
-        self._anchors: Anchors | None = None
-        self._weights: ModelWeights | None = None
-        self._foreign = Foreign(root, plan, (), whole_calls=False)
+        self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
         self._facts: dict[str, Any] = {}
-        self._dtype: torch.dtype | None = None
         self._lock = threading.RLock()
-        self._placed: list[tuple[torch.nn.Module, Any]] = []
-        self._inside = False
+        self._placing = Placing()
         self._run_open = False
 
     @property
@@ -123,11 +122,11 @@ class Scope:
     @property
     def special_graphs(self) -> list[Graph]:
         """The graphs for the sizes of hot calls."""
-        return self.forwards.specials.graphs
+        return self.specials.graphs
 
     def count_sizes(self, wanted: bool) -> None:
         """Say whether calls from now on count towards graphs of their own sizes."""
-        self.forwards.specials.counts = wanted
+        self.specials.counts = wanted
 
     @property
     def compiled_calls(self) -> int:
@@ -138,26 +137,24 @@ class Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.
         """
-        assert self._weights is not None and self._dtype is not None
+        assert self._bound is not None
         other = Scope(
             root,
             self._holder,
             make_plan,
             Plan(),
             self._backend,
-            self._graphs,
-            self._verified,
+            self._shared,
             None if self.replays is None else self.replays.fresh(),
-            self.forwards.specials.fresh(),
+            self.specials.fresh(),
         )
-        other.describe(self._weights.device, self._dtype)
+        other.describe(self._bound.device, self._bound.dtype)
         return other
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
-        other = Scope(root, root, make_plan, Plan(), self._backend, self._graphs, self._verified)
-        other.forwards.past_calls = self.compiled_calls
-        return other
+        calls = self.compiled_calls
+        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, past_calls=calls)
 
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
@@ -177,8 +174,7 @@ class Scope:
             self.root, self._holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()
             self.drop_captured()
-            self._weights, self._anchors = None, None
-            self._foreign = Foreign(gone, self.plan, (), whole_calls=False)
+            self._bound = None
             self._patches = {}
             self._run_open = False
 
@@ -186,22 +182,31 @@ class Scope:
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the model's kinds down for a device and compute dtype; returns their graphs."""
+        self._bind(device, dtype)
+        return self.graphs
+
+    def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
         self._facts = target(device.type, self._backend)
         plan = self._make_plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
-            self.plan, device, dtype, self._graph_of, self._graphs.debugging.why_not
+            self.plan, device, dtype, self._graph_of, self._shared.debugging.why_not
         )
-        self._foreign = Foreign(
-            self.root, self.plan, self.kinds, whole_calls=self.replays is not None
+        self._bound = Bound(
+            self.root,
+            self._holder,
+            self.plan,
+            self.kinds,
+            device,
+            dtype,
+            whole_calls=self.replays is not None,
+            quick_dynamic=Feature.QUICK_DYNAMIC not in self._shared.off,
         )
-        self._dtype = dtype
-        self._weights = ModelWeights(self._holder, device, dtype)
         self.drop_captured()
-        self._anchors = Anchors(self.root, self._weights) if device.type == "cuda" else None
-        self.forwards.bind(self.plan, self._of_place, self._weights)
+        self.specials.clear()
+        self.forwards.bind(self.plan, self._of_place, self._bound.weights)
         self.faults.clear()
-        return self.graphs
+        return self._bound
 
     def is_stale(self, target: Target) -> bool:
         """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
@@ -212,13 +217,8 @@ class Scope:
         repatched = self._patches.keys() != before.keys() or any(
             self._patches[name] is not before[name] for name in before
         )
-        return (
-            repatched
-            or self._weights is None
-            or target.device != self._weights.device
-            or target.dtype is not self._dtype
-            or self._foreign.is_stale()
-        )
+        bound = self._bound
+        return repatched or bound is None or not bound.is_for(target.device, target.dtype)
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -226,34 +226,44 @@ class Scope:
         """Look at the model anew: what other nodes patched, and where its weights are now."""
         with self._lock:
             self._run_open = True
-            if self._weights is not None:
-                self._weights.begin_run()
-            self._look()
+            if self._bound is not None:
+                self._bound.begin_run()
+                self._leave_to_others(self._bound)
             if self.replays is not None:
                 self.replays.begin_run()
-            self.forwards.begin_run(self._graph_of, self._drop_call)
+            self.forwards.begin_run()
+            for key in self.specials.begin_run():
+                self._ask_for_special(key)
 
-    def _drop_call(self, key: Hashable) -> None:
-        if self.replays is not None:
-            self.replays.drop_call(key)
+    def _ask_for_special(self, key: Hashable) -> None:
+        """Have a hot call get graphs of its own sizes; another's make room for them."""
+        lost = self.specials.add(key, self._graph_at, self._graph_of)
+        if lost is not None:
+            call, graphs = lost
+            if self.replays is not None:
+                self.replays.drop_call(call)
+            self.forwards.forget(graphs)
+            for graph in graphs:
+                self._shared.graphs.forget(graph)
+
+    def _graph_at(self, place: str) -> Graph | None:
+        kind = self._of_place.get(place)
+        return None if kind is None else kind.graph
 
     def _graph_of(self, description: Description) -> Graph:
-        return self._graphs.graph(description, self._backend, self._facts)
+        return self._shared.graphs.graph(description, self._backend, self._facts)
 
-    def _look(self) -> None:
-        """Find what other nodes do now, and leave it to them."""
-        self._foreign.look()
-        self.forwards.leave(self._foreign.places.keys())
+    def _leave_to_others(self, bound: Bound) -> None:
+        """Leave to other nodes what is theirs now."""
+        self.forwards.leave(bound.foreign.places.keys())
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
         with self._lock:
             self._run_open = False
-            if self._weights is not None:
-                self._weights.end_run()
+            if self._bound is not None:
+                self._bound.end_run()
             self.forwards.end_run()
-            if self._anchors is not None:
-                self._anchors.forget()
 
     def drop_captured(self) -> None:
         """Give the memory of captured calls back; they are captured anew when they come again."""
@@ -286,11 +296,8 @@ class Scope:
             plain = partial(host, *args, **kwargs)
             step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
             if step is None:
-                return self._run(plain, ())
-            if step.call is None or self.replays is None or self._anchors is None:
-                result = self._run(plain, step.serving.installed)
-            else:
-                result = self._replayed(host, plain, step, step.call)
+                return self._placing.run(plain, ())
+            result = self._made(host, plain, step)
             if step.serving.recorded is not None:
                 self.faults.spare(STEP, "recording sizes", step.serving.recorded)
             return result
@@ -301,46 +308,52 @@ class Scope:
         """Find out how a call is to be made."""
         if not self._run_open:
             self.begin_run()
-        assert self._weights is not None
-        self._look_again()
-        self._weights.begin_step()
-        self.forwards.refresh()
-        call = self._read(args, kwargs, foreign or self._foreign.code)
+        bound = self._look_again()
+        bound.weights.begin_step()
+        self.forwards.refresh(self.specials.complete)
+        call = self._read(args, kwargs, foreign or bound.foreign.code)
         if isinstance(call, str):
             if self.replays is not None:
-                self.replays.reasons[call] += 1
-            return _Step(self.forwards.any_shape, None, complete=True)
+                self.replays.decline(call)
+            return _Step(self.forwards.any_shape, None, None, complete=True)
         complete = not any(graph.is_coming for graph in self.graphs)
-        return _Step(self.forwards.of(call.key, complete=complete), call, complete=complete)
+        book = None if self.replays is None else bound.book
+        return _Step(self._serving(call.key, complete), call, book, complete)
 
-    def _replayed(
-        self, host: Callable[..., Any], plain: Callable[[], Any], step: _Step, call: Call
-    ) -> Any:
+    def _serving(self, key: Hashable, complete: bool) -> ForwardSet:
+        """What serves a call of this signature; `complete`: no more any-shape graphs will come."""
+        if not complete:
+            return self.forwards.any_shape
+        if self.specials.see(key) and self.forwards.any_shape.installed:
+            return self.forwards.recorded(*self.specials.record(key))
+        return self.forwards.of(key)
+
+    def _made(self, host: Callable[..., Any], plain: Callable[[], Any], step: _Step) -> Any:
         """Make a call by replay where it can be, else through the forwards; and note how it was."""
-        assert self.replays is not None and self._anchors is not None
-        runner = partial(self._run, installed=step.serving.installed)
+        run = partial(self._placing.run, forwards=step.serving.installed)
+        call, book, replays = step.call, step.book, self.replays
         attempt = None
+        if call is None or book is None or replays is None:
+            return run(plain)
         if self.faults.of(CAPTURES) is None:
             attempt = self.faults.spare(
                 CAPTURES,
                 "replaying a step",
-                self.replays.attempt,
+                replays.attempt,
                 host,
                 call,
-                anchors=self._anchors,
+                book=book,
                 form=step.serving.served,
                 others=self.forwards.any_shape.served,
                 complete=step.complete,
-                runner=runner,
+                runner=run,
             )
         if attempt is None:
-            return runner(plain)
+            return run(plain)
         if attempt.result is not None:
             return attempt.result
-        result = runner(plain, compiled=attempt.compiled)
-        self.faults.spare(
-            CAPTURES, "watching a step", self.replays.settle, attempt, self._anchors, result
-        )
+        result = run(plain, compiled=attempt.compiled)
+        self.faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
         return result
 
     def _read(
@@ -355,67 +368,45 @@ class Scope:
         except FixedCallError as error:
             return str(error)
 
-    def _run(
-        self, run: Callable[[], Any], installed: Sequence[Placed], *, compiled: bool = True
-    ) -> Any:
-        """Make one call with our forwards in place for as long as it runs."""
-        self._inside = True
-        try:
-            if compiled:
-                self._place(installed)
-            with pause_host_compiler():
-                return run()
-        finally:
-            self._take_away()
-            self._inside = False
-
-    def _place(self, installed: Sequence[Placed]) -> None:
-        for module, forward in installed:
-            self._placed.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = forward
-
-    def _take_away(self) -> None:
-        while self._placed:
-            module, before = self._placed.pop()
-            if before is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = before
-
     def innermost(self, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the host's own call within other nodes' wrappers, which may have replaced code since
         the step began; what they replaced is theirs.
         """
-        if self._placed and self._foreign.replaced_code():
-            self.faults.spare(STEP, "looking within a step", self._withdraw)
+        bound = self._bound
+        if bound is not None and self._placing.has_placed and bound.foreign.replaced_code():
+            self.faults.spare(STEP, "looking within a step", self._withdraw, bound)
         return host(*args, **kwargs)
 
-    def _withdraw(self) -> None:
-        self._take_away()
-        self._look()
-        self.forwards.refresh()
-        self._place(self.forwards.any_shape.installed)
+    def _withdraw(self, bound: Bound) -> None:
+        self._placing.replace(())
+        bound.foreign.look()
+        self._leave_to_others(bound)
+        self.forwards.refresh(self.specials.complete)
+        self._placing.replace(self.forwards.any_shape.installed)
 
-    def _look_again(self) -> None:
+    def _look_again(self) -> Bound:
         """Notice what another node's wrapper changed around this very step."""
-        assert self._weights is not None and self._dtype is not None
-        if self._foreign.is_rebuilt():
-            self.describe(self._weights.device, self._dtype)
-            self._look()
-        elif self._foreign.look_again():
-            self.forwards.leave(self._foreign.places.keys())
+        bound = self._bound
+        assert bound is not None
+        if bound.foreign.is_rebuilt():
+            bound = self._bind(bound.device, bound.dtype)
+            bound.foreign.look()
+            self._leave_to_others(bound)
+        elif bound.foreign.look_again():
+            self._leave_to_others(bound)
+        return bound
 
     def why_not(self, x: Any) -> str | None:
         """Say why a whole call with the activation `x` is the host's, or None."""
         if (fault := self.faults.of(STEP)) is not None:
             return fault
-        if self._weights is None:
+        if self._bound is None:
             return "no graphs are asked for"
-        if self._inside:
+        if self._placing.is_open:
             return "the model calls itself"
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             return "gradients are on (training)"
-        if not isinstance(x, torch.Tensor) or not same_device(x.device, self._weights.device):
+        if not isinstance(x, torch.Tensor) or not same_device(x.device, self._bound.device):
             return f"it runs on {getattr(x, 'device', 'an unknown device')}"
         return foreign_class(type(self.root))
 
@@ -432,7 +423,8 @@ class Scope:
         return found
 
     def _reason(self, place: Place) -> str | None:
-        if (left := self._foreign.places.get(place.name)) is not None:
+        left = None if self._bound is None else self._bound.foreign.places.get(place.name)
+        if left is not None:
             return left
         kind = self._of_place.get(place.name)
         if kind is None or kind.graph is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -37,25 +37,40 @@ class Session:
     """One compiled MODEL, VAE or CONTROL_NET."""
 
     def __init__(
-        self, identifier: str, name: str, backend: Backend, options: Options, scope: Scope
+        self,
+        identifier: str,
+        name: str,
+        backend: Backend,
+        options: Options,
+        scope: Scope,
+        notes: Iterable[str] = (),
     ) -> None:
         """Args: an id and a name for reports; the rest as the engine chose it."""
         self.id = identifier
         self.name = name
         self.backend = backend
         self.options = options
-        self.scope = scope
+        self._scope = scope
         self._variants: Live[Scope] = Live()
-        self._kept: dict[Hashable, Any] = {}
-        self.notes: list[str] = []
-        self.steps: Counter[str] = Counter()
+        self._belongings: dict[Hashable, Any] = {}
+        self._notes = list(notes)
+        self._eager_calls: Counter[str] = Counter()
         #: Keys of graphs that were looked for.
-        self.asked: set[str] = set()
+        self._asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
-        self.reused: set[str] = set()
+        self._reused: set[str] = set()
         #: Whether the log has said that all requested graphs have come.
-        self.told = True
+        self._is_told = True
         self._warned: set[str] = set()
+
+    @property
+    def scope(self) -> Scope:
+        """What the root module runs through."""
+        return self._scope
+
+    def run_through(self, scope: Scope) -> None:
+        """Run through another scope: the host made the root module anew."""
+        self._scope = scope
 
     @property
     def graphs(self) -> list[Graph]:
@@ -96,16 +111,29 @@ class Session:
         Another node's variants of the root module stay here with their scopes, so that what was
         captured for them is there again when that node ran anew.
         """
-        if name not in self._kept:
-            self._kept[name] = make()
-        kept: T = self._kept[name]
-        return kept
+        if name not in self._belongings:
+            self._belongings[name] = make()
+        found: T = self._belongings[name]
+        return found
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""
         graphs = self.scope.describe(device, dtype)
-        self.reused = {graph.key for graph in graphs if graph.state is State.READY}
+        self._reused = {graph.key for graph in graphs if graph.state is State.READY}
         return graphs
+
+    def expect(self, graphs: Iterable[Graph]) -> None:
+        """Note that graphs are looked for; the log will say when they have come."""
+        self._asked |= {graph.key for graph in graphs}
+        self._is_told = False
+
+    def was_asked(self, graph: Graph) -> bool:
+        """Whether a graph was looked for."""
+        return graph.key in self._asked
+
+    def is_new(self, graph: Graph) -> bool:
+        """Whether a graph came to this process after this session did."""
+        return graph.key not in self._reused
 
     def step(
         self,
@@ -129,7 +157,7 @@ class Session:
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
         reason = foreign or scope.why_not(next(activations, None))
         if reason is not None:
-            self.steps[reason] += 1
+            self.count_eager(reason)
             self._warn(reason)
             return host(*args, **kwargs)
         return scope.call(host, args, kwargs, foreign=inner)
@@ -138,10 +166,10 @@ class Session:
         """Return a line for the log once all requested graphs have come or failed, else None."""
         graphs = self.graphs
         ready = sum(g.state is State.READY for g in graphs)
-        if self.told or not ready or any(g.is_pending for g in graphs):
+        if self._is_told or not ready or any(g.is_pending for g in graphs):
             return None
-        self.told = True
-        new = [g for g in graphs if g.state is State.READY and g.key not in self.reused]
+        self._is_told = True
+        new = [g for g in graphs if g.state is State.READY and self.is_new(g)]
         built = [g for g in new if g.source == "built"]
         seconds = sum(g.build_seconds or 0.0 for g in built)
         parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
@@ -150,10 +178,24 @@ class Session:
         came = f"{self.name}: {ready} of {len(graphs)} graphs are ready"
         return f"{came}: {', '.join(parts)} ({self.backend.name})"
 
+    def count_eager(self, reason: str) -> None:
+        """Count a call of the root module that ran as without us."""
+        self._eager_calls[reason] += 1
+
+    @property
+    def eager_calls(self) -> dict[str, int]:
+        """Calls of the root module that ran as without us, by reason."""
+        return dict(self._eager_calls)  # the prompt's thread counts on
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the report."""
+        return list(self._notes)
+
     def note(self, text: str) -> None:
         """Keep a line for the report, once."""
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self._notes:
+            self._notes.append(text)
 
     def warn_once(self) -> None:
         """Log each new reason for running eager, once in a session."""

@@ -17,7 +17,6 @@ import torch
 from ..contract import Description
 from ..families.plan import Call
 from .graph import Graph, State
-from .region import Region
 
 #: Signatures of one model that have a set at a time; their files stay in the store.
 MAX_SETS = 4
@@ -151,22 +150,6 @@ class Specials:
             if ready and not states & {State.LOADING, State.BUILDING, State.MISSING}:
                 found[key] = ready
         return found
-
-
-class Either:
-    """The call of a place by its special graph, and by the any-shape one where that declines."""
-
-    def __init__(self, special: Region, other: Region) -> None:
-        """Args: the region of the special graph, and the any-shape one."""
-        self.special = special
-        self._other = other
-
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
-        result = self.special(*inputs)
-        return self._other(*inputs) if result is None else result
-
-    def decline(self, reason: str) -> torch.Tensor | None:
-        return self._other.decline(reason)
 
 
 class _Recorder:

@@ -11,7 +11,7 @@ import torch
 from ..families.plan import Place
 from ..kinds.layout import aligned
 from ..kinds.tolerance import bound, nudged, relative_l2, tells_nothing, within
-from ..storing.comparisons import Verified
+from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
 
@@ -46,13 +46,13 @@ class Verdict(NamedTuple):
 class Trust:
     """The comparisons of one place's graph."""
 
-    def __init__(self, place: Place, graph: Graph, verified: Verified) -> None:
+    def __init__(self, place: Place, graph: Graph, comparisons: Comparisons) -> None:
         """Args: the place, its graph, and the memory of comparisons, which others of its kind
         share.
         """
         self._place = place
         self._graph = graph
-        self._verified = verified
+        self._comparisons = comparisons
         self._limits: dict[str, int] = {}
 
     def covers(self, weight_class: str, elements: int) -> bool:
@@ -65,7 +65,7 @@ class Trust:
         if elements <= self._limits.get(weight_class, -1):
             return True
         graph = self._graph
-        compared = self._verified.most(graph.key, graph.payload_sha256, weight_class)
+        compared = self._comparisons.most(graph.key, graph.payload_sha256, weight_class)
         self._limits[weight_class] = REACH * compared
         return elements <= REACH * compared
 
@@ -118,7 +118,7 @@ class Trust:
         if tells_nothing(reference):
             return Verdict(True, reference)  # right as far as that goes; the next one is compared
         if good:
-            self._verified.add(
+            self._comparisons.add(
                 graph.key, graph.payload_sha256, weights.weight_class, sample.elements
             )
             return Verdict(True, reference)

@@ -13,7 +13,7 @@ import torch
 
 from ..families.plan import Place
 from ..kinds.tolerance import bound, tells_nothing, within
-from ..storing.comparisons import Verified
+from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
 from .trust import Sample, Trust, Verdict
@@ -75,10 +75,10 @@ class Verifying(Trust):
     """
 
     def __init__(
-        self, place: Place, graph: Graph, verified: Verified, verification: Verification
+        self, place: Place, graph: Graph, comparisons: Comparisons, verification: Verification
     ) -> None:
         """Args: as of `Trust`, and what all places of the process share."""
-        super().__init__(place, graph, verified)
+        super().__init__(place, graph, comparisons)
         self._verification = verification
 
     def covers(self, weight_class: str, elements: int) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ..families.plan import Dispatch, Passage, Plan
+from ..host_api.layers import FORWARDS, own_forward
 from ..kinds.packs import is_known, owner_of
 from ..kinds.purity import objection
 from ..kinds.sources import fingerprint, is_foreign
 from ..kinds.watch import Watch
 
-_FORWARDS = ("forward", "_forward", "_conv_forward")
 #: Plain attributes that nodes are known to set in place, for images that tile.
 _SETTINGS = ("padding_mode", "padding", "stride", "dilation")
 
@@ -58,7 +58,7 @@ class Wiring:
 
     def marks(self) -> tuple[list[Any], list[int]]:
         """Return which modules have hooks or a forward of their own, to compare with later."""
-        forwards = [own[name] for name in _FORWARDS for own in self._own if name in own]
+        forwards = [own[name] for name in FORWARDS for own in self._own if name in own]
         return forwards, [i for i, hooks in enumerate(self._hooks) if hooks]
 
     def settings_changed(self) -> bool:
@@ -92,7 +92,7 @@ def _known_code(part: Any) -> bool:
 def _has_known_code(cls: type) -> bool:
     """Tell whether a class is the host's or torch's, with all that it inherits."""
     return all(_known_code(part) for part in cls.__mro__ if part is not object) and all(
-        _known_code(getattr(cls, name)) for name in _FORWARDS if hasattr(cls, name)
+        _known_code(getattr(cls, name)) for name in FORWARDS if hasattr(cls, name)
     )
 
 
@@ -102,7 +102,7 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     Args:
         watch: gets every name that was followed, to notice later changes.
     """
-    forward = getattr(type(root), "_forward", type(root).forward)
+    forward = own_forward(type(root))
     classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
     through: list[Any] = []
     found = fingerprint([forward], classes, watch, through)
@@ -140,7 +140,7 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
 
 
 def _foreign_part(part: torch.nn.Module) -> str | None:
-    for name in _FORWARDS:
+    for name in FORWARDS:
         if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
             return f"another node replaces the forward of a {type(part).__name__}"
     if part._forward_hooks or part._forward_pre_hooks:

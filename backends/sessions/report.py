@@ -25,12 +25,12 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     building = builder.progress()._asdict()
     if session is None:
         return {**_EMPTY, "notes": [note] if note else []}
-    scope, steps = session.scope, dict(session.steps)  # the prompt's thread counts on
+    scope, steps = session.scope, session.eager_calls
     total = len(scope.plan.places) + len(scope.plan.outside)
     eager = scope.eager_places()
     ours = session.all_graphs
     ready = [g for g in ours if g.state is State.READY]
-    new = [g for g in ready if g.key not in session.reused]
+    new = [g for g in ready if session.is_new(g)]
     return {
         "id": session.id,
         "model": session.name,

@@ -11,19 +11,18 @@ import torch
 
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
-from ..cuda_graphs.memory import GraphMemory
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import is_capturable
-from ..debugging import OFF, Debugging
 from ..errors import RequirementError
 from ..families.catalogue import may_be_swapped
 from ..families.plan import Plan
-from ..host.attached import Attached
-from ..runtime.graphs import Graphs
+from ..host.attached import Attached, Left
+from ..host_api.needs import Feature
+from ..host_api.options import is_capturable
+from ..host_api.present import why_off
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
+from ..runtime.shared import Shared
 from ..runtime.specials import Specials
-from ..storing.comparisons import Verified
 from .settings import Settings
 
 _EXACT_NEEDS = (
@@ -35,21 +34,9 @@ _EXACT_NEEDS = (
 class Starter:
     """Makes the sessions of one server process."""
 
-    def __init__(
-        self,
-        graphs: Graphs,
-        verified: Verified,
-        captured: GraphMemory,
-        settings: Settings,
-        debugging: Debugging = OFF,
-    ) -> None:
-        """Args: what all sessions of the process share: graphs, comparisons, captured calls,
-        settings, and what a developer asked of this server.
-        """
-        self._debugging = debugging
-        self._graphs = graphs
-        self._verified = verified
-        self._captured = captured
+    def __init__(self, shared: Shared, settings: Settings) -> None:
+        """Args: what all sessions of the process use."""
+        self._shared = shared
         self._settings = settings
 
     def start(
@@ -63,12 +50,18 @@ class Starter:
         Raises:
             RequirementError: it has to run as without us; the text says why.
         """
+        if isinstance(attached, Left):
+            raise RequirementError(attached.why)
         replays = self._replays(attached)
         notes: Sequence[str] = ()
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                why = _EXACT_NEEDS if self._debugging.captures else self._debugging.words
+                why = (
+                    _EXACT_NEEDS
+                    if self._shared.debugging.captures
+                    else self._shared.debugging.words
+                )
                 needs = "" if replays else f"; {why}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
@@ -98,32 +91,39 @@ class Starter:
             make_plan,
             plan,
             resolution.backend,
-            self._graphs,
-            self._verified,
+            self._shared,
             replays,
             Specials(
                 partial(self._runs_before_special, options.form, pays=_special_pays(attached))
             ),
         )
-        name = type(attached.holder).__name__
-        session = Session(identifier, name, resolution.backend, options, scope)
-        session.notes += notes
-        if self._debugging.words:
-            session.note(self._debugging.words)
-        return session
+        notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
+        return Session(
+            identifier, attached.name, resolution.backend, options, scope, filter(None, notes)
+        )
+
+    def _lacks(self, attached: Attached) -> list[str]:
+        """What a session would have with another version of the host."""
+        wanted = [Feature.WORKFLOWS]
+        if attached.target().device.type == "cuda":
+            wanted += [Feature.CAPTURED_CALLS, Feature.QUICK_DYNAMIC]
+        reasons = (why_off(self._shared.off, feature) for feature in wanted)
+        return [reason for reason in reasons if reason is not None]
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the calls of one of the host's objects, where that can be."""
         if attached.sort == "vae" or attached.root is None:
             return None
-        if not self._debugging.captures or not self._settings.captured_vram_share:
+        if Feature.CAPTURED_CALLS in self._shared.off:
+            return None
+        if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return None
         device = attached.target().device
         if device.type != "cuda" or device.index or torch.version.cuda is None:
             return None
         if not is_capturable(attached.root):
             return None
-        return Replays(self._captured, self._verified)
+        return Replays(self._shared.captured, self._shared.comparisons)
 
     def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
         """After how many runs of one size it gets graphs of its own; None: never."""

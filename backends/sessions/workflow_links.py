@@ -65,7 +65,7 @@ class _Record:
     new: int = 0
 
 
-class Filing:
+class WorkflowLinks:
     """Finds graph folders and files graphs there."""
 
     def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:

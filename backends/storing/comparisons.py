@@ -16,7 +16,7 @@ FILE_NAME = "verified.json"
 KEPT = 4096
 
 
-class Verified:
+class Comparisons:
     """Remembers for (graph key, payload hash, machine) how large the calls were that equalled
     eager, by weight class.
 

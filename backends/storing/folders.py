@@ -84,7 +84,7 @@ def named_folder(workflows_root: Path, name: str) -> Path:
     """
     plain = validate_graphs_name(name)
     root = Path(os.path.realpath(workflows_root))
-    return _kept_inside(root, root / f"{plain}{SUFFIX}", name)
+    return _inside(root, root / f"{plain}{SUFFIX}", name)
 
 
 def listed_folder(workflows_root: Path, name: str) -> Path:
@@ -98,7 +98,7 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     parts = _parts(name) if isinstance(name, str) else None
     if parts is None:
         raise _bad_name(name, "it is not a name from the list")
-    folder = _kept_inside(
+    folder = _inside(
         root, root.joinpath(*parts[:-1], f"{parts[-1].removesuffix(SUFFIX)}{SUFFIX}"), name
     )
     if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
@@ -149,7 +149,7 @@ def workflow_folder(user_root: Path, relative_path: str, workflow_id: str | None
         left_behind = _left_behind(root / WORKFLOWS, workflow.parent, workflow_id)
         if left_behind is not None:
             _bring_along(left_behind, folder, relative_path)
-    return _kept_inside(root, folder, relative_path)
+    return _inside(root, folder, relative_path)
 
 
 def remember(folder: Path, workflow: str, workflow_id: str | None, keys: Iterable[str]) -> None:
@@ -245,7 +245,7 @@ def _parts(path: str) -> list[str] | None:
     return parts
 
 
-def _kept_inside(root: Path, path: Path, name: str) -> Path:
+def _inside(root: Path, path: Path, name: str) -> Path:
     """Return `path` with its links resolved if that is still inside `root` (itself resolved)."""
     try:
         real = Path(os.path.realpath(path))
@@ -266,7 +266,7 @@ def _workflow_file(root: Path, relative_path: str) -> Path | None:
             f"workflow path must be {WORKFLOWS}/.../NAME.json, got {shown(relative_path)}",
             remedy="save the workflow under a plain name",
         )
-    file = _kept_inside(root, root.joinpath(*parts), relative_path)
+    file = _inside(root, root.joinpath(*parts), relative_path)
     return file if os.path.isfile(file) and file.name.endswith(".json") else None
 
 

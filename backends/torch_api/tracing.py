@@ -28,7 +28,7 @@ def size_oblivious() -> Any:
     return config.patch(backed_size_oblivious=True)
 
 
-def kept(value: torch.Tensor) -> torch.Tensor:
+def realized(value: torch.Tensor) -> torch.Tensor:
     """Have a traced value computed once and kept in memory, where Inductor would compute it anew
     for every element that reads it.
 

@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .casting import forget_prefetch, same_device
+from ..host_api import dynamic_vram
+from ..host_api.layers import has_functions
+from .casting import same_device
 from .fetching import ModelWeights
 
 MOVED = "weights moved since the last step"
 
 
-class Anchor(NamedTuple):
+class Addresses(NamedTuple):
     """The weights at one moment.
 
     Attributes:
@@ -41,7 +43,7 @@ class Anchor(NamedTuple):
     pages: bytes | None
 
 
-class Anchors:
+class AddressBook:
     """Watches the weights of one root module; asked once a step."""
 
     def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
@@ -49,29 +51,31 @@ class Anchors:
         self._weights = weights
         self._modules: list[Any] = list(root.modules())
         self._epoch = -1
-        self._anchor: Anchor | None = None
+        self._addresses: Addresses | None = None
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._idle: frozenset[int] = frozenset()
         #: Why nothing can be captured or replayed now.
         self.problem: str | None = MOVED
 
-    def look(self) -> Anchor | None:
+    def look(self) -> Addresses | None:
         """Return where the weights are, or None while they are not where a graph could read them.
 
         To be called at the start of a step, after `ModelWeights.begin_step`.
         """
         same = self._epoch == self._weights.epoch
-        if same and (self._stands() if self._anchor is not None else self.problem != MOVED):
-            return self._anchor
+        if same and (self._stands() if self._addresses is not None else self.problem != MOVED):
+            return self._addresses
         self._epoch = self._weights.epoch
-        self._anchor = None
-        self._anchor = self._find()
-        return self._anchor
+        self._addresses = None
+        self._addresses = self._find()
+        return self._addresses
 
     def settle(self) -> None:
         """Note after a step by the host's own calls which modules it left alone."""
         idle = frozenset(
-            id(m) for m in self._modules if hasattr(m, "_v") and m._v_signature is None
+            id(m)
+            for m in self._modules
+            if dynamic_vram.has_place(m) and dynamic_vram.mark(m) is None
         )
         if idle != self._idle:
             self._idle = idle
@@ -82,62 +86,53 @@ class Anchors:
         self._slots = []
         self._move()
 
-    def hold(self, anchor: Anchor) -> bool:
+    def hold(self, addresses: Addresses) -> bool:
         """Keep the pages in place; `let_go` must follow if this is true."""
-        if anchor.pages is None:
+        if addresses.pages is None:
             return True
         signature = self._weights.hold_range()
         if signature is None:
             return False
-        if signature != anchor.pages:
+        if signature != addresses.pages:
             self._weights.let_range_go()
             self._move()
             return False
         return True
 
-    def let_go(self, anchor: Anchor) -> None:
+    def let_go(self, addresses: Addresses) -> None:
         """Undo `hold` once the work is queued."""
-        if anchor.pages is not None:
+        if addresses.pages is not None:
             self._weights.let_range_go()
 
     def marks(self) -> list[Any]:
         """What tells whether the host brought a module's weights over meanwhile."""
-        return [getattr(m, "_v_signature", None) for m in self._modules]
+        return [dynamic_vram.mark(m) for m in self._modules]
 
     def undo(self, marks: Sequence[Any]) -> None:
         """Have the host bring over anew what it brought over, or began to, since these marks: what
         was captured may not have been done.
         """
-        import comfy_aimdo.model_vbar as vbar
-
         for module, mark in zip(self._modules, marks, strict=True):
-            prefetch = module.__dict__.get("_prefetch")
-            if prefetch is not None:  # broken off before it was resolved: nothing else lets it go
-                forget_prefetch(module)
-                if prefetch["signature"] is not None:
-                    vbar.vbar_unpin(module._v)
-            was_there = prefetch is None or prefetch.get("resident")
-            if not was_there or getattr(module, "_v_signature", None) is not mark:
-                module._v_signature = None
+            dynamic_vram.undo_copy(module, mark)
         self._move()
 
     def _move(self) -> None:
-        self._anchor, self.problem = None, MOVED
+        self._addresses, self.problem = None, MOVED
 
     def _stands(self) -> bool:
-        assert self._anchor is not None
+        assert self._addresses is not None
         live = [table.get(name) for table, name in self._slots]
-        return all(map(operator.is_, live, self._anchor.loose))
+        return all(map(operator.is_, live, self._addresses.loose))
 
-    def _find(self) -> Anchor | None:
+    def _find(self) -> Addresses | None:
         device = self._weights.device
         fixed, loose, slots = [], [], []
         for module in self._modules:
-            if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+            if has_functions(module):
                 self.problem = "weights are computed anew at each call"
                 return None
-            dynamic = hasattr(module, "_v")
-            if dynamic and not (module._v_signature is None and id(module) in self._idle):
+            dynamic = dynamic_vram.has_place(module)
+            if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -158,28 +153,21 @@ class Anchors:
                 return None
         self._slots = slots
         self.problem = None
-        places = frozenset((int(m._v[1]), int(m._v[2])) for m in fixed)
-        return Anchor(loose, [tensor.data_ptr() for tensor in loose], places, pages)
+        places = frozenset(map(dynamic_vram.place, fixed))
+        return Addresses(loose, [tensor.data_ptr() for tensor in loose], places, pages)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
         """The signature of the range in which every module's weights are the ones the host put
         there.
         """
-        import comfy_aimdo.model_vbar as vbar
-
         signature = self._weights.hold_range()
         if signature is None:
             self.problem = "the model does not fit into VRAM as a whole"
             return None
         try:
-            for module in fixed:
-                now = None if module._v_signature is None else vbar.vbar_fault(module._v)
-                good = now is not None and vbar.vbar_signature_compare(now, module._v_signature)
-                if now is not None:
-                    vbar.vbar_unpin(module._v)
-                if not good:
-                    self.problem = MOVED
-                    return None
+            if not dynamic_vram.are_filled(fixed):
+                self.problem = MOVED
+                return None
             return signature
         finally:
             self._weights.let_range_go()

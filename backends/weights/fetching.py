@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import WeightSpec
+from ..host_api import dynamic_vram
+from ..host_api.layers import is_operator
+from ..host_api.memory import loaded_state
 from .casting import fetch_dynamic, fetch_plain, is_dynamic, same_device
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
@@ -49,8 +52,13 @@ class ModelWeights:
     fetch.
     """
 
-    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype."""
+    def __init__(
+        self, model: Any, device: torch.device, dtype: torch.dtype, *, quick_dynamic: bool = True
+    ) -> None:
+        """Args: the host's BaseModel, its load device and its compute dtype; and whether weights in
+        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside.
+        """
+        self.quick_dynamic = quick_dynamic
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -58,6 +66,7 @@ class ModelWeights:
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
+        self._pages: Any = None  # while they are held
         self._held = 0
         self._holders = 0
         self._signature = b""
@@ -78,13 +87,7 @@ class ModelWeights:
 
     def begin_step(self) -> None:
         """Start a new epoch if weights were moved or replaced since the last step."""
-        model = self.model
-        state = (
-            getattr(model, "device", None),  # a module without a patcher has none of these
-            getattr(model, "model_loaded_weight_memory", None),
-            getattr(model, "current_weight_patches_uuid", None),
-            getattr(model, "model_lowvram", None),
-        )
+        state = loaded_state(self.model)
         if state != self._state:
             self._state = state
             self._new_epoch()
@@ -111,18 +114,17 @@ class ModelWeights:
         if self._holders:  # the pages cannot have changed since
             self._holders += 1
             return self._signature
-        vbar = self._vbar()
-        if vbar is None or not vbar.offset or not self._range_fits:
+        if not self._range_fits or not self.quick_dynamic:
             return None
-        size = vbar.offset
-        signature = vbar.fault(vbar.base_addr, size)
+        pages, size = dynamic_vram.page_range(self.model, self.device)
+        if not size:
+            return None
+        signature = dynamic_vram.hold(pages, size)
         if signature is None:
             self._range_fits = False  # until the next run; weights come one region at a time
             return None
-        # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
-        vbar.set_watermark_limit(size)
-        self._held, self._holders, self._signature = size, 1, bytes(signature)
-        return self._signature
+        self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
+        return signature
 
     def let_range_go(self) -> None:
         """Undo one `hold_range` that gave a signature; the last one lets the pages go.
@@ -132,14 +134,8 @@ class ModelWeights:
         """
         self._holders = max(0, self._holders - 1)
         if self._holders == 0 and self._held:
-            vbar = self._vbar()
-            if vbar is not None:
-                vbar.set_watermark_limit(0)
-                vbar.unpin(vbar.base_addr, self._held)
-            self._held = 0
-
-    def _vbar(self) -> Any:
-        return getattr(self.model, "dynamic_vbars", {}).get(self.device)
+            dynamic_vram.let_go(self._pages, self._held)
+            self._pages, self._held = None, 0
 
     def _new_epoch(self) -> None:
         self.epoch += 1
@@ -160,13 +156,13 @@ class RegionWeights:
             path, _, attribute = spec.name.rpartition(".")
             self._slots.append(_Slot(module.get_submodule(path), attribute))
         self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
-        self._kept: Fetched | None = None
+        self._fetched: Fetched | None = None
         self._epoch = -1
         self._signature: bytes | None = None  # of the pages that `_kept` lies in
 
     def let_go(self) -> None:
         """Keep no weights: the host may load the model anew, and needs the room."""
-        self._kept = None
+        self._fetched = None
 
     def fetch(self) -> Fetched:
         """Get the weights for one call.
@@ -175,18 +171,18 @@ class RegionWeights:
             ValueError: the host's weights do not have the shapes, dtypes or layout the graph takes.
         """
         source = self._source
-        if self._kept is not None and self._epoch == source.epoch:
-            if self._kept.weight_class != "dynamic":
-                return self._kept
+        if self._fetched is not None and self._epoch == source.epoch:
+            if self._fetched.weight_class != "dynamic":
+                return self._fetched
             signature = source.hold_range()
             if signature is not None:
                 if signature == self._signature:
-                    return self._kept
+                    return self._fetched
                 source.let_range_go()
         return self._fetch_anew()
 
     def _fetch_anew(self) -> Fetched:
-        self._kept = None
+        self._fetched = None
         releases: list[Callable[[], None]] = []
         try:
             return self._gather(releases)
@@ -202,10 +198,13 @@ class RegionWeights:
         source = self._source
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
-        dynamic = [m for m in self._owners if is_dynamic(m, source.device)]
+        quick = source.quick_dynamic
+        dynamic = [m for m in self._owners if is_dynamic(m, source.device)] if quick else []
         for owner in self._owners:
-            if owner not in dynamic and hasattr(owner, "comfy_cast_weights"):
-                weight_class, pair, release = fetch_plain(owner, source.device, source.dtype)
+            if owner not in dynamic and is_operator(owner):
+                weight_class, pair, release = fetch_plain(
+                    owner, source.device, source.dtype, always_copies=not quick
+                )
                 classes.add(weight_class)
                 found[id(owner)] = pair
                 if release is not None:
@@ -237,7 +236,7 @@ class RegionWeights:
         return Fetched(tensors, weight_class, partial(_all, releases) if releases else None)
 
     def _keep(self, fetched: Fetched, signature: bytes | None = None) -> None:
-        self._kept, self._signature, self._epoch = fetched, signature, self._source.epoch
+        self._fetched, self._signature, self._epoch = fetched, signature, self._source.epoch
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         device = self._source.device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ from ..contract import Backend, Description, Measure
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..families.plan import region_sources
+from ..host_api.process import import_host
 from ..kinds import keys
 from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import relative_l2, within
 from ..torch_api import compiling, present
-from .export import Program, capture
+from .export import Program, export
 from .notebook import Notebook
 from .transplant import Guests, transplanted
 
@@ -40,13 +40,7 @@ def prepare(hello: dict[str, Any]) -> None:
         hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree) and "spool" (the
             builder's own folder).
     """
-    sys.argv = list(hello["argv"])
-    sys.path.insert(0, hello["host"])
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    import comfy.ops
-
+    import_host(hello["argv"], hello["host"])
     if (missing := present.missing_api()) is not None:
         raise RequirementError(missing, final=True)
     compiling.start_no_compilers()
@@ -102,9 +96,9 @@ def _build(
     started: float,
     notebook: Notebook,
 ) -> tuple[bytes, dict[str, Any]]:
-    program = _capture(description, form, guests)
+    program = _export(description, form, guests)
     notebook.write("exported.txt", lambda: program.graph_module.print_readable(print_output=False))
-    captured = time.monotonic()
+    exported = time.monotonic()
     compiled = backend.compile(program, measure=measure)
     notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
@@ -117,20 +111,20 @@ def _build(
         "work": program.work,
         "checks": checks,
         "phases": {
-            "capture": round(captured - started, 3),
-            "compile": round(built - captured, 3),
+            "capture": round(exported - started, 3),
+            "compile": round(built - exported, 3),
             "check": round(time.monotonic() - built, 3),
         },
     }
     return compiled.payload, facts
 
 
-def _capture(description: Description, form: Any, guests: Guests) -> Program:
+def _export(description: Description, form: Any, guests: Guests) -> Program:
     """Export a kind, and see that what other packs have in it is all a graph can do."""
     if not guests.any:
-        return capture(description, form)
+        return export(description, form)
     try:
-        program = capture(description, form)
+        program = export(description, form)
     except BuildError as error:
         raise BuildError(guests.blame(error.reason)) from error
     smallest = program.example({s.name: s.minimum for s in description.symbols})
@@ -151,7 +145,10 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, guests
         raise BuildError(f"the worker sees other host code for {description.label}: {names}")
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
-        raise BuildError(f"the worker's torch or options differ from the server's: {target}")
+        raise BuildError(
+            "the worker's torch or options differ from the server's, or Warmgraph was updated "
+            f"since the server started: {target}"
+        )
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ class _Region(torch.nn.Module):
         return result.contiguous(memory_format=memory_format(result, self.layout))
 
 
-def capture(description: Description, form: Any) -> Program:
+def export(description: Description, form: Any) -> Program:
     """Export a kind.
 
     Args:

@@ -78,7 +78,7 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
         forwards._make_set = before
         forwards._version = -1
     scope.begin_run()
-    scope._weights.begin_step()
+    scope._bound.weights.begin_step()
     return [(forwards._regions[name], inputs) for name, inputs in seen.items()]
 
 

@@ -223,6 +223,11 @@ def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Any) -
 
 
 def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Server) -> None:
+    shown = page.run(
+        "const setting = app.ui.settings.settingsLookup['Warmgraph.Store.Cap'];"
+        " return [setting.defaultValue, setting.attrs.min, setting.attrs.max];"
+    )
+    assert shown == [4, 0.1, 1024]
     set_workers = "await app.extensionManager.setting.set('Warmgraph.Builder.Workers', {})"
     page.run(set_workers.format(1))
     page.wait_for(

@@ -84,8 +84,7 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
             lambda plan=plan: plan,
             plan,
             backend_named("inductor"),
-            engine._graphs,
-            engine._verified,
+            engine._shared,
         )
         scope.describe(torch.device("cpu"), torch.float32)
         milliseconds = (time.thread_time() - started) * 1e3

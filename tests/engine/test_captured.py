@@ -12,19 +12,18 @@ import torch
 
 from warmgraph_backends.cuda_graphs import replays
 from warmgraph_backends.cuda_graphs.captured_call import OUT_OF_MEMORY, CaptureError
-from warmgraph_backends.cuda_graphs.memory import GraphMemory
+from warmgraph_backends.cuda_graphs.memory import CapturedMemory
 from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.cuda_graphs.signatures import (
     FixedCallError,
     arithmetic,
-    is_capturable,
     read_call,
     result_form,
-    unread_options,
 )
+from warmgraph_backends.host_api.options import is_capturable, unread_options
 from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
-from warmgraph_backends.weights.addresses import Anchors
+from warmgraph_backends.weights.addresses import AddressBook
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
@@ -92,15 +91,15 @@ def test_what_another_node_does_in_the_call_is_not_captured(
 
 
 @pytest.fixture
-def anchors(host: Host) -> tuple[Any, ModelWeights, Anchors]:
+def book(host: Host) -> tuple[Any, ModelWeights, AddressBook]:
     model = host.load("narrowxl")[0].model
     weights = ModelWeights(model, torch.device("cpu"), torch.float32)
     weights.begin_run()
-    return model.diffusion_model, weights, Anchors(model.diffusion_model, weights)
+    return model.diffusion_model, weights, AddressBook(model.diffusion_model, weights)
 
 
-def test_weights_that_moved_are_noticed(anchors: tuple[Any, ModelWeights, Anchors]) -> None:
-    root, weights, place = anchors
+def test_weights_that_moved_are_noticed(book: tuple[Any, ModelWeights, AddressBook]) -> None:
+    root, weights, place = book
     weights.begin_step()
     first = place.look()
     assert first is not None and place.look() is first
@@ -118,9 +117,9 @@ def test_weights_that_moved_are_noticed(anchors: tuple[Any, ModelWeights, Anchor
 
 
 def test_weights_that_a_graph_cannot_read_are_named(
-    anchors: tuple[Any, ModelWeights, Anchors],
+    book: tuple[Any, ModelWeights, AddressBook],
 ) -> None:
-    root, weights, place = anchors
+    root, weights, place = book
     layer = root.out[2]
     layer.weight_function = [lambda weight: weight]
     try:
@@ -142,7 +141,7 @@ def test_weights_are_not_kept_beyond_a_run(lab: Lab, host: Host) -> None:
     model = Probed(lab, host)
     model.sample(steps=2)
     scope = model.model.get_attachment("warmgraph").scope
-    place = Anchors(scope.root, scope._weights)
+    place = AddressBook(scope.root, scope._bound.weights)
     assert place.look() is not None
     place.forget()
     layer = model.unet.input_blocks[1][0].in_layers[2]
@@ -264,7 +263,7 @@ CPU = torch.device("cpu")
 
 def test_over_the_budget_all_graphs_go_and_what_never_fits_is_named(host: Host) -> None:
     released: list[torch.device] = []
-    memory, owner = GraphMemory(lambda _: 100, released.append), _Owner()
+    memory, owner = CapturedMemory(lambda _: 100, released.append), _Owner()
     graphs = [_Held(40) for _ in range(3)]
     assert [memory.add(graph, owner, CPU, 40) for graph in graphs] == [None, None, None]
     assert owner.gone == graphs and all(graph.memory is None for graph in graphs)
@@ -275,7 +274,7 @@ def test_over_the_budget_all_graphs_go_and_what_never_fits_is_named(host: Host) 
 
 
 def test_memory_that_graphs_share_is_counted_until_the_last_one_goes(host: Host) -> None:
-    memory, owner = GraphMemory(lambda _: 100, lambda _: None), _Owner()
+    memory, owner = CapturedMemory(lambda _: 100, lambda _: None), _Owner()
     graphs = [_Held(40), _Held(0)]
     for graph in graphs:
         memory.add(graph, owner, CPU, 40 if graph is graphs[0] else 0)
@@ -286,7 +285,7 @@ def test_memory_that_graphs_share_is_counted_until_the_last_one_goes(host: Host)
 
 
 def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
-    memory, owner, graph = GraphMemory(lambda _: 100, lambda _: None), _Owner(), _Held(40)
+    memory, owner, graph = CapturedMemory(lambda _: 100, lambda _: None), _Owner(), _Held(40)
     memory.add(graph, owner, CPU, 40)
     memory.sweep()
     assert memory.holds(graph)
@@ -299,7 +298,7 @@ def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
 def test_the_driver_gets_back_what_the_last_graph_held(host: Host) -> None:
     """Its reserve would be counted as nothing, and given to the next capture for nothing."""
     released: list[Any] = []
-    memory = GraphMemory(lambda _: 1000, released.append)
+    memory = CapturedMemory(lambda _: 1000, released.append)
     owner, device = _Owner(), torch.device("cpu")
     first, second = _Held(1), _Held(1)
     for graph in (first, second):
@@ -318,7 +317,7 @@ def test_the_driver_gets_back_what_the_last_graph_held(host: Host) -> None:
 def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
     import comfy.model_management as management
 
-    memory, owner = GraphMemory(lambda _: 1000, lambda _: None), _Owner()
+    memory, owner = CapturedMemory(lambda _: 1000, lambda _: None), _Owner()
     for round_ in range(2):  # it stands in the list again after it was unloaded
         graph = _Held(500)
         memory.add(graph, owner, CPU, 500)
@@ -352,10 +351,10 @@ class _Weights:
     def look(self) -> Any:
         return "anchor"
 
-    def hold(self, anchor: Any) -> bool:
+    def hold(self, addresses: Any) -> bool:
         return True
 
-    def let_go(self, anchor: Any) -> None:
+    def let_go(self, addresses: Any) -> None:
         pass
 
     def marks(self) -> list[Any]:
@@ -387,10 +386,10 @@ class _Graph:
         if not self.room:
             raise CaptureError(OUT_OF_MEMORY)
 
-    def fits(self, anchor: Any) -> bool:
+    def fits(self, addresses: Any) -> bool:
         return True
 
-    def replay(self, anchor: Any, tensors: Any) -> Any:
+    def replay(self, addresses: Any, tensors: Any) -> Any:
         assert not self.freed
         return tensors[0] + 1
 
@@ -401,13 +400,13 @@ class _Graph:
 @pytest.fixture
 def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
     """Captured calls without a GPU: the object, its weights, and a step in a form."""
-    monkeypatch.setattr(replays, "CudaGraph", _Graph)
+    monkeypatch.setattr(replays, "CapturedCall", _Graph)
     monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
     monkeypatch.setattr(replays.driver, "reserved_bytes", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
-    memory = GraphMemory(lambda _: 2**40, lambda _: None)
+    memory = CapturedMemory(lambda _: 2**40, lambda _: None)
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
     call = read_call((torch.zeros(2, 4),), {})
 
@@ -415,7 +414,7 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
         attempt = made.attempt(
             lambda x: x + 1,
             call,
-            anchors=weights,  # type: ignore[arg-type]
+            book=weights,  # type: ignore[arg-type]
             form=form,
             others=others,
             complete=True,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from warmgraph_backends.weights.addresses import Anchors
+from warmgraph_backends.weights.addresses import AddressBook
 from warmgraph_backends.weights.casting import fetch_dynamic
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
@@ -206,12 +206,12 @@ def test_what_was_brought_over_while_a_call_was_captured_is_brought_over_again(
 ) -> None:
     """The copies were captured and not made; the host's notes say that the weights are there."""
     source = SimpleNamespace(device=DEVICE, epoch=0)
-    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
-    marks = anchors.marks()
+    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    marks = book.marks()
     module.fetch()
     module.memory.bytes.zero_()
     module.layer._prefetch = {"signature": module.memory.fault(0, 1)}
-    anchors.undo(marks)
+    book.undo(marks)
     assert module.layer._v_signature is None and not hasattr(module.layer, "_prefetch")
     assert module.memory.pins == 0
     assert torch.equal(module.fetch(), PATCHED)
@@ -221,11 +221,11 @@ def test_what_was_broken_off_in_a_capture_is_let_go_and_brought_over_again(modul
     """The host began to bring a module over and never resolved it: its signature is the old one."""
     source = SimpleNamespace(device=DEVICE, epoch=0)
     module.fetch()
-    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
-    marks = anchors.marks()
+    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    marks = book.marks()
     module.memory.bytes.zero_()
     module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": False}
-    anchors.undo(marks)
+    book.undo(marks)
     assert not hasattr(module.layer, "_prefetch") and module.memory.pins == 0
     assert torch.equal(module.fetch(), PATCHED), "with its LoRA"
 
@@ -233,9 +233,9 @@ def test_what_was_broken_off_in_a_capture_is_let_go_and_brought_over_again(modul
 def test_what_was_there_all_along_is_not_brought_over_again(module: Module) -> None:
     source = SimpleNamespace(device=DEVICE, epoch=0)
     module.fetch()
-    anchors = Anchors(module.layer, source)  # type: ignore[arg-type]
-    marks = anchors.marks()
+    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    marks = book.marks()
     module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": True}
-    anchors.undo(marks)
+    book.undo(marks)
     assert not hasattr(module.layer, "_prefetch") and module.memory.pins == 0
     assert module.layer._v_signature is marks[0]

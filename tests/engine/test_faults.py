@@ -31,7 +31,7 @@ BROKEN = {
     "the host's weights": ("weights.fetching", "fetch_plain"),
     "trust": ("runtime.trust", "Trust.covers"),
     "comparing": ("runtime.trust", "within"),
-    "remembering a comparison": ("storing.comparisons", "Verified.add"),
+    "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
     "ending a run": ("runtime.scope", "Scope.end_run"),
     "saying why": ("runtime.scope", "Scope.eager_places"),
 }
@@ -64,7 +64,8 @@ def test_no_failure_of_ours_fails_a_prompt(
 ) -> None:
     eager = xl.sample(xl.model)
     ours = xl.lab.compiled(xl.model)
-    xl.lab.engine._verified._compared.clear()  # as in a new process: all kinds are compared
+    known = xl.lab.engine._shared.comparisons
+    known._compared.clear()  # as in a new process: all kinds are compared
     module, name = BROKEN[part]
     calls: list[int] = []
 
@@ -210,17 +211,17 @@ def test_a_graph_is_compared_again_in_each_process_and_for_far_larger_calls(
     lab: Lab, host: Host, make_lab: Any
 ) -> None:
     fresh = make_lab()
-    fresh.engine._verified._table.clear()  # of what others compared
+    fresh.engine._shared.comparisons._table.clear()  # of what others compared
     model, clip, _ = host.load("narrowxl")
     prompt = host.encode(clip, "a cat")
     compiled = fresh.compiled(model)
     kinds = len(fresh.engine.report(compiled)["kinds"])
 
     def compared(side: int, batch: int = 1) -> int:
-        before = fresh.engine._verified.count
+        before = fresh.engine._shared.comparisons.count
         latent = {"samples": torch.zeros(batch, 4, side, side)}
         host.sample(compiled, prompt, prompt, cfg=1.0, steps=1, latent=latent)
-        return fresh.engine._verified.count - before
+        return fresh.engine._shared.comparisons.count - before
 
     assert compared(8) == kinds
     assert compared(8) == 0

@@ -83,7 +83,7 @@ def test_a_made_up_family_runs_compiled(
     (tmp_path / "user").mkdir()
     lab = Lab(tmp_path)
     graphs, backend = lab.engine._graphs, backend_named("inductor")
-    scope = Scope(tower, tower, lambda: plan, plan, backend, graphs, lab.engine._verified)
+    scope = Scope(tower, tower, lambda: plan, plan, backend, lab.engine._shared)
     try:
         kinds = scope.describe(torch.device("cpu"), torch.float32)
         assert [graph.description.label for graph in kinds] == ["Gate 8", "Gate 16"]

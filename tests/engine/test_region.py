@@ -13,7 +13,7 @@ from warmgraph_backends.families.plan import Place
 from warmgraph_backends.kinds.layout import is_laid_out
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
-from warmgraph_backends.storing.comparisons import Verified
+from warmgraph_backends.storing.comparisons import Comparisons
 from warmgraph_backends.weights.fetching import ModelWeights
 
 from .lab import TOLERANCE, relative
@@ -22,7 +22,7 @@ from .probed import Probed
 CHANNELS = 64
 
 
-class _Trusting(Verified):
+class _Trusting(Comparisons):
     """Remembers every comparison as good."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class _Trusting(Verified):
         return 2**40
 
 
-class _Unknown(Verified):
+class _Unknown(Comparisons):
     """Knows no comparison, and counts those that are made."""
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class _Unknown(Verified):
 class Bench:
     """One place of a model with a module of its own, its real graph, and live weights."""
 
-    def __init__(self, probed: Probed, form: str, verified: Verified | None = None) -> None:
+    def __init__(self, probed: Probed, form: str, comparisons: Comparisons | None = None) -> None:
         scope = probed.model.get_attachment("warmgraph").scope
         place = next(p for p in scope.plan.places if p.form.name == form)
         self.place = Place(place.name, copy.deepcopy(place.module), place.form)
         self.graph = scope._of_place[place.name].graph
         assert self.graph.call is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
-        memory = verified or _Trusting()
+        memory = comparisons or _Trusting()
         self.region = Region(self.place, self.graph, self.weights, memory, Faults())
 
     def declined(self, *inputs: Any) -> str:
@@ -330,9 +330,9 @@ def test_no_room_to_compare_leaves_the_call_to_the_host_and_lets_weights_go(
 
 
 def test_nothing_is_learnt_from_a_result_without_a_finite_value(probed: Probed) -> None:
-    verified = _Unknown()
-    entry = Bench(probed, "entry", verified)
+    comparisons = _Unknown()
+    entry = Bench(probed, "entry", comparisons)
     result = entry.region(torch.full_like(image(), float("nan")))
-    assert result is not None and verified.count == 0 and entry.graph.call is not None
+    assert result is not None and comparisons.count == 0 and entry.graph.call is not None
     entry.equals_eager(image())
-    assert verified.count == 1
+    assert comparisons.count == 1

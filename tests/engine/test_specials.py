@@ -82,7 +82,9 @@ def test_warm_up_makes_no_size_hot(
 ) -> None:
     model = Probed(lab, host).model
     scope = model.get_attachment("warmgraph").scope
-    scope.replays = Replays(lab.engine._captured, lab.engine._verified)  # several calls a size
+    scope.replays = Replays(
+        lab.engine._captured, lab.engine._shared.comparisons
+    )  # several calls a size
     lab.settle()
     asked: list[Any] = []
     monkeypatch.setattr(
@@ -90,7 +92,7 @@ def test_warm_up_makes_no_size_hot(
     )
     lab.engine.warm_up(model, [(64 + 8 * n, 64) for n in range(8)], [1])
     assert not any(graph.description.is_special for graph in asked)
-    assert scope.forwards.specials.counts and not scope.forwards.specials._sets
+    assert scope.specials.counts and not scope.specials._sets
 
 
 def test_graphs_that_nobody_builds_are_looked_for_once_and_are_no_misses(
@@ -126,7 +128,7 @@ def test_a_set_that_is_let_go_leaves_nothing_behind(
     for n in range(9):
         model.sample(size=(8 + n, 8))
         scope.begin_run()
-        known.append((len(scope.forwards.specials._sets), len(lab.engine._graphs._graphs)))
+        known.append((len(scope.specials._sets), len(lab.engine._graphs._graphs)))
     assert known[-1][0] == MAX_SETS
     grown = [graphs for sets, graphs in known if sets == MAX_SETS]
     assert max(grown) - grown[0] <= 2, known  # kinds that only some of the sizes share

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.events import Events
 from warmgraph_backends.host.deepcache import apply
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
@@ -52,7 +53,7 @@ def _hammered(lab: Lab, change: Callable[[int], None]) -> None:
 
     threads = [
         threading.Thread(target=watch, args=(look,))
-        for look in (lab.engine.snapshot, lab.engine._changed)
+        for look in (lab.engine.snapshot, lab.engine._graphs_changed)
     ]
     for thread in threads:
         thread.start()
@@ -95,7 +96,7 @@ def test_variants_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
     kept: list[Any] = []
 
     def change(_: int) -> None:
-        _, cache = apply(model, Options(branch=1))
+        _, cache = apply(model, Options(branch=1), Events(), identifier="deepcache")
         session.scope_of(cache.branch.whole)
         session.scope_of(cache.branch.outer)
         kept.append(cache)
@@ -113,7 +114,7 @@ def test_steps_run_eager_for_ever_new_reasons(never: tuple[Lab, Any], restless: 
         session.step(lambda: None, (), {}, foreign=f"reason {number % 1000}")
         session.note(f"note {number % 1000}")
         if number % 1000 == 999:
-            session.steps.clear()
-            session.notes.clear()
+            session._eager_calls.clear()
+            session._notes.clear()
 
     _hammered(lab, change)

@@ -255,6 +255,15 @@ def test_settings_are_changed_as_json_only(server: Server) -> None:
     _post(server, json.dumps(before).encode(), "application/json")
 
 
+def test_the_page_can_ask_for_each_settings_value_default_and_range(server: Server) -> None:
+    table = server.get("/warmgraph/settings")
+    values = server.report()["settings"]
+    assert {name: setting["value"] for name, setting in table.items()} == values
+    workers = {"name": "workers", "default": 0, "minimum": 0, "maximum": 64, "whole": True}
+    assert workers.items() <= table["workers"].items()
+    assert all(s["minimum"] <= s["default"] <= s["maximum"] for s in table.values())
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_settings_are_read_up_to_a_limit(server: Server, is_chunked: bool) -> None:
     """A chunked body says no length beforehand."""

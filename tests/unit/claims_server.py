@@ -29,6 +29,7 @@ if "warmgraph_backends" not in sys.modules:
 from warmgraph_backends.building.builder import Builder  # noqa: E402
 from warmgraph_backends.building.claims import Claims  # noqa: E402
 from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
+from warmgraph_backends.events import Events  # noqa: E402
 from warmgraph_backends.runtime.graph import Graph  # noqa: E402
 from warmgraph_backends.runtime.graphs import Graphs  # noqa: E402
 from warmgraph_backends.storing.signing import Signer  # noqa: E402
@@ -76,7 +77,7 @@ class Server:
             script=HERE / "claims_worker.py",
         )
         self.claims = Claims(self.store.root, signer, patience_s=lambda: patience_s)
-        self.graphs = Graphs(self.store, self.builder, self.claims, lambda: None)
+        self.graphs = Graphs(self.store, self.builder, self.claims, Events())
 
     def want(self, kinds: Sequence[str]) -> list[Graph]:
         """Have these kinds loaded or built."""

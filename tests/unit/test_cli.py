@@ -197,6 +197,18 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
     assert "does not match its hash" in done.stdout
 
 
+def test_explain_says_that_another_version_of_ours_made_a_file(tmp_path: Path) -> None:
+    older = {**target("cpu", backend_named("inductor")), "payload": 4}
+    del older["warmgraph"]
+    folder = copied_folder(tmp_path, older)
+    for flags in ([], ["--fit"]):
+        done = run("explain", *flags, folder, "--user-directory", tmp_path / "there" / "user")
+        assert done.returncode == 0, done.stderr
+        lines = [line.strip() for line in done.stdout.splitlines() if " fit" in line]
+        assert lines == ["does not fit: made by another version of Warmgraph"] * 2
+        assert "Traceback" not in done.stdout + done.stderr
+
+
 def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
     there, folder = machine(tmp_path, "there"), tmp_path / "x.graphs"
     there.put(saved.manifest(KEY), compress_payload(RAW))

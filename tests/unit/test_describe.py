@@ -185,6 +185,7 @@ def test_a_layer_that_dynamic_vram_loads_late_is_the_same_layer(
     host: Host, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import comfy.memory_management
+    import comfyui_version
     from comfy.ops import disable_weight_init
 
     early = disable_weight_init.Linear(4, 8, bias=bias)
@@ -192,7 +193,9 @@ def test_a_layer_that_dynamic_vram_loads_late_is_the_same_layer(
         torch.nn.init.normal_(parameter)
     monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
     late = disable_weight_init.Linear(4, 8, bias=bias)
-    assert late.weight is None, "this host makes the weights of a layer at once"
+    if late.weight is not None:
+        assert comfyui_version.__version__ == "0.27.0"
+        pytest.skip("this host makes the weights of a layer at once")
     late.load_state_dict(early.state_dict())
     assert describe(late) == describe(early)
     weights = iter([p.detach() for p in early.parameters()])

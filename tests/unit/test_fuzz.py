@@ -27,6 +27,7 @@ from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.messages import ProtocolError, encode_message, read_message
 from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
+from warmgraph_backends.events import Events
 from warmgraph_backends.kinds import keys
 from warmgraph_backends.runtime.graph import Graph, State, manifest_of
 from warmgraph_backends.runtime.graphs import Graphs
@@ -110,7 +111,7 @@ class Fuzz:
         self.builder: Any = Answering()
         self.backend: Any = saved.Counting()
         claims = Claims(self.store.root, self.signer, patience_s=lambda: 60.0)
-        self.graphs = Graphs(self.store, self.builder, claims, lambda: None)
+        self.graphs = Graphs(self.store, self.builder, claims, Events())
         self.target = keys.target("cpu", self.backend)
         self.wrong: list[str] = []
         self.count: Counter[str] = Counter()

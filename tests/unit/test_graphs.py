@@ -16,6 +16,7 @@ import pytest
 from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, GraphFileError
+from warmgraph_backends.events import Events
 from warmgraph_backends.kinds import keys
 from warmgraph_backends.runtime.graph import Graph, State, manifest_of
 from warmgraph_backends.runtime.graphs import Graphs
@@ -64,7 +65,7 @@ class Place:
         self.builder: Any = Answering()
         self.backend: Any = saved.Counting()
         claims = Claims(self.store.root, self.signer, patience_s=lambda: 60.0)
-        self.graphs = Graphs(self.store, self.builder, claims, lambda: None)
+        self.graphs = Graphs(self.store, self.builder, claims, Events())
         self.wanted = self.graph()
 
     def graph(self, **changes: Any) -> Graph:
@@ -307,7 +308,7 @@ def test_closing_leaves_no_graph_between_states(place: Place) -> None:
 
 
 def broken(label: str) -> BuildError:
-    """A build's failure as an attendant makes it of a worker's answer."""
+    """A build's failure as a worker's thread makes it of a worker's answer."""
     error = BuildError(f"ValueError: {label} is unhappy")
     error.__cause__ = WorkerError(
         f'Traceback (most recent call last):\n  File "x.py", line 3, in run\nValueError: {label}'

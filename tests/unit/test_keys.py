@@ -21,6 +21,8 @@ from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.families.plan import Place, describe_place
 from warmgraph_backends.kinds import keys
+from warmgraph_backends.kinds.options import inductor_fingerprint
+from warmgraph_backends.kinds.own_code import own_fingerprint
 from warmgraph_backends.kinds.target import explain_target, installed_target
 from warmgraph_backends.storing.manifest import read_manifest
 from warmgraph_backends.torch_api import compiling
@@ -337,7 +339,7 @@ def test_a_change_of_what_a_graph_takes_changes_the_key(what: str) -> None:
         "deterministic",
         "backend",
         "options",
-        "payload",
+        "warmgraph",
     ],
 )
 def test_every_fact_of_the_target_is_in_it_and_changes_the_key(fact: str) -> None:
@@ -347,6 +349,12 @@ def test_every_fact_of_the_target_is_in_it_and_changes_the_key(fact: str) -> Non
     )
     assert fact in target
     assert keys.graph_key(sample(), {**target, fact: "another"}) != keys.graph_key(sample(), target)
+
+
+def test_our_own_code_is_part_of_every_graphs_target() -> None:
+    for device in ("cpu", "cuda"):
+        assert inductor_fingerprint(device, "3.6.0")["warmgraph"] == own_fingerprint()
+    assert "warmgraph" not in keys.target("cpu", backend_named("eager"))
 
 
 def test_the_target_is_read_from_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +419,11 @@ def test_a_miss_is_explained_in_words() -> None:
         "GPU compute capability: made for 8.9, this machine has None",
         f"torch: made for 2.10.0, this machine has {torch.__version__}",
     ]
+    older = {**here, "payload": 4}
+    del older["warmgraph"]
+    for other in (older, {**here, "warmgraph": "0" * 16}, {**here, "persistent_row": 1}):
+        assert explain_target(other, here) == ["made by another version of Warmgraph"]
+    assert len(explain_target({**older, "torch": "2.10.0"}, here)) == 2
     stored = read_manifest(json.loads(json.dumps(whole)))
     assert keys.explain_structure(stored, sample()) == []
     changed = sample(sources={"a:B.forward": "fedcba9876543210"})

@@ -107,7 +107,15 @@ def test_choices_and_defaults_of_compile_model(schemas: dict[str, Any]) -> None:
     assert inputs["when_missing"].default == "background"
     assert inputs["graphs"].default == ""
     assert inputs["backend"].options == ["auto", "inductor", "eager"]
+    assert inputs["form"].options == ["auto", "exact", "any shape", "specialised"]
+    assert (inputs["form"].default, inputs["backend"].default) == ("auto", "auto")
     assert inputs["backend"].advanced and not inputs["when_missing"].advanced
+
+
+def test_shares_of_deepcache_are_from_zero_to_one(schemas: dict[str, Any]) -> None:
+    inputs = {entry.id: entry for entry in schemas["WarmgraphDeepCache"].inputs}
+    for name in ("start_percent", "end_percent", "center", "threshold"):
+        assert (inputs[name].min, inputs[name].max, inputs[name].step) == (0.0, 1.0, 0.01)
 
 
 def test_both_vae_nodes_offer_the_same_parts(schemas: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from warmgraph_backends.families import adapter, unet
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families.plan import Place, Plan
-from warmgraph_backends.host_api.questions import spare_vram
+from warmgraph_backends.host_api.memory import spare_vram
 from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
 from warmgraph_backends.runtime.wiring import patched_places
 from warmgraph_backends.weights.fetching import ModelWeights

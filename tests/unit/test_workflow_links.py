@@ -9,7 +9,7 @@ from warmgraph_backends.compilers.eager import Eager
 from warmgraph_backends.contract import Description, WhenMissing
 from warmgraph_backends.runtime.graph import Graph, State
 from warmgraph_backends.runtime.session import Options
-from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, Filing, WorkflowRef
+from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
 
@@ -30,9 +30,9 @@ def _graph(key: str) -> Graph:
     return graph
 
 
-def _filing(root: Path) -> Any:
+def _workflow_links(root: Path) -> Any:
     store = Store(root / "store", Signer(root), cap_bytes=lambda: 1 << 30, private=root)
-    return Filing(store, lambda user: root / "workflows")
+    return WorkflowLinks(store, lambda user: root / "workflows")
 
 
 def _workflow(number: int) -> WorkflowRef:
@@ -40,32 +40,32 @@ def _workflow(number: int) -> WorkflowRef:
 
 
 def test_what_has_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
-    filing, one, other = _filing(tmp_path), _graph("1" * 64), _graph("2" * 64)
-    filing.expect(_Session(one, other), _workflow(1))
-    filing.file()
-    assert len(filing._records) == 1
+    links, one, other = _workflow_links(tmp_path), _graph("1" * 64), _graph("2" * 64)
+    links.expect(_Session(one, other), _workflow(1))
+    links.file()
+    assert len(links._records) == 1
     one.state = State.FAILED
-    filing.file()
-    (record,) = filing._records.values()
+    links.file()
+    (record,) = links._records.values()
     assert list(record.graphs) == [other.key]
     other.state = State.MISSING  # its build was cancelled
-    filing.file()
-    assert not filing._records
+    links.file()
+    assert not links._records
 
 
 def test_folders_that_wait_are_bounded_and_the_last_used_stay(tmp_path: Path) -> None:
-    filing, session = _filing(tmp_path), _Session(_graph("1" * 64))
+    links, session = _workflow_links(tmp_path), _Session(_graph("1" * 64))
     for number in range(MAX_RECORDS):
-        filing.expect(session, _workflow(number))
-    filing.expect(session, _workflow(0))
-    filing.expect(session, _workflow(MAX_RECORDS))
-    waiting = {place.workflow for place in filing._records}
+        links.expect(session, _workflow(number))
+    links.expect(session, _workflow(0))
+    links.expect(session, _workflow(MAX_RECORDS))
+    waiting = {place.workflow for place in links._records}
     assert len(waiting) == MAX_RECORDS
     assert _workflow(0) in waiting and _workflow(1) not in waiting
 
 
 def test_workflows_without_an_id_are_never_taken_for_each_other(tmp_path: Path) -> None:
-    filing = _filing(tmp_path)
-    filing.expect(_Session(_graph("1" * 64)), WorkflowRef("workflows/a.json", "default", None))
-    filing.moved(WorkflowRef("workflows/b.json", "default", None))
-    assert len(filing._records) == 1
+    links = _workflow_links(tmp_path)
+    links.expect(_Session(_graph("1" * 64)), WorkflowRef("workflows/a.json", "default", None))
+    links.moved(WorkflowRef("workflows/b.json", "default", None))
+    assert len(links._records) == 1

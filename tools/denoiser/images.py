@@ -81,7 +81,7 @@ def contact_sheet(
     draw = ImageDraw.Draw(sheet)
     for number, row in enumerate(rows):
         middle = top + height * number + height // 2
-        draw.text((4, middle), row, fill="black", font=font, anchor="lm")
+        draw.text((4, middle), row, fill="black", font=font, addresses="lm")
     for number, (label, images) in enumerate(columns.items()):
         x = left + width * number
         draw.multiline_text((x + 4, 2), label, fill="black", font=font, spacing=2)

@@ -167,7 +167,7 @@ def _glyph(glyphs: str, random: Random) -> Array:
     mask = Image.new("L", (SIZE * _FINER, SIZE * _FINER))
     x, y = (SIZE / 2 + random.uniform(-7, 7, 2)) * _FINER
     font = _font(int(random.integers(38, 54)) * _FINER)
-    ImageDraw.Draw(mask).text((x, y), glyph, fill=255, font=font, anchor="mm")
+    ImageDraw.Draw(mask).text((x, y), glyph, fill=255, font=font, addresses="mm")
     turned = mask.rotate(random.uniform(-25, 25), Image.Resampling.BILINEAR, center=(x, y))
     return np.asarray(turned.reduce(_FINER), dtype=np.float32) / 255
 

@@ -1,21 +1,19 @@
 /**
- * Warmgraph's numbers under ComfyUI's Settings. The server owns them: the page shows the server's
- * values when it opens and sends what the user changes.
+ * Warmgraph's numbers under ComfyUI's Settings. The server owns them: the page asks it for values,
+ * defaults and ranges when it opens, and sends what the user changes.
  */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
-import { openingReports } from "./reports.js";
 
-/** The server refuses what is outside these ranges as well. */
-const SETTINGS = [
+/** In what words the page asks for each; defaults and ranges are the server's. */
+const WORDS = [
   {
     key: "workers",
     id: "Warmgraph.Builder.Workers",
     category: ["Warmgraph", "Builder", "Workers"],
     name: "Builder processes (0 = automatic)",
     tooltip: "How many processes build graphs at the same time. Automatic looks at cores, RAM and VRAM.",
-    defaultValue: 0,
-    attrs: { min: 0, max: 64, step: 1 },
+    attrs: { step: 1 },
   },
   {
     key: "job_limit_s",
@@ -23,8 +21,7 @@ const SETTINGS = [
     category: ["Warmgraph", "Builder", "JobLimit"],
     name: "Time limit of one build (seconds)",
     tooltip: "A build that takes longer is given up; its part of the model runs as without Warmgraph.",
-    defaultValue: 600,
-    attrs: { min: 30, max: 86400, step: 30 },
+    attrs: { step: 30 },
   },
   {
     key: "idle_s",
@@ -32,8 +29,7 @@ const SETTINGS = [
     category: ["Warmgraph", "Builder", "Idle"],
     name: "Builder processes end when idle for (seconds)",
     tooltip: "Builder processes with nothing to do give their memory back after this time.",
-    defaultValue: 30,
-    attrs: { min: 1, max: 3600, step: 1 },
+    attrs: { step: 1 },
   },
   {
     key: "store_cap_gib",
@@ -41,8 +37,7 @@ const SETTINGS = [
     category: ["Warmgraph", "Store", "Cap"],
     name: "Size limit of the shared graph store (GiB)",
     tooltip: "Above it the least recently used graphs go. Graphs beside a saved workflow are never removed.",
-    defaultValue: 4,
-    attrs: { min: 0.1, max: 1024, step: 0.5, minFractionDigits: 1, maxFractionDigits: 2 },
+    attrs: { step: 0.5, minFractionDigits: 1, maxFractionDigits: 2 },
   },
   {
     key: "runs_before_special",
@@ -50,8 +45,7 @@ const SETTINGS = [
     category: ["Warmgraph", "Builder", "RunsBeforeSpecial"],
     name: "Runs of one size before it gets graphs of its own (0 = never)",
     tooltip: "Graphs for one size only are quicker. They are built beside the images, and those for all sizes stay beneath.",
-    defaultValue: 3,
-    attrs: { min: 0, max: 1000, step: 1 },
+    attrs: { step: 1 },
   },
   {
     key: "captured_vram_percent",
@@ -59,8 +53,7 @@ const SETTINGS = [
     category: ["Warmgraph", "Captured", "Vram"],
     name: "VRAM for captured steps (percent of the card, 0 = none)",
     tooltip: "Repeated steps are replayed from CUDA graphs. This much memory they may hold; ComfyUI gets it back when it needs room.",
-    defaultValue: 10,
-    attrs: { min: 0, max: 90, step: 1 },
+    attrs: { step: 1 },
   },
   {
     key: "keep_captured",
@@ -68,18 +61,29 @@ const SETTINGS = [
     category: ["Warmgraph", "Captured", "Keep"],
     name: "Keep captured steps between prompts (1 = yes, 0 = no)",
     tooltip: "0 gives their memory back when a prompt has sampled; each prompt then captures its steps anew.",
-    defaultValue: 1,
-    attrs: { min: 0, max: 1, step: 1 },
+    attrs: { step: 1 },
   },
 ];
 
-/** The server's values, {} until they were read: before that nothing is sent. */
+/**
+ * @typedef {{value: number, default: number, minimum: number, maximum: number}} Setting
+ * @returns {Promise<Record<string, Setting>>} {} when the server does not answer
+ */
+async function fetchSettings() {
+  const response = await api.fetchApi("/warmgraph/settings").catch(() => undefined);
+  return response?.ok ? await response.json() : {};
+}
+
+/** What the server had when the page opened; settings must be whole when they are registered. */
+const opened = await fetchSettings();
+
+/** The server's values, {} until the page shows them: before that nothing is sent. */
 let current = {};
 
 /** @param {Record<string, number>} values */
 async function show(values) {
   current = values;
-  for (const { id, key } of SETTINGS) {
+  for (const { id, key } of WORDS) {
     const setting = app.extensionManager?.setting;
     if (key in values && setting?.get(id) !== values[key]) await setting?.set(id, values[key]);
   }
@@ -112,13 +116,15 @@ async function send(key, value) {
 
 app.registerExtension({
   name: "Warmgraph.Settings.Numbers",
-  settings: SETTINGS.map(({ key, ...setting }) => ({
-    ...setting,
+  settings: WORDS.filter(({ key }) => key in opened).map(({ key, attrs, ...words }) => ({
+    ...words,
     type: "number",
+    defaultValue: opened[key].default,
+    attrs: { min: opened[key].minimum, max: opened[key].maximum, ...attrs },
     onChange: (value) => send(key, value),
   })),
   async setup() {
-    const { settings } = await openingReports();
-    if (settings) await show(settings);
+    const values = Object.entries(opened).map(([key, { value }]) => [key, value]);
+    if (values.length) await show(Object.fromEntries(values));
   },
 });

@@ -15,7 +15,8 @@ import torch
 from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Schedule
-from warmgraph_backends.host.deepcache import apply, kept
+from warmgraph_backends.events import Events
+from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_tools.inprocess import Host
 
 Patch = Callable[[Any], Any]
@@ -38,13 +39,14 @@ def unpatched(model: Any) -> Any:
 
 def cached(model: Any, **options: Any) -> Any:
     """A clone under DeepCache, by the uniform schedule if none is named: its steps are plain."""
-    clone, _ = apply(model, Options(**{"schedule": Schedule.UNIFORM, **options}))
+    chosen = Options(**{"schedule": Schedule.UNIFORM, **options})
+    clone, _ = apply(model, chosen, Events(), identifier="deepcache")
     return clone
 
 
 def cache_of(model: Any) -> DeepCache:
     """The DeepCache that a model carries."""
-    cache = kept(model)
+    cache = carried(model)
     assert cache is not None
     return cache
 

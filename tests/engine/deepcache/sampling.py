@@ -24,9 +24,9 @@ class Trace:
         """Return a clone that is traced, with the sorts of the DeepCache it carries, if any."""
         from comfy.patcher_extension import WrappersMP
 
-        from warmgraph_backends.host.deepcache import kept
+        from warmgraph_backends.host.deepcache import carried
 
-        cache = kept(model)
+        cache = carried(model)
 
         def around_run(executor: Any, *args: Any, **kwargs: Any) -> Any:
             guider, sigmas, extra, callback, *others = args

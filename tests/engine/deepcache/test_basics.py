@@ -13,7 +13,7 @@ from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
-from warmgraph_backends.host.deepcache import apply, kept
+from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_backends.sessions.report import deepcache_report, deepcache_text
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
@@ -113,7 +113,7 @@ def test_a_model_without_a_unet_is_unchanged_and_says_so(xl: Pair) -> None:
             apply(xl.model, Options())
     finally:
         xl.model.model.diffusion_model = before
-    assert kept(xl.model) is None
+    assert carried(xl.model) is None
 
 
 @pytest.mark.parametrize("schedule", [Schedule.UNIFORM, Schedule.QUADRATIC], ids=str)
@@ -128,7 +128,7 @@ def test_the_node_below_is_replaced_and_the_model_is_left_alone(xl: Pair) -> Non
     twice = cached(once, interval=1)
     assert torch.equal(xl.sample(twice), xl.sample(xl.model))
     assert evaluations(once) == {}
-    assert kept(xl.model) is None
+    assert carried(xl.model) is None
 
 
 def test_shares_are_those_that_pytorch_counts(pair: Pair) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.deepcache.features import form_of
+from warmgraph_backends.deepcache.features import shape_of
 from warmgraph_backends.deepcache.schedule import Schedule
 
 from .cached import Pair, cached, evaluations
@@ -92,8 +92,8 @@ def test_no_other_call_is_taken_for_the_same(changes: dict[str, Any]) -> None:
         "options": {"uuids": ["a", "b"], "cond_or_uncond": [1, 0]},
     }
     again = {**call, "x": torch.ones(2, 4, 8, 8), "control": {"output": [None, torch.ones(1)]}}
-    assert form_of(**again) == form_of(**call)
-    assert form_of(**{**call, **changes}) != form_of(**call)
+    assert shape_of(**again) == shape_of(**call)
+    assert shape_of(**{**call, **changes}) != shape_of(**call)
 
 
 def test_one_call_decides_for_all_of_an_adaptive_step(xl: Pair) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.deepcache.run import Options
-from warmgraph_backends.host.deepcache import kept
+from warmgraph_backends.host.deepcache import carried
 from warmgraph_backends.sessions.report import render_text
 
 from ..lab import Lab, relative
@@ -44,7 +44,7 @@ def test_both_orders_run_all_compiled_at_no_build(
         report = lab.engine.report(model)
         session = model.get_attachment("warmgraph")
         places = {scope.root: len(scope.plan.places) for scope in session.scopes}
-        branch = kept(model).branch  # type: ignore[union-attr]
+        branch = carried(model).branch  # type: ignore[union-attr]
         whole, outer = places[branch.whole.module], places[branch.outer.module]
         assert whole == report["regions"]["total"] > outer > 0
         # Two of the three full ones keep a feature; one shallow call more is the check's.
@@ -118,7 +118,7 @@ def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> N
     session = model.get_attachment("warmgraph")
     probed.sample(model, size=(8, 8), steps=4)
     assert len(session.scopes) == 3
-    gone = weakref.ref(kept(model))
+    gone = weakref.ref(carried(model))
     del model, cache
     gc.collect()
     assert gone() is None

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.events import Event
+
 from .cached import Pair, cache_of, cached
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -219,7 +221,7 @@ def test_whoever_listens_for_the_end_of_a_run_fails_no_prompt(
     def raises() -> None:
         raise OnPurposeError
 
-    cache_of(ours).on_end = raises
+    cache_of(ours)._events.listen(raises, Event.RUN_ENDED)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(sd15.sample(ours), sd15.sample(sd15.model))
     assert any(record.exc_info for record in caplog.records)

@@ -1,0 +1,218 @@
+"""The host's dynamic VRAM: a range of pages for each model, a place in it for each layer.
+
+Relies on the host's `comfy/ops.py` (`cast_modules_with_vbar`, `resolve_cast_module_with_vbar`),
+`comfy/model_prefetch.py`, `comfy/model_patcher.py` (`ModelPatcherDynamic`) and on
+`comfy_aimdo/model_vbar.py`. A layer has its place in `_v`; `_v_signature` names the pages that the
+host filled there, `_v_weight` and `_v_bias` are what lies in them, and `_prefetch` is what the host
+notes between the begin of a copy and its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_NONE: dict[Any, Any] = {}
+#: In place of the host's notes of what it fetched, for a layer of which it has none.
+_NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
+
+
+# --- a layer's place ------------------------------------------------------------------------------
+
+
+def has_place(layer: Any) -> bool:
+    """Tell whether a layer has a place in dynamic VRAM."""
+    return "_v" in layer.__dict__
+
+
+def place(layer: Any) -> tuple[int, int]:
+    """Return the address and the size of a layer's place in bytes."""
+    return int(layer._v[1]), int(layer._v[2])
+
+
+def mark(layer: Any) -> Any:
+    """Return what names the pages that a layer's weights were put into; None where none were."""
+    return layer.__dict__.get("_v_signature")
+
+
+def mark_empty(layer: Any) -> None:
+    """Have the host bring a layer's weights over anew."""
+    layer._v_signature = None
+
+
+def are_filled(layers: Sequence[Any]) -> bool:
+    """Tell whether each layer's weights lie in its place now, where the host put them."""
+    import comfy_aimdo.model_vbar as vbar
+
+    for layer in layers:
+        if layer._v_signature is None:
+            return False
+        now = vbar.vbar_fault(layer._v)
+        if now is None:
+            return False
+        good = vbar.vbar_signature_compare(now, layer._v_signature)
+        vbar.vbar_unpin(layer._v)
+        if not good:
+            return False
+    return True
+
+
+# --- bringing weights over ------------------------------------------------------------------------
+
+
+def is_begun(layer: Any) -> bool:
+    """Tell whether the host began to bring a layer's weights over, and did not end it."""
+    return "_prefetch" in layer.__dict__
+
+
+def holds_pages(layer: Any) -> bool:
+    """Tell whether the host holds the pages of a layer whose copy it began."""
+    return layer.__dict__.get("_prefetch", _NOT_THERE)["signature"] is not None
+
+
+def is_there(layer: Any) -> bool:
+    """Tell whether a layer whose copy was begun has its final weights in its place."""
+    return bool(layer.__dict__.get("_prefetch", _NOT_THERE)["resident"])
+
+
+def begin_copies(
+    layers: Sequence[Any], held: list[Any], dtype: torch.dtype, device: torch.device
+) -> Any:
+    """Begin to bring the weights of several layers over.
+
+    Args:
+        held: gets the layers whose pages the host holds, also when it fails.
+
+    Returns:
+        The stream on which they come, None where it is the current one.
+    """
+    import comfy.model_management as management
+    import comfy.ops
+
+    with _noting_holds(layers, held):
+        return comfy.ops.cast_modules_with_vbar(
+            layers, dtype, device, dtype, management.device_supports_non_blocking(device)
+        )
+
+
+def await_copies(device: torch.device, stream: Any) -> None:
+    """Have the current stream wait for the one that `begin_copies` returned."""
+    import comfy.model_management as management
+
+    management.sync_stream(device, stream)
+
+
+def end_copy(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
+    """Return the weight and bias of a layer whose copy was begun."""
+    import comfy.ops
+
+    weight, bias = comfy.ops.resolve_cast_module_with_vbar(layer, dtype, device, dtype, None, False)
+    return weight, bias
+
+
+def lie_in_place(layer: Any, pair: tuple[Any, Any]) -> bool:
+    """Tell whether what `end_copy` gave are a layer's pages themselves."""
+    return pair[0] is layer._v_weight and pair[1] is layer._v_bias
+
+
+def forget_copy(layer: Any) -> None:
+    """As the host does once it has resolved a layer's weights."""
+    for name in ("weight_lowvram_function", "bias_lowvram_function"):
+        function = getattr(layer, name, None)
+        if function is not None:
+            function.clear_prepared()
+    layer.__dict__.pop("_prefetch", None)
+
+
+def releaser(held: Sequence[Any], device: torch.device, stream: Any) -> Callable[[], None]:
+    """Return what lets go of the pages of these layers, once the work that uses them is queued."""
+    import comfy.model_management as management
+    import comfy_aimdo.model_vbar as vbar
+
+    def release() -> None:
+        for layer in held:
+            vbar.vbar_unpin(layer._v)
+        if stream is not None:
+            stream.wait_stream(management.current_stream(device))
+
+    return release
+
+
+def undo_copy(layer: Any, before: Any) -> None:
+    """Have the host bring over anew what it brought over, or began to, since a layer's `mark`."""
+    import comfy_aimdo.model_vbar as vbar
+
+    prefetch = layer.__dict__.get("_prefetch")
+    if prefetch is not None:  # broken off before it was resolved: nothing else lets it go
+        forget_copy(layer)
+        if prefetch["signature"] is not None:
+            vbar.vbar_unpin(layer._v)
+    was_there = prefetch is None or prefetch.get("resident")
+    if not was_there or mark(layer) is not before:
+        mark_empty(layer)
+
+
+class _Noting:
+    """A layer's range of dynamic VRAM, which notes whether the host holds its pages."""
+
+    def __init__(self, pages: Any) -> None:
+        self._pages = pages
+        self.held = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pages, name)
+
+    def fault(self, address: int, size: int) -> Any:
+        signature = self._pages.fault(address, size)
+        self.held = signature is not None
+        return signature
+
+
+@contextlib.contextmanager
+def _noting_holds(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
+    """Add to `held` the layers whose pages the host holds afterwards, also when it fails: it says
+    so on the layer last of all.
+    """
+    places = [layer._v for layer in layers]
+    notes = [_Noting(where[0]) for where in places]
+    try:
+        for layer, where, note in zip(layers, places, notes, strict=True):
+            layer._v = (note, *where[1:])
+        yield
+    finally:
+        for layer, where, note in zip(layers, places, notes, strict=True):
+            layer._v = where
+            if note.held:
+                held.append(layer)
+
+
+# --- a model's whole range ------------------------------------------------------------------------
+
+
+def page_range(model: Any, device: torch.device) -> tuple[Any, int]:
+    """Return a model's range of dynamic VRAM and how many bytes of it are in use, 0 without one."""
+    pages = getattr(model, "dynamic_vbars", _NONE).get(device)
+    return (None, 0) if pages is None else (pages, pages.offset)
+
+
+def hold(pages: Any, size: int) -> bytes | None:
+    """Bring the first `size` bytes of a range in and hold their pages; `let_go` must follow.
+
+    Returns:
+        What names the pages, equal for the same ones; None where they do not all fit.
+    """
+    signature = pages.fault(pages.base_addr, size)
+    if signature is None:
+        return None
+    # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
+    pages.set_watermark_limit(size)
+    return bytes(signature)
+
+
+def let_go(pages: Any, size: int) -> None:
+    """Let go of the pages that `hold` holds."""
+    pages.set_watermark_limit(0)
+    pages.unpin(pages.base_addr, size)

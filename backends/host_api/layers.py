@@ -1,0 +1,88 @@
+"""What the host writes on a model's layers, and which of their code only fetches weights.
+
+Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`) and `comfy/model_patcher.py` (`load`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
+#: twin has none of it and no key depends on it.
+STATE = frozenset(
+    (
+        "comfy_cast_weights",
+        "prev_comfy_cast_weights",
+        "comfy_patched_weights",
+        "weight_function",
+        "bias_function",
+        "weight_lowvram_function",
+        "bias_lowvram_function",
+        "weight_comfy_model_dtype",
+        "bias_comfy_model_dtype",
+        "seed_key",
+        "_v",
+        "_v_weight",
+        "_v_bias",
+        "_v_signature",
+        "_prefetch",
+        "_pin",
+        "_pin_state",
+    )
+)
+#: Left out of what a graph is traced through: they fetch weights or poll for Cancel, which a graph
+#: with weights as inputs never does.
+NOT_TRACED = frozenset(
+    (
+        "run_every_op",
+        "cast_bias_weight",
+        "uncast_bias_weight",
+        "forward_comfy_cast_weights",
+        "materialize_meta_param",
+    )
+)
+#: Memory management, whose globals change while the server runs.
+MANAGEMENT = (
+    "comfy.model_management",
+    "comfy.memory_management",
+    "comfy.utils",
+    "comfy.quant_ops",
+)
+#: Under these names the host's classes, and torch's, have the code of a call.
+FORWARDS = ("forward", "_forward", "_conv_forward")
+
+
+def is_operator(layer: Any) -> bool:
+    """Tell whether a layer, or a class of layers, gets its weights cast to what it computes in."""
+    return hasattr(layer, "comfy_cast_weights")
+
+
+def make_final(layer: torch.nn.Module) -> None:
+    """Have an operator take its weights as they are: nothing is cast or patched on top."""
+    layer.__dict__.update(comfy_cast_weights=False, weight_function=[], bias_function=[])
+
+
+def has_functions(layer: Any) -> bool:
+    """Tell whether the host computes a layer's weights anew at each call."""
+    return bool(getattr(layer, "weight_function", None) or getattr(layer, "bias_function", None))
+
+
+def loaded_dtype(layer: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a parameter of no operator is once the host has loaded it.
+
+    Under dynamic VRAM the file's own tensor is there until the host casts it, at its loading.
+    """
+    archived = getattr(layer, f"{name}_comfy_model_dtype", None)
+    return archived if isinstance(archived, torch.dtype) else tensor.dtype
+
+
+def own_forward(cls: type) -> Any:
+    """Return the function that a call of a root module comes to, within its wrappers."""
+    return getattr(cls, "_forward", cls.forward)  # type: ignore[attr-defined]
+
+
+def bound_forward(root: Any) -> Any:
+    """Return the method that the host puts its wrappers around; None where a class has none."""
+    return getattr(root, "_forward", None)

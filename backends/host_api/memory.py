@@ -1,0 +1,121 @@
+"""What the host has loaded where, how much room there is, and a place among its loaded models.
+
+Relies on the host's `comfy/model_management.py` and `comfy/model_patcher.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+_SAMPLING_VRAM = 2 << 30
+
+
+def default_device() -> torch.device:
+    """Return the device on which the host computes."""
+    import comfy.model_management
+
+    device: torch.device = comfy.model_management.get_torch_device()
+    return device
+
+
+def total_vram(device: torch.device) -> int:
+    """Bytes of memory of the host's device, as the host counts them."""
+    import comfy.model_management
+
+    return int(comfy.model_management.get_total_memory(device))
+
+
+def spare_vram(patchers: Iterable[Any]) -> int | None:
+    """Return the bytes of VRAM that sampling with all these models will not need.
+
+    None without CUDA.
+    """
+    models = {id(p.model): p for p in patchers if p.load_device.type == "cuda"}
+    if not models:
+        return None
+    free, _ = torch.cuda.mem_get_info(next(iter(models.values())).load_device)
+    to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())
+    return max(0, int(free - to_load - _SAMPLING_VRAM))
+
+
+def empty_cache() -> None:
+    """Have the host give back to the device what PyTorch only keeps."""
+    import comfy.model_management
+
+    comfy.model_management.soft_empty_cache()
+
+
+def loaded_state(model: Any) -> tuple[Any, ...]:
+    """Return what differs once the host loads, moves or patches a model (`ModelPatcher.load`).
+
+    A module that no patcher looks after has none of it.
+    """
+    return (
+        getattr(model, "device", None),
+        getattr(model, "model_loaded_weight_memory", None),
+        getattr(model, "current_weight_patches_uuid", None),
+        getattr(model, "model_lowvram", None),
+    )
+
+
+class LoadedEntry:
+    """A place in the host's list of loaded models for memory that is no model's.
+
+    What the host wants to free it looks for there, and asks for it as for a model's.
+    """
+
+    def __init__(
+        self, device: torch.device, used_bytes: Callable[[], int], give_back: Callable[[], int]
+    ) -> None:
+        """Args: where the memory lies, how much it is, and what gives it back, all at once,
+        returning how many bytes that were.
+        """
+        self._facts = device, used_bytes, give_back
+        self._patcher: Any = None  # the host's list holds it by a weak reference only
+        self._loaded: Any = None
+
+    def list(self) -> None:
+        """Stand in the list from now on, if it does not."""
+        import comfy.model_management as management
+
+        if self._loaded is None or self._loaded not in management.current_loaded_models:
+            self._patcher = _patcher(*self._facts)
+            self._loaded = management.LoadedModel(self._patcher)
+            self._loaded.model_load()
+            self._loaded.currently_used = False  # nobody may load it along with what is
+            management.current_loaded_models.insert(0, self._loaded)
+
+
+def _patcher(
+    device: torch.device, used_bytes: Callable[[], int], give_back: Callable[[], int]
+) -> Any:
+    """Return what the host asks about this memory, and asks it back from."""
+    from comfy.model_patcher import ModelPatcher
+
+    class HeldMemoryPatcher(ModelPatcher):  # type: ignore[misc]
+        """Stands for memory; has no weights."""
+
+        def model_size(self) -> int:
+            return used_bytes()
+
+        def loaded_size(self) -> int:
+            return used_bytes()
+
+        def current_loaded_device(self) -> torch.device:
+            return device
+
+        def partially_load(self, *_: Any, **__: Any) -> int:
+            return 0
+
+        def partially_unload(self, *_: Any, **__: Any) -> int:
+            return give_back()
+
+        def detach(self, unpatch_all: bool = True) -> Any:
+            if unpatch_all:
+                give_back()
+            return self.model
+
+    return HeldMemoryPatcher(torch.nn.Module(), device, torch.device("cpu"))

@@ -1,0 +1,120 @@
+"""What hangs on a MODEL: wrappers around its calls, callbacks, attachments of ours.
+
+Relies on the host's `comfy/patcher_extension.py` and `comfy/model_patcher.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+#: A place of a run around which a function can be put: all steps of a sampler, one evaluation of
+#: all conditionings, one call of the diffusion model. Names of the host's `WrappersMP`.
+Around = Literal["SAMPLER_SAMPLE", "PREDICT_NOISE", "DIFFUSION_MODEL"]
+#: What the host calls back at. Names of its `CallbacksMP`.
+Event = Literal["ON_PRE_RUN", "ON_CLEANUP", "ON_DETACH"]
+
+
+def clone(patcher: Any) -> Any:
+    """Return a clone of a MODEL, which shares its weights and its wrappers, callbacks and so on."""
+    return patcher.clone()
+
+
+def attach(patcher: Any, key: str, thing: Any) -> None:
+    """Hang a thing on a MODEL, which its clones get too."""
+    patcher.set_attachments(key, thing)
+
+
+def attached(patcher: Any, key: str) -> Any:
+    """Return what `attach` hung on a MODEL, or None."""
+    return patcher.get_attachment(key)
+
+
+def wrap(patcher: Any, around: Around, key: str, wrapper: Callable[..., Any]) -> None:
+    """Put a function around a place of a MODEL's runs, innermost, in place of an earlier one."""
+    unwrap(patcher, around, key)
+    patcher.add_wrapper_with_key(_wrapper(around), key, wrapper)
+
+
+def wrap_outermost(patcher: Any, around: Around, key: str, wrapper: Callable[..., Any]) -> None:
+    """As `wrap`, around whatever else is there."""
+    wrap(patcher, around, key, wrapper)
+    others = patcher.wrappers[_wrapper(around)]
+    patcher.wrappers[_wrapper(around)] = {key: others.pop(key), **others}
+
+
+def unwrap(patcher: Any, around: Around, key: str) -> None:
+    """Take away what `wrap` put there, if it did."""
+    patcher.remove_wrappers_with_key(_wrapper(around), key)
+
+
+def call_back(patcher: Any, event: Event, key: str, callback: Callable[..., None]) -> None:
+    """Have the host call a function, in place of an earlier one; it is given the MODEL that runs,
+    and at ON_DETACH whether its weights leave the device.
+    """
+    call_no_more(patcher, event, key)
+    patcher.add_callback_with_key(_callback(event), key, callback)
+
+
+def call_no_more(patcher: Any, event: Event, key: str) -> None:
+    """Take away what `call_back` put there, if it did."""
+    patcher.remove_callbacks_with_key(_callback(event), key)
+
+
+def _wrapper(around: Around) -> str:
+    from comfy.patcher_extension import WrappersMP
+
+    name: str = getattr(WrappersMP, around)
+    return name
+
+
+def _callback(event: Event) -> str:
+    from comfy.patcher_extension import CallbacksMP
+
+    name: str = getattr(CallbacksMP, event)
+    return name
+
+
+# --- within a wrapper -----------------------------------------------------------------------------
+
+
+def owner(executor: Any) -> Any:
+    """Return whose function a wrapper's executor calls in the end."""
+    return executor.class_obj
+
+
+def innermost(executor: Any) -> Callable[..., Any]:
+    """Return the function that is called within all wrappers."""
+    function: Callable[..., Any] = executor.original
+    return function
+
+
+def put_innermost(executor: Any, function: Callable[..., Any]) -> None:
+    """Have another function called within all wrappers."""
+    executor.original = function
+
+
+def wrappers(executor: Any) -> list[Any]:
+    """Return all wrappers around a call, the outermost first."""
+    found: list[Any] = executor.wrappers
+    return found
+
+
+def wrappers_within(executor: Any) -> list[Any]:
+    """Return the wrappers that lie between the one that runs and the call."""
+    found: list[Any] = executor.wrappers[executor.idx + 1 :]
+    return found
+
+
+def call_within(executor: Any, whose: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a function within the wrappers that are left, in place of the call's own.
+
+    Args:
+        whose: the object whose function it is, as those wrappers are told.
+    """
+    from comfy.patcher_extension import WrapperExecutor
+
+    run: Callable[..., Any] = WrapperExecutor.new_class_executor(
+        function, whose, executor.wrappers, executor.idx + 1
+    ).execute
+    return run

@@ -1,0 +1,120 @@
+"""Whether this host has what we ask it for, by names that are not meant for others.
+
+A host that lacks one runs our pack without the features that hang on it, and never fails by it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
+from typing import Any
+
+from .needs import NEEDS, Feature, Need
+
+logger = logging.getLogger(__name__)
+
+
+def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, str]:
+    """Return which features this host lacks a name for, and which name, in words.
+
+    Nothing is imported that the host has not imported, and nothing is called.
+    """
+    found: dict[Feature, list[str]] = {}
+    for need in needs:
+        if (problem := _problem(need)) is not None:
+            for feature in need.features:
+                found.setdefault(feature, []).append(problem)
+    return {feature: _words(problems) for feature, problems in found.items()}
+
+
+def why_off(off: Mapping[Feature, str], feature: Feature) -> str | None:
+    """Say in a line why a feature is off, None where it is not; `off` is of `missing`."""
+    reason = off.get(Feature.EVERYTHING) or off.get(feature)
+    return None if reason is None else f"{feature.value}: off with this ComfyUI, for {reason}"
+
+
+def look() -> dict[Feature, str]:
+    """Return what `missing` does, and say it once in the log.
+
+    Where everything is off, nothing else is of interest.
+    """
+    off = missing()
+    for feature in [Feature.EVERYTHING] if Feature.EVERYTHING in off else off:
+        logger.warning("%s", why_off(off, feature))
+    return off
+
+
+def _words(problems: list[str]) -> str:
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return problems[0] + more
+
+
+def _problem(need: Need) -> str | None:
+    """What of a name is not as it is needed, in words."""
+    module_name, _, path = need.name.partition(":")
+    dotted = f"{module_name}.{path}"
+    module = sys.modules.get(module_name)
+    if module is None:  # the host has it for later, or not at all
+        return None if _exists(module_name) else f"{module_name} is not there"
+    try:
+        found: Any = reduce(getattr, path.split("."), module)
+    except AttributeError:
+        return f"{dotted} is not there"
+    if need.call is not None and not _takes(found, need.call):
+        return f"{dotted} takes other arguments than ({need.call.replace('=', '')})"
+    if need.names:
+        known = _names(found, module_name)
+        lost = [] if known is None else [name for name in need.names if name not in known]
+        if lost:
+            return f"{dotted} knows no {lost[0]}"
+    return None
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _takes(function: Any, call: str) -> bool:
+    """Tell whether a function takes the arguments of a call."""
+    parts = [part.strip() for part in call.split(",") if part.strip()]
+    named = [part[:-1] for part in parts if part.endswith("=")]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not say
+        return True
+    try:
+        signature.bind(*parts[: len(parts) - len(named)], **dict.fromkeys(named))
+    except TypeError:
+        return False
+    return True
+
+
+def _names(found: Any, home: str) -> frozenset[str] | None:
+    """Every name and text in the code of a function, or of a class's `__init__`.
+
+    None where another's function is in its place, whose code does not show what the host's does.
+    """
+    function = inspect.unwrap(vars(found)["__init__"] if isinstance(found, type) else found)
+    code = getattr(function, "__code__", None)
+    if code is None or getattr(function, "__module__", home) != home:
+        return None
+    return frozenset(_in_code(code))
+
+
+def _in_code(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):  # the keys of a dict that is written out
+            yield from (key for key in constant if isinstance(key, str))
+        elif isinstance(constant, types.CodeType):
+            yield from _in_code(constant)

@@ -1,0 +1,52 @@
+"""How this process runs the host, and how a worker imports it likewise.
+
+Relies on the host's `comfy/options.py` and `comfy/cli_args.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def host_arguments() -> dict[str, Any]:
+    """Return what a worker needs to import the host as this process did."""
+    import comfy
+
+    return {
+        "argv": _parsed_arguments(),
+        "host": str(Path(next(iter(comfy.__path__))).parent),
+        "cwd": os.getcwd(),
+    }
+
+
+def import_host(argv: list[str], folder: str) -> None:
+    """Import the host in a worker, which parses its parent's command line as its own.
+
+    Args:
+        folder: of the ComfyUI tree.
+    """
+    sys.argv = list(argv)
+    sys.path.insert(0, folder)
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.ops
+
+
+def _parsed_arguments() -> list[str]:
+    """The command line that the host parsed; empty where it was started without parsing one."""
+    import comfy.options
+
+    if comfy.options.args_parsing:
+        return list(sys.argv)
+    from comfy.cli_args import args
+
+    flags = ["main.py"]
+    if args.cpu:
+        flags.append("--cpu")
+    if args.use_pytorch_cross_attention:
+        flags.append("--use-pytorch-cross-attention")
+    return flags

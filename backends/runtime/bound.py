@@ -1,0 +1,59 @@
+"""A root module as it was described: where its weights are, and what is foreign about it since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..families.plan import Plan
+from ..weights.addresses import AddressBook
+from ..weights.fetching import ModelWeights
+from .foreign import Foreign
+from .kind import Kind
+
+
+class Bound:
+    """What a root module's calls need while the host keeps it; made anew with each description."""
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        holder: Any,
+        plan: Plan,
+        kinds: Sequence[Kind],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        whole_calls: bool,
+        quick_dynamic: bool,
+    ) -> None:
+        """Remember how things are now.
+
+        Args:
+            holder: the module on which the host's patcher notes where the weights are.
+            dtype: the dtype in which its operators compute.
+            whole_calls: whether whole calls may be captured.
+            quick_dynamic: of `ModelWeights`.
+        """
+        self.device, self.dtype = device, dtype
+        self.weights = ModelWeights(holder, device, dtype, quick_dynamic=quick_dynamic)
+        #: Where weights lie, for captured calls; None where there are none.
+        self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
+        self.foreign = Foreign(root, plan, kinds, whole_calls=whole_calls)
+
+    def is_for(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether the description still says what would be said now."""
+        return device == self.device and dtype is self.dtype and not self.foreign.is_stale()
+
+    def begin_run(self) -> None:
+        """Look at the model anew: what other nodes do, and where its weights are now."""
+        self.weights.begin_run()
+        self.foreign.look()
+
+    def end_run(self) -> None:
+        """Forget what only the run needed."""
+        self.weights.end_run()
+        if self.book is not None:
+            self.book.forget()

@@ -1,0 +1,34 @@
+"""What all sessions of one server process use together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..cuda_graphs.memory import CapturedMemory
+from ..debugging import OFF, Debugging
+from ..host_api.needs import Feature
+from ..storing.comparisons import Comparisons
+from .graphs import Graphs
+from .verification import Verification
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One of each for the process.
+
+    Attributes:
+        graphs: all graphs, found, loaded and built.
+        comparisons: the memory of comparisons with eager.
+        captured: the memory of all captured calls.
+        debugging: what a developer asked of this server.
+        verification: what is kept where every call of a region is compared with eager, else None.
+        off: features that are off with this host, and what it lacks for them (`present.missing`).
+    """
+
+    graphs: Graphs
+    comparisons: Comparisons
+    captured: CapturedMemory
+    debugging: Debugging = OFF
+    verification: Verification | None = None
+    off: Mapping[Feature, str] = field(default_factory=dict)

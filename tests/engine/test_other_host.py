@@ -1,0 +1,224 @@
+"""On a host of another version a prompt ends with the host's image, and the report says what is
+off: each name that we ask for is taken away, and changed, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from warmgraph_backends.cuda_graphs.replays import Replays
+from warmgraph_backends.deepcache.run import Options as CacheOptions
+from warmgraph_backends.engine import WorkflowRef
+from warmgraph_backends.errors import RequirementError, StrictError
+from warmgraph_backends.host.model import AttachedModel
+from warmgraph_backends.host_api import present
+from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
+from warmgraph_backends.runtime.scope import Target
+from warmgraph_backends.runtime.session import Session
+from warmgraph_tools.inprocess import Host
+
+from .elsewhere import GONE, changes, elsewhere
+from .lab import TOLERANCE, Lab, relative
+
+CASES = [(need, change) for need in NEEDS for change in changes(need)]
+CASE = pytest.mark.parametrize(("need", "change"), CASES, ids=lambda value: _name(value))
+
+#: What our package sees here is not what a wrapper of the host's ends in: it leaves such a step.
+COMPARED = {"comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel._forward"}
+
+
+def _name(value: Any) -> str:
+    return value.name.partition(":")[2] if isinstance(value, Need) else str(value)
+
+
+class Subject(NamedTuple):
+    """A narrow model with all that can be compiled of a prompt, and the host's image."""
+
+    host: Host
+    model: Any
+    vae: Any
+    control: Any
+    prompt: Any
+    eager: torch.Tensor
+
+    def sample(self, model: Any) -> torch.Tensor:
+        size = {"width": 64, "height": 64, "batch": 1}
+        image: torch.Tensor = self.host.sample(
+            model, self.prompt, self.prompt, cfg=1.0, steps=1, **size
+        )
+        return image
+
+
+@pytest.fixture(scope="module")
+def subject(lab: Lab, host: Host) -> Subject:
+    model, clip, vae = host.load("narrowxl")
+    prompt = host.encode(clip, "a cat")
+    name = host.model_file("controlnet", base="narrowxl")
+    (control,) = host.node("ControlNetLoader", control_net_name=name)
+    found = Subject(host, model, vae, control, prompt, torch.empty(0))
+    return found._replace(eager=found.sample(model))
+
+
+@pytest.fixture(scope="module")
+def root(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store with all graphs of the narrow model."""
+    copy = lab.copy_to(tmp_path_factory.mktemp("elsewhere") / "lab")
+    copy.engine.close()
+    return copy.root
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Callable[[], Lab]]:
+    """Set an engine up, as in a new server process."""
+    made: list[Lab] = []
+
+    def start() -> Lab:
+        made.append(Lab(root))
+        return made[-1]
+
+    yield start
+    for lab in made:
+        lab.engine.close()
+
+
+@CASE
+def test_a_prompt_ends_with_the_hosts_image_and_the_report_says_what_is_off(
+    subject: Subject,
+    start: Callable[[], Lab],
+    caplog: pytest.LogCaptureFixture,
+    need: Need,
+    change: str,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with elsewhere(need, change):
+        lab = start()
+        off = lab.engine._shared.off
+        assert set(off) == _hangs_on(need, change)
+        compiled = lab.compiled(subject.model, when_missing="never")
+        image = subject.sample(compiled)
+        report = lab.engine.report(compiled)
+        # Where everything is off, nothing else is of interest.
+        told = [Feature.EVERYTHING] if Feature.EVERYTHING in off else list(off)
+        for feature in told:
+            CHECKS[feature](lab, subject, compiled, present.why_off(off, feature))
+    warned = [r.getMessage() for r in caplog.records if r.name.startswith("warmgraph_backends")]
+    if need.name not in COMPARED:
+        assert warned == [present.why_off(off, feature) for feature in told], "each once"
+    if Feature.EVERYTHING in off:
+        assert compiled is subject.model and torch.equal(image, subject.eager)
+        assert report["notes"] == [present.why_off(off, Feature.EVERYTHING)]
+    else:
+        assert relative(image, subject.eager) < TOLERANCE
+        assert report["regions"]["compiled"] > 0, "the rest is as it was"
+
+
+def _hangs_on(need: Need, change: str) -> set[Feature]:
+    """What is off: of a class that is gone, all that hangs on its attributes, too."""
+    beneath = [other for other in NEEDS if other.name.startswith(f"{need.name}.")]
+    lines = [need, *(beneath if change == GONE else [])]
+    return {feature for line in lines for feature in line.features}
+
+
+# --- what is off ----------------------------------------------------------------------------------
+
+
+def _everything(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    engine = lab.engine
+    for made, thing in (
+        (engine.compile_vae(subject.vae, when_missing="never"), subject.vae),
+        (engine.compile_controlnet(subject.control, when_missing="never"), subject.control),
+        (engine.load_graphs(subject.model, "none", strict=False), subject.model),
+    ):
+        assert made is thing and engine.report(thing)["notes"], "nothing of it is touched"
+    with pytest.raises(StrictError, match="off with this ComfyUI"):
+        engine.load_graphs(subject.model, "none", strict=True)
+    with pytest.raises(RequirementError, match="off with this ComfyUI"):
+        engine.apply_deepcache(subject.model, CacheOptions())
+    assert engine.warm_up(subject.model, [(64, 64)], [1])["notes"] == [why]
+
+
+def _vaes(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    assert lab.engine.compile_vae(subject.vae, when_missing="never") is subject.vae
+    assert lab.engine.report(subject.vae)["notes"] == [why]
+    with pytest.raises(StrictError, match="off with this ComfyUI"):
+        lab.engine.load_vae_graphs(subject.vae, "none", strict=True)
+
+
+def _controlnets(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    assert lab.engine.compile_controlnet(subject.control, when_missing="never") is subject.control
+    assert lab.engine.report(subject.control)["notes"] == [why]
+
+
+def _deepcache(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    with pytest.raises(RequirementError) as refused:
+        lab.engine.apply_deepcache(subject.model, CacheOptions())
+    assert str(refused.value) == why
+    assert lab.engine.report(subject.model)["deepcache"] is None
+
+
+def _warm_up(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    assert why in lab.engine.warm_up(compiled, [(64, 64)], [1])["notes"]
+
+
+def _workflows(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    lab.workflow = WorkflowRef(path="a.json", user="default", id=None)
+    assert lab.engine._hooks.current_workflow() is None
+    assert why in lab.engine.report(compiled)["notes"]
+
+
+def _captured(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    """What hangs on a GPU is decided when a session starts."""
+    starter, attached = lab.engine._starter, _on_gpu(subject.model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.version, "cuda", "13.0")
+        assert starter._replays(attached) is None and why in starter._lacks(attached)
+
+
+def _quick_dynamic(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    assert why in lab.engine._starter._lacks(_on_gpu(subject.model))
+    session = lab.engine._objects.carried(compiled)
+    assert isinstance(session, Session)
+    assert not session.scope._bound.weights.quick_dynamic
+
+
+CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
+    Feature.EVERYTHING: _everything,
+    Feature.CAPTURED_CALLS: _captured,
+    Feature.QUICK_DYNAMIC: _quick_dynamic,
+    Feature.DEEPCACHE: _deepcache,
+    Feature.CONTROLNETS: _controlnets,
+    Feature.VAES: _vaes,
+    Feature.WARM_UP: _warm_up,
+    Feature.WORKFLOWS: _workflows,
+}
+
+
+def _on_gpu(model: Any) -> Any:
+    """A model as it would be taken up on a GPU."""
+    attached = AttachedModel(model)
+    target = Target(torch.device("cuda"), torch.float16, {})
+    attached.target = lambda: target  # type: ignore[method-assign]
+    return attached
+
+
+def test_on_this_host_nothing_is_off(
+    subject: Subject, start: Callable[[], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tests above find gone is there."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    lab = start()
+    lab.workflow = WorkflowRef(path="a.json", user="default", id=None)
+    assert lab.engine._shared.off == {} and lab.engine._hooks.current_workflow() == lab.workflow
+    starter, attached = lab.engine._starter, _on_gpu(subject.model)
+    assert isinstance(starter._replays(attached), Replays) and starter._lacks(attached) == []
+    lab.workflow = None
+    compiled = lab.compiled(subject.model, when_missing="never")
+    session = lab.engine._objects.carried(compiled)
+    assert session.scope._bound.weights.quick_dynamic and session.notes == []
+    assert lab.engine.compile_controlnet(subject.control) is not subject.control

@@ -1,0 +1,98 @@
+"""The rooms of `backends/`: ARCHITECTURE.md lists them from top to bottom, and imports point
+downwards.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = ROOT / "backends"
+MAX_LINES = 500
+
+
+def _rooms() -> list[str]:
+    """The rooms as ARCHITECTURE.md lists them, the topmost first."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    listed = text.partition("## Rooms")[2].split("```")[1]
+    return [
+        line.split()[0].rstrip("/")
+        for line in listed.splitlines()
+        if line and not line[0].isspace()
+    ]
+
+
+def _modules() -> dict[str, Path]:
+    """Every module below `backends/` by its dotted name."""
+    found = {}
+    for path in BACKENDS.rglob("*.py"):
+        parts = path.relative_to(BACKENDS).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a module imports, wherever in it."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                whole = ".".join([*base, alias.name])
+                yield whole if whole in modules else ".".join(base)
+
+
+def test_every_room_is_listed_once() -> None:
+    there = {path.stem for path in BACKENDS.iterdir() if path.name[0] not in "_."}
+    assert sorted(_rooms()) == sorted(there)
+
+
+def test_imports_point_downwards() -> None:
+    rank = {room: place for place, room in enumerate(_rooms())}
+    modules = _modules()
+    upward = [
+        f"{name} imports {other}"
+        for name, path in modules.items()
+        for other in _imported(name, path, modules)
+        if name and other and rank[other.split(".")[0]] < rank[name.split(".")[0]]
+    ]
+    assert upward == []
+
+
+def test_modules_of_a_room_import_one_another_in_no_circle() -> None:
+    modules = _modules()
+    imports = defaultdict(set)
+    for name, path in modules.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # not those for types alone
+            if isinstance(node, ast.ImportFrom) and node.level:
+                imports[name].update(_imported(name, path, modules))
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in imports[name] - {name}:
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in modules:
+        visit(name, ())
+
+
+def test_backends_know_neither_nodes_nor_the_server() -> None:
+    for name, path in _modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [alias.name for alias in node.names]
+                names += [getattr(node, "module", None) or ""]
+                heads = {each.split(".")[0] for each in names}
+                assert not heads & {"nodes", "server", "aiohttp", "comfy_api"}, name
+
+
+def test_no_module_has_grown_beyond_one_idea() -> None:
+    lines = {name: path.read_text("utf-8").count("\n") for name, path in _modules().items()}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
