@@ -1,11 +1,12 @@
 """The pack's commands at the server's own console.
 
+    python cli.py doctor                look at all that compiling needs, and say what to do
     python cli.py report                say what a running server has compiled, and what not and why
     python cli.py explain FILE|FOLDER   say what is in graph files and whether they fit here
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
 
-None needs PyTorch, which takes seconds to import: whether a graph fits is told
+All but `doctor` do without PyTorch, which takes seconds to import: whether a graph fits is told
 from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch itself.
 
 A graph file is code that this machine runs when it is loaded, so trust is given here and nowhere
@@ -84,6 +85,19 @@ def _report(options: argparse.Namespace) -> int:
     return report(options.url, as_json=options.json)
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from warmgraph_console.asked import answer
+    from warmgraph_console.doctor import Places, doctor
+
+    if options.ask:
+        return answer(options.ask)
+    base = _base_directory(options)
+    user = options.user_directory or base / "user"
+    store = options.store or base / "models" / "compiled_graphs"
+    places = Places(base, user, store, options.comfyui or PACK.parents[1])
+    return doctor(places, options.device)
+
+
 def _base_directory(options: argparse.Namespace) -> Path:
     return Path(options.base_directory or PACK.parents[1])
 
@@ -122,6 +136,30 @@ def _parser() -> argparse.ArgumentParser:
         prog="cli.py", description="Look into Warmgraph, and trust graph files."
     )
     commands = parser.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser(
+        "doctor",
+        help="look at all that compiling needs, and say what to do",
+        description="Look at compiler, PyTorch, Triton, GPU, ComfyUI, store, signing key and "
+        "leftovers: a line each, `ok` or what to do. It takes up to a minute.",
+    )
+    command.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="what models are to be compiled for (default: what PyTorch has here)",
+    )
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    command.add_argument(
+        "--store", type=Path, metavar="FOLDER", help="default: BASE/models/compiled_graphs"
+    )
+    command.add_argument("--ask", nargs="+", help=argparse.SUPPRESS)
+    _add_folders(command).set_defaults(run=_doctor)
 
     command = commands.add_parser(
         "explain", help="say what is in graph files and whether they fit this machine"

@@ -19,6 +19,11 @@ from tools.setup import Setup, SetupError, say
 
 ROOT = Path(__file__).resolve().parent
 
+# Most of a test's time is one thread's. A file is one process's, for what its tests share; files
+# come in the order of tests/conftest.py. With a GPU it is one process after the other: they would
+# take the card's memory, and its time, from each other.
+PARALLEL = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+
 
 def run(ready: Setup, arguments: Sequence[str | Path]) -> int:
     """Run a Python command in the virtual environment and return its exit status."""
@@ -37,14 +42,15 @@ def demo(options: argparse.Namespace) -> int:
 def test(options: argparse.Namespace) -> int:
     """Run every check; all of them run even when one fails."""
     ready = setup.prepare(options.host, options.torch)
+    tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
     checks: dict[str, list[str | Path]] = {
         "ruff check": ["-m", "ruff", "check", "."],
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "mypy": ["-m", "mypy", "backends/"],
-        "pytest": ["-m", "pytest", "tests", *([] if options.all else ["-m", "not slow"])],
+        "pytest": [*tests, *([] if options.all else ["-m", "not slow"])],
     }
     if options.host != setup.DEFAULT_HOST or options.torch != setup.DEFAULT_TORCH:
-        checks = {"pytest": ["-m", "pytest", "tests", "-m", "quick and not slow"]}
+        checks = {"pytest": [*tests, "-m", "quick and not slow"]}
     if options.k:
         checks["pytest"] += ["-k", options.k]
     failed = []

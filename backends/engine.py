@@ -52,6 +52,7 @@ from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
+from .sessions.story import Story
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
 from .storing.comparisons import Comparisons
@@ -104,7 +105,6 @@ class Engine:
         self, *, paths: Paths, settings: Settings, hooks: Hooks, debugging: Debugging = OFF
     ) -> None:
         """Set up; no worker starts and nothing is read before the first model."""
-        self._paths = paths
         self._settings = settings
         off = present.look()
         if Feature.WORKFLOWS in off:
@@ -155,6 +155,7 @@ class Engine:
         )
         self._starter = Starter(self._shared, settings)
         self._workflow_links = WorkflowLinks(self._store, paths.workflows)
+        self._story = Story()
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -331,11 +332,6 @@ class Engine:
             "settings": self._settings.as_dict(),
         }
 
-    def graph_folders(self, user: str | None = None) -> list[str]:
-        """Return the names of a user's graph folders."""
-        root = self._paths.workflows(user)
-        return [] if root is None else folders.list_folders(root)
-
     def close(self) -> None:
         """Stop the workers."""
         self._builder.close()
@@ -359,6 +355,7 @@ class Engine:
             return attached.value
         wanted = self._describe(session, attached)
         self._request(session, session.all_graphs)
+        self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(wanted, self._builder, on_progress)
         else:
@@ -372,6 +369,7 @@ class Engine:
             self._describe(session, attached)
             self._request(session, session.all_graphs)
             self._graphs.settle()
+            self._story.attached(session, session.graphs)
             session.warn_once()
         problem = strict_problem(self.report(attached.value)) if strict else None
         if problem is not None:
@@ -463,9 +461,10 @@ class Engine:
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
+        self._story.ran(session)
         verification = self._shared.verification
         if verification is not None and (line := verification.take()):
-            logger.info(line)
+            logger.info("Warmgraph: %s", line)
         self._workflow_links.expect(session, self._hooks.current_workflow())
         self._graphs.when_loaded(self._workflow_links.file)
         self._events.publish(Event.RUN_ENDED)
@@ -484,7 +483,7 @@ class Engine:
         self._workflow_links.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
-                logger.info(finished)
+                logger.info("Warmgraph: %s", finished)
 
 
 def _machine() -> str:

@@ -7,12 +7,21 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.kinds.target import explain_target, installed_target
+from warmgraph_backends.storing.files import write_whole
+from warmgraph_backends.storing.graph_file import (
+    SUFFIX,
+    encode,
+    key_of,
+    read_for_trust,
+    read_header,
+)
+from warmgraph_backends.storing.signing import Signer
 
 from .output import say, stop, words
-
-if TYPE_CHECKING:
-    from warmgraph_backends.storing.signing import Signer
 
 
 def trust(folder: Path, signer: Signer) -> int:
@@ -20,10 +29,6 @@ def trust(folder: Path, signer: Signer) -> int:
 
     Files are rewritten in one step each; whatever is not a graph file is left alone and named.
     """
-    from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.storing.files import write_whole
-    from warmgraph_backends.storing.graph_file import encode, read_for_trust, read_header
-
     if not os.path.isdir(folder):
         return stop(f"{folder} is not a folder")
     if not signer.path.exists():
@@ -77,9 +82,6 @@ def _explain_file(
     path: Path, problem: str, signer: Signer, fit: Callable[[dict[str, Any]], list[str]]
 ) -> dict[str, Any] | None:
     """Print a few lines about one file; return its manifest, None when the file is refused."""
-    from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.storing.graph_file import read_for_trust, read_header
-
     say(path.name)
     try:
         if problem:
@@ -106,8 +108,6 @@ def _explain_file(
 
 def _fit(facts: dict[str, Any]) -> list[str]:
     """Say whether a graph was made for a machine like this, and if not, why, without PyTorch."""
-    from warmgraph_backends.kinds.target import explain_target, installed_target
-
     here = installed_target(str(facts.get("device")), str(facts.get("backend")))
     if here is None and importlib.util.find_spec("torch") is None:
         return ["fits: not known, this Python has no PyTorch; use the one that runs ComfyUI"]
@@ -126,7 +126,6 @@ def _fit_by_torch(facts: dict[str, Any]) -> list[str]:
     try:
         from warmgraph_backends.compilers.registry import BACKENDS
         from warmgraph_backends.kinds.keys import target
-        from warmgraph_backends.kinds.target import explain_target
     except ImportError as error:
         return [f"fits: not known, this Python cannot import PyTorch ({error})"]
     device, name = facts.get("device"), facts.get("backend")
@@ -146,9 +145,6 @@ def _unknown(facts: dict[str, Any]) -> str:
 
 def graph_files(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of a folder that are or pretend to be graphs, each with why it is refused."""
-    from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.storing.graph_file import SUFFIX, key_of
-
     inside = Path(os.path.realpath(folder))
     try:
         paths = sorted(folder.iterdir())

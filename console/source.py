@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.storing.graph_file import (
+    TRUST_REMEDY,
+    read_for_trust,
+    read_header,
+    unpack_payload,
+)
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.torch_api.payload import read_payload
 
 from .output import say, say_lines, stop, words
-
-if TYPE_CHECKING:
-    from warmgraph_backends.storing.signing import Signer
 
 
 def source(path: Path, signer: Signer) -> int:
@@ -18,15 +24,6 @@ def source(path: Path, signer: Signer) -> int:
         path: a graph file of any origin: it is checked and read, never loaded.
         signer: tells whether this machine signed it; no key is made for that.
     """
-    from warmgraph_backends.errors import GraphFileError
-    from warmgraph_backends.storing.graph_file import (
-        TRUST_REMEDY,
-        read_for_trust,
-        read_header,
-        unpack_payload,
-    )
-    from warmgraph_backends.torch_api.payload import read_payload
-
     if path.is_dir():
         return stop(f"{path} is a folder; name one graph file (`explain FOLDER` lists them)")
     try:

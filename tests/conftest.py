@@ -1,17 +1,30 @@
-"""Shared fixtures: the pack's packages under an alias, and the real host inside this process."""
+"""Shared fixtures: the pack's packages under an alias, and the real host inside this process.
+
+How the suite shares graphs: a run has one folder that all of its processes know (`run_folder`), and
+in it the lab of tests/engine, whose store and signing key the engines over it share, as servers of
+one user directory do. The first process that needs it builds the graphs of a narrow SDXL there,
+others wait and load them. `make_lab` copies that store for tests that change it or count, less the
+kinds that a test has built for real, or starts with an empty one; `start_server(lend=...)` copies
+those graphs and the key to a server. Keys hold the sources' hashes, so a graph that fits is the
+right one. Tests come in the order of `ROOMS`: servers when there is something to lend, and what
+takes long before what takes little, for two processes to be busy to the end. In any other order, or
+alone, the same is shown and more is built.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from filelock import FileLock  # torch needs it, too
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: minutes: files or folders, and what a test's name there must hold one of, if not all count.
 QUICK: dict[str, tuple[str, ...]] = {
     "unit": (),
+    "compile": (),
     "engine/test_background.py": (),
     "engine/test_fresh_process.py": (),
     "engine/test_no_rebuild.py": (),
@@ -26,6 +40,20 @@ QUICK: dict[str, tuple[str, ...]] = {
     "engine/test_region.py": (),
     "host/test_workflows.py": ("imports", "text_to_image"),
 }
+
+#: The order of tests. The first file has the shared graphs built, while another process of the run
+#: is at DeepCache's, which need none.
+ROOMS = (
+    "engine/test_background.py",
+    "engine/deepcache",
+    "engine/test_vae.py",
+    "engine",
+    "host",
+    "browser",
+    "compile",
+    "unit",
+    "gpu",
+)
 
 # Spares workers most trials of the CPU's vector instructions, which each folder of theirs needs.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -47,6 +75,7 @@ def _alias(name: str, folder: Path) -> None:
 
 
 _alias("warmgraph_backends", ROOT / "backends")
+_alias("warmgraph_console", ROOT / "console")
 _alias("warmgraph_tools", ROOT / "tools")
 
 from warmgraph_tools import checkpoints, inprocess  # noqa: E402
@@ -56,7 +85,13 @@ from warmgraph_tools.install import prepare_base  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the quick half."""
+    """Mark the quick half, and put the tests in order."""
+
+    def room(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((n for n, name in enumerate(ROOMS) if path.startswith(name)), len(ROOMS))
+
+    items.sort(key=room)
     for item in items:
         path = item.path.relative_to(ROOT / "tests")
         for part in (path, *path.parents):
@@ -136,15 +171,58 @@ def install_pack(host: Host) -> Iterator[InstallPack]:
 
 
 @pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of the suite, the same one in all of its processes."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+class BuiltOnce:
+    """The graphs of a narrow SDXL, which the first process of a run builds."""
+
+    def __init__(self, folder: Path) -> None:
+        #: Held while they are built.
+        self.lock = FileLock(folder / "lab.lock")
+        self._list = folder / "lab.json"
+
+    def note(self, root: Path, keys: Sequence[str]) -> None:
+        """Let servers be lent these graphs of the engine with the folders below `root`."""
+        self._list.write_text(json.dumps({"root": str(root), "keys": list(keys)}), "utf-8")
+
+    def lend(self, base: Path, *, without: int = 0) -> None:
+        """Copy the graphs and what signed them to a server's folders; nothing if there are none.
+
+        Args:
+            without: how many of them are left for the server to build, the quickest to build.
+        """
+        with self.lock:
+            if not self._list.is_file():
+                return
+            built = json.loads(self._list.read_text("utf-8"))
+        root, store = Path(built["root"]), base / "models" / "compiled_graphs"
+        private = base / "user" / "__warmgraph"
+        for folder in (store, private):
+            folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / private.relative_to(base) / "signing.key", private)
+        files = [root / store.relative_to(base) / f"{key}.safetensors" for key in built["keys"]]
+        for file in sorted(files, key=lambda file: file.stat().st_size)[without:]:
+            shutil.copy2(file, store)
+
+
+@pytest.fixture(scope="session")
+def built_once(run_folder: Path) -> BuiltOnce:
+    return BuiltOnce(run_folder)
+
+
+@pytest.fixture(scope="session")
 def start_server(
-    host_tree: Path, tmp_path_factory: pytest.TempPathFactory
+    host_tree: Path, built_once: BuiltOnce, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
     """Start real servers with the pack installed; all that still run are stopped at the end.
 
     `start_server(base=None, flags=("--cpu",), pack=True, narrow=True, environment=None,
-    graphs_from=None)`: a fresh base directory unless one is given; `Server.restart()` keeps it.
-    `graphs_from` is a server that runs nothing now: its store and private folder (signing key,
-    comparisons, settings) are copied, to spare a test the builds.
+    lend=None)`: a fresh base directory unless one is given; `Server.restart()` keeps it. With
+    `lend` its store has what this run has built for a narrow SDXL, less as many graphs.
     """
     started: list[Server] = []
 
@@ -153,15 +231,14 @@ def start_server(
         *,
         pack: bool = True,
         narrow: bool = True,
-        graphs_from: Server | None = None,
+        lend: int | None = None,
         **options: Any,
     ) -> Server:
         base = prepare_base(
             base or tmp_path_factory.mktemp("base"), host_tree, pack=pack, narrow=narrow
         )
-        for part in ("models/compiled_graphs", "user/__warmgraph"):
-            if graphs_from is not None and (graphs_from.base / part).is_dir():
-                shutil.copytree(graphs_from.base / part, base / part, dirs_exist_ok=True)
+        if lend is not None:
+            built_once.lend(base, without=lend)
         server = Server(host_tree, base, **options)
         started.append(server)
         server.start()
@@ -174,8 +251,11 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., Server]) -> Server:
-    """One server that all tests share: leave it running, and no setting changed."""
-    return start_server()
+    """One server that all tests share: leave it running, and no setting changed.
+
+    Of a narrow SDXL's graphs it may have all but one; that one it builds.
+    """
+    return start_server(lend=1)
 
 
 class PlaceModel(Protocol):

@@ -24,7 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_HOST = "0.30.0"
 DEFAULT_TORCH = "2.11.0"
 TORCH = (f"torch=={DEFAULT_TORCH}", "torchvision==0.26.0", "torchaudio==2.11.0")
-TOOLS = ("pytest==9.2.0", "ruff==0.17.6", "mypy==2.4.1", "websocket-client==1.9.2")
+TOOLS = (
+    "pytest==9.2.0",
+    "pytest-xdist==3.8.0",
+    "ruff==0.17.6",
+    "mypy==2.4.1",
+    "websocket-client==1.9.2",
+)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds
 PYTHONS = ((3, 10), (3, 13))
@@ -301,10 +307,16 @@ def _stamp(folder: Path, what: str) -> Path:
 
 
 def _pip(folder: Path, python: Path, what: str, arguments: Sequence[str]) -> None:
-    """Run pip, its output in a log file; say how long it took."""
+    """Run pip, its output in a log file; say how long it took.
+
+    Modules are compiled as they are imported: pip would compile all of torch's and of the host's
+    requirements, of which a fraction is ever imported, for a minute.
+    """
     say(f"installing {what}" if arguments[0] == "install" else f"downloading {what}")
     log = folder / "setup.log"
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    if arguments[0] == "install":
+        command.append("--no-compile")
     start = time.monotonic()
     with log.open("ab") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)

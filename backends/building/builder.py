@@ -159,12 +159,6 @@ class Builder:
         left = estimate_seconds_left(measured, elapsed, pending, workers)
         return BuildProgress(done, total, labels, left if pending or elapsed else None)
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the workers that live now."""
-        with self._news:
-            threads = list(self._threads)
-        return [pid for thread in threads if (pid := thread.pid) is not None]
-
     def close(self) -> None:
         """Kill all workers and fail what is left; returns when they are gone, or after 5 s.
 

@@ -126,12 +126,6 @@ class WorkerThread:
             self._thread.join(timeout_s)
 
     @property
-    def pid(self) -> int | None:
-        """Process id while there is a process."""
-        process = self._process
-        return process.pid if process else None
-
-    @property
     def condemned(self) -> bool:
         """Whether the worker was killed on purpose."""
         return bool(self._sentence)

@@ -29,12 +29,10 @@ def end_processes_of(folders: Iterable[str | os.PathLike[str] | bytes]) -> None:
     """Kill every process that has one of these cache folders in its environment, and wait for its
     end, ten seconds at most. Only on Linux can that be seen.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    marks = {VARIABLE.encode() + b"=" + os.fsencode(folder) for folder in folders}
+    folders = list(folders)
     until = time.monotonic() + _PATIENCE_S
-    while marks and time.monotonic() < until:
-        found = [pid for pid in _numbers() if not marks.isdisjoint(_environment(pid))]
+    while time.monotonic() < until:
+        found = processes_of(folders)
         if not found:
             return
         for pid in found:
@@ -43,6 +41,17 @@ def end_processes_of(folders: Iterable[str | os.PathLike[str] | bytes]) -> None:
             except OSError:
                 continue  # it ended by itself
         time.sleep(0.01)
+
+
+def processes_of(folders: Iterable[str | os.PathLike[str] | bytes]) -> list[int]:
+    """Return the processes that have one of these cache folders in their environment.
+
+    Only on Linux can that be seen.
+    """
+    marks = {VARIABLE.encode() + b"=" + os.fsencode(folder) for folder in folders}
+    if not marks or not sys.platform.startswith("linux"):
+        return []
+    return [pid for pid in _numbers() if not marks.isdisjoint(_environment(pid))]
 
 
 def _numbers() -> list[int]:

@@ -97,7 +97,7 @@ def sweep() -> None:
     tell; nothing of another user, and nothing through a link. What still runs for such a folder
     is ended before.
     """
-    folders = _abandoned()
+    folders = abandoned()
     end_processes_of(folders)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +118,8 @@ def is_abandoned(owner: owners.Owner | None, changed: float) -> bool:
     return life is owners.Life.ENDED
 
 
-def _abandoned() -> list[Path]:
+def abandoned() -> list[Path]:
+    """Return this user's folders whose processes have ended: what `sweep` removes."""
     found = []
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:

@@ -82,6 +82,11 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
     return compose_target(device, backend, fingerprint, torch)
 
 
+def has_driver() -> bool:
+    """Whether there is a GPU that NVIDIA's driver knows, whatever PyTorch makes of it."""
+    return _capability() is not None
+
+
 def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
     """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
     words = {"capability": "GPU compute capability", "torch_source": "torch build"}

@@ -172,10 +172,11 @@ class Session:
         new = [g for g in graphs if g.state is State.READY and self.is_new(g)]
         built = [g for g in new if g.source == "built"]
         seconds = sum(g.build_seconds or 0.0 for g in built)
-        return (
-            f"{self.name}: {ready} of {len(graphs)} graphs ready: {len(built)} built in "
-            f"{seconds:.0f} s of work, {len(new) - len(built)} loaded ({self.backend.name})"
-        )
+        parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
+        parts += [f"{len(new) - len(built)} loaded"] if len(new) > len(built) else []
+        parts += [f"{ready - len(new)} in use before"] if ready > len(new) else []
+        came = f"{self.name}: {ready} of {len(graphs)} graphs are ready"
+        return f"{came}: {', '.join(parts)} ({self.backend.name})"
 
     def count_eager(self, reason: str) -> None:
         """Count a call of the root module that ran as without us."""
@@ -206,4 +207,5 @@ class Session:
             return
         self._warned.add(reason)
         expected = reason.startswith(("its graph is being", "no saved graph"))
-        logger.log(logging.INFO if expected else logging.WARNING, "Parts run eager: %s", reason)
+        level = logging.DEBUG if expected else logging.WARNING
+        logger.log(level, "Warmgraph: parts of %s run eager: %s", self.name, reason)

@@ -40,7 +40,7 @@ class Verification:
         with self._lock:
             if not self._calls:
                 return None
-            line = f"Verified {self._calls} calls of regions with eager: "
+            line = f"verified {self._calls} calls of regions with eager: "
             line += f"{self._different} differ" if self._different else "none differs"
             if self._where:
                 line += f"; nearest to its tolerance ({self._nearest:.0%} of it) is {self._where}"

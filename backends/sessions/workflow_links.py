@@ -61,6 +61,8 @@ class _Record:
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
+    #: Graphs that were put there and were not there before.
+    new: int = 0
 
 
 class WorkflowLinks:
@@ -124,12 +126,16 @@ class WorkflowLinks:
             if ready:
                 with self._lock:
                     sessions = list(record.sessions)
-                self._link(place, ready, sessions)
+                record.new += self._link(place, ready, sessions)
             with self._lock:
                 for graph in come:
                     record.graphs.pop(graph.key, None)
                 if not record.graphs and self._records.get(place) is record:
                     del self._records[place]
+            if record.new and not record.graphs:
+                where = f"beside {place.workflow.path}" if place.workflow else "in their folder"
+                logger.info("Warmgraph: %d graphs are filed %s", record.new, where)
+                record.new = 0
 
     def _add(self, place: _Place, graphs: list[Graph], sessions: list[Session]) -> None:
         """Have graphs filed in a place; the lock is held."""
@@ -159,15 +165,17 @@ class WorkflowLinks:
             note(str(error))
             return None
 
-    def _link(self, place: _Place, keys: list[str], sessions: list[Session]) -> None:
+    def _link(self, place: _Place, keys: list[str], sessions: list[Session]) -> int:
+        """Link graphs into a place's folder; returns how many were not there before."""
+
         def note(text: str) -> None:
             for session in sessions:
                 session.note(text)
 
         folder = self._folder(place, note)
         if folder is None:
-            return
-        workflow = place.workflow
+            return 0
+        workflow, known = place.workflow, folders.folder_keys(folder)
         try:
             kept = [key for key in keys if self._store.link(key, folder)]
             path = workflow.path if workflow else ""
@@ -175,3 +183,5 @@ class WorkflowLinks:
         except (OSError, GraphFileError) as error:
             note(f"the graphs could not be put into {folder.name}: {error}")
             logger.warning("Graphs could not be put into %s: %s", folder, error)
+            return 0
+        return len(set(kept) - set(known))

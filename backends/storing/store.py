@@ -78,9 +78,11 @@ class Store:
             if os.path.exists(path):
                 yield path
 
-    def find(self, key: str, folders: Sequence[Path] = ()) -> Path | None:
-        """Return the first of `candidates`, None when there is none. Nothing is verified yet."""
-        return next(self.candidates(key, folders), None)
+    def find(self, key: str) -> Path | None:
+        """Return the shared store's file of a key, None when there is none. Nothing is verified
+        yet.
+        """
+        return next(self.candidates(key), None)
 
     def load(self, key: str, folders: Sequence[Path] = ()) -> GraphFile | None:
         """Read the first of `candidates` that passes every check, None when there are none.
@@ -184,18 +186,6 @@ class Store:
         _place(source, target)
         remove_stale(target.parent)
         return True
-
-    def adopt(self, path: Path) -> Path:
-        """Bring a graph file from a workflow's folder into the shared store.
-
-        Raises:
-            GraphFileError: the file must not be used, or the store cannot be written.
-        """
-        key = self.read(path).manifest.key
-        target = self._target(key)
-        if not same_file(path, target) and not self._is_ours(target):
-            _place(path, target)
-        return target
 
     def touch(self, path: Path) -> None:
         """Mark a file as used now; a folder that cannot be written is no error."""

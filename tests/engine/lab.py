@@ -32,9 +32,9 @@ class Lab:
         self.workflow: WorkflowRef | None = None
         self.cancelled: Callable[[], None] = lambda: None
         self.workflows = root / "user" / "default" / "workflows"
-        self.workflows.mkdir(parents=True, exist_ok=True)
         private = root / _PRIVATE
-        private.mkdir(exist_ok=True)
+        for folder in (self.workflows, private):
+            folder.mkdir(parents=True, exist_ok=True)
         self.settings = Settings(private)
         self.settings.update({"idle_s": 600})  # its workers start once
         self.engine = Engine(
@@ -49,9 +49,13 @@ class Lab:
         )
 
     def copy_to(self, root: Path, debugging: Debugging = OFF) -> Lab:
-        """Another engine, as a new server process has it, over a copy of store and signing key."""
+        """Another engine, as a new server process has it, over a copy of store and signing key.
+
+        Not of what other engines over these folders write while they build.
+        """
+        passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp")
         for part in (_STORE, _PRIVATE):
-            shutil.copytree(self.root / part, root / part)
+            shutil.copytree(self.root / part, root / part, ignore=passing)
         return Lab(root, debugging)
 
     def compiled(self, model: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import GraphsNameError
-from warmgraph_backends.storing.folders import folder_keys, read_record
+from warmgraph_backends.storing.folders import folder_keys, list_folders, read_record
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab
@@ -223,7 +223,7 @@ def test_a_name_on_the_node_wins_over_the_workflows(
     _run(lab, model)
     assert folder_keys(_folder(lab, "my graphs")) == _keys(model)
     assert not _folder(lab, "saved").exists()
-    assert lab.engine.graph_folders() == ["my graphs"]
+    assert list_folders(lab.workflows) == ["my graphs"]
     with pytest.raises(GraphsNameError, match="one plain folder name"):
         Probed(lab, host, graphs="../../x")
 

@@ -101,14 +101,11 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(
-    server: Server, start_server: Callable[..., Server], place_model: Callable[..., str]
-) -> Stage:
-    """One server with the named files; text_to_image saved, run, everything built: here, or by the
-    test in a browser, which runs text_to_image alone and whose graphs and comparisons it starts
-    with.
+def stage(start_server: Callable[..., Server], place_model: Callable[..., str]) -> Stage:
+    """One server with the named files; text_to_image saved, run, everything built: here, or earlier
+    in this run of the suite for the same model.
     """
-    server = start_server(graphs_from=server)
+    server = start_server(lend=0)
     server.request("/warmgraph/settings", {"idle_s": 600})  # workers start once
     for name, (kind, base) in FILES.items():
         place_model(server, kind, name=name, base=base)

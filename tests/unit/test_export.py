@@ -16,7 +16,7 @@ from warmgraph_backends.families.catalogue import form_of, plan_model
 from warmgraph_backends.families.plan import describe_place
 from warmgraph_backends.kinds import keys
 from warmgraph_backends.worker import build
-from warmgraph_backends.worker.export import Program, capture
+from warmgraph_backends.worker.export import Program, export
 from warmgraph_tools.inprocess import Host
 
 
@@ -34,7 +34,7 @@ def descriptions(host: Host) -> dict[str, Description]:
 
 
 def captured(description: Description) -> Program:
-    return capture(description, form_of(description.family, description.form))
+    return export(description, form_of(description.family, description.form))
 
 
 def test_weights_become_inputs_by_name_and_sizes_stay_symbols(

@@ -18,6 +18,8 @@ from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.building.builder import Builder, Job
 from warmgraph_backends.cleanup import keeper, temporary
 
+from .workers import worker_pids
+
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is /proc")
@@ -209,7 +211,7 @@ def test_there_is_one_keeper_while_there_are_workers_and_none_after_them(
     for _ in range(2):
         built.submit(Job("k", "quick", 1, {"do": "sleep"})).result(30)
         assert keeper_of(spool)
-        assert wait_until(lambda: not built.pids() and not keepers(spool), 10)
+        assert wait_until(lambda: not worker_pids(built) and not keepers(spool), 10)
 
 
 def test_a_keeper_that_was_killed_is_replaced_with_the_next_worker(tmp_path: Path) -> None:

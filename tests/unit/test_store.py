@@ -102,7 +102,8 @@ def test_what_was_put_is_found_and_read(tmp_path: Path) -> None:
 
 def test_what_was_never_put_is_not_found(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    assert store.find(KEY, [tmp_path / "none.graphs"]) is None
+    assert store.find(KEY) is None
+    assert list(store.candidates(KEY, [tmp_path / "none.graphs"])) == []
     assert store.load(KEY) is None
     assert store.usage() == (0, 0)
     assert store.evict() == []
@@ -135,7 +136,8 @@ def test_shared_store_comes_before_folders(tmp_path: Path) -> None:
     hidden = folder / f".{KEY}.safetensors"
     assert list(store.candidates(KEY, [folder])) == [path, hidden]
     path.unlink()
-    assert store.find(KEY, [folder]) == hidden
+    assert store.find(KEY) is None
+    assert list(store.candidates(KEY, [folder])) == [hidden]
     graph = store.load(KEY, [folder])
     assert graph is not None
     assert graph.path == hidden
@@ -188,8 +190,6 @@ def test_good_copy_in_a_folder_serves_when_the_shared_file_is_damaged(tmp_path: 
     graph = store.load(KEY, [folder])
     assert graph is not None
     assert graph.payload == RAW
-    assert store.adopt(graph.path) == path
-    assert store.read(path).payload == RAW
 
 
 def test_only_the_newest_broken_files_are_kept(tmp_path: Path) -> None:
@@ -406,15 +406,6 @@ def test_damaged_file_is_never_linked(tmp_path: Path) -> None:
     with pytest.raises(GraphFileError):
         store.link(KEY, tmp_path / "w.graphs")
     assert not (tmp_path / "w.graphs" / f".{KEY}.safetensors").exists()
-
-
-def test_unverified_file_is_never_adopted(tmp_path: Path) -> None:
-    store, elsewhere = make_store(tmp_path), make_store(tmp_path / "elsewhere")
-    put(elsewhere)
-    elsewhere.link(KEY, tmp_path / "w.graphs")
-    with pytest.raises(GraphFileError):
-        store.adopt(tmp_path / "w.graphs" / f".{KEY}.safetensors")
-    assert store.find(KEY) is None
 
 
 # Disks that refuse

@@ -21,7 +21,7 @@ from warmgraph_backends.families.plan import describe_place
 from warmgraph_backends.kernels import gpu_time, products
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.torch_api import compiling, loading, packing, tracing
-from warmgraph_backends.worker.export import Program, capture
+from warmgraph_backends.worker.export import Program, export
 from warmgraph_tools.inprocess import Host
 
 aten = torch.ops.aten
@@ -226,7 +226,7 @@ def block(host: Host) -> Description:
 
 
 def _program(description: Description) -> Program:
-    return capture(description, form_of(description.family, description.form))
+    return export(description, form_of(description.family, description.form))
 
 
 def test_the_hosts_block_has_a_prompts_pair_in_its_graph_of_one_size(block: Description) -> None:

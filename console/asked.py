@@ -1,0 +1,192 @@
+"""What PyTorch and ComfyUI say of themselves: asked in a process of their own, for importing them
+may fail, print, hang or end the process.
+
+Such a process is `cli.py doctor --ask torch DEVICE` or `--ask host FOLDER DEVICE`; it prints lines
+of JSON after a mark, and the last words of one that dies are told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_MARK = "\x00warmgraph doctor\x00"
+_CLI = Path(__file__).resolve().parents[1] / "cli.py"
+
+
+def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
+    """Ask in a process of its own.
+
+    Args:
+        question: "torch" and a device, or "host", a folder and a device.
+        limit_s: seconds until it is given up.
+
+    Returns:
+        What it said, and how it ended if not well.
+    """
+    with tempfile.TemporaryDirectory(prefix="warmgraph-doctor-") as folder:
+        environment = {
+            **os.environ,
+            "PYTHONIOENCODING": "utf-8",
+            # Nothing that was compiled before may stand for the compiler's work, nothing is left.
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
+            "TRITON_CACHE_DIR": str(Path(folder, "triton")),
+            **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder),
+        }
+        command = [sys.executable, str(_CLI), "doctor", "--ask", *question]
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            return _said(error.stdout or b""), f"it took longer than {limit_s:g} s"
+    died = None if done.returncode == 0 else _last_words(done.stderr, done.returncode)
+    return _said(done.stdout), died
+
+
+def answer(question: list[str]) -> int:
+    """Answer one question, in a process of its own."""
+    if question[0] == "torch":
+        _answer_of_torch(question[1], _tell)
+    else:
+        _answer_of_host(Path(question[1]), question[2], _tell)
+    return 0
+
+
+def _tell(**facts: Any) -> None:
+    print(f"{_MARK}{json.dumps(facts)}", flush=True)
+
+
+def _said(output: bytes) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for line in output.decode("utf-8", "replace").splitlines():
+        _, found, text = line.partition(_MARK)
+        if found:
+            facts.update(json.loads(text))
+    return facts
+
+
+def _last_words(output: bytes, code: int) -> str:
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
+    said = next((line for line in reversed(lines) if line), "it said nothing")
+    how = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return f"{said[:300]} ({how})"
+
+
+def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises anything
+        tell(**{"no torch": f"{type(error).__name__}: {error}"})
+        return
+    from warmgraph_backends.compilers.inductor import Inductor
+    from warmgraph_backends.compilers.self_test import self_test
+    from warmgraph_backends.errors import RequirementError
+    from warmgraph_backends.kinds.target import has_driver
+
+    on_gpu = torch.cuda.is_available() and torch.version.cuda is not None
+    device = device if device != "auto" else "cuda" if on_gpu else "cpu"
+    triton, broken = _triton()
+    found = []
+    for name, met, reason, remedy in Inductor().requirements(device):
+        if name == "Triton" and met and broken:
+            met, reason = False, f"Triton is installed but cannot be imported ({broken})"
+        found.append((name, met, reason, remedy, _detail(name, triton)))
+    if device == "cuda" and sys.platform != "win32":  # triton-windows brings one along
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        reason = "Triton needs one (gcc or clang) for its first kernel, and there is none"
+        remedy = "install gcc, or name another with CC"
+        found.append(("C compiler", compiler is not None, reason, remedy, compiler))
+    tell(
+        torch=torch.__version__,
+        device=device,
+        gpu=_gpu() if on_gpu else None,
+        driver=has_driver(),
+        triton=triton,
+        requirements=found,
+    )
+    if not all(met for _, met, *_ in found):
+        return
+    started = time.monotonic()
+    try:
+        self_test(device)
+        problem = ""
+    except RequirementError as error:
+        problem = str(error).splitlines()[0]
+    tell(self_test=problem, seconds=round(time.monotonic() - started, 1))
+
+
+def _triton() -> tuple[str | None, str]:
+    """Triton's version, or why it cannot be imported though it is there."""
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return None, ""
+        return str(importlib.import_module("triton").__version__), ""
+    except Exception as error:  # a broken installation raises anything
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _detail(name: str, triton: str | None) -> str:
+    """What is there of something that a backend requires."""
+    import torch
+
+    if name == "torch":
+        return f"{torch.__version__}, with all private names that compiling needs"
+    if name == "Triton":
+        return f"{triton}"
+    if name == "NVIDIA CUDA":
+        return f"{torch.version.cuda}"
+    names = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
+    paths = [path for name in names if (path := shutil.which(name))]
+    return paths[0] if paths else "found"
+
+
+def _gpu() -> dict[str, Any]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        "name": torch.cuda.get_device_name(),
+        "total": total,
+        "free": free,
+        "cuda": f"compute capability {major}.{minor}",
+    }
+
+
+def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> None:
+    """Import the host as a worker does, and have its names looked at where this version can."""
+    sys.path.insert(0, str(folder))
+    sys.argv = ["main.py", *(["--cpu"] if device != "cuda" else [])]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    for name in ("comfy.sd", "comfy.controlnet", "comfy.samplers"):
+        importlib.import_module(name)
+    try:
+        version = importlib.import_module("comfyui_version").__version__
+    except (ImportError, AttributeError):
+        version = "of unknown version"
+    tell(version=str(version), missing=_missing())
+
+
+def _missing() -> dict[str, str] | None:
+    try:
+        present: Any = importlib.import_module("warmgraph_backends.host_api.present")
+    except ModuleNotFoundError:
+        return None
+    return {str(getattr(f, "value", f)): str(reason) for f, reason in present.missing().items()}

@@ -1,0 +1,140 @@
+"""`doctor` looks at all that compiling needs on this machine: a line each, ok or what to do."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from warmgraph_backends.sessions.settings import Settings
+
+from .asked import ask
+from .kept import GIB, PRIVATE, beside_workflows, leftovers, signing_key, store
+from .line import Line
+from .output import say
+
+PACK = Path(__file__).resolve().parents[1]
+
+
+class Places(NamedTuple):
+    """Where things are on this machine.
+
+    Attributes:
+        base: ComfyUI's base folder, with `models`.
+        user: its user folder.
+        store: the shared store of graphs.
+        comfyui: the folder with ComfyUI's own code.
+    """
+
+    base: Path
+    user: Path
+    store: Path
+    comfyui: Path
+
+
+def doctor(places: Places, device: str) -> int:
+    """Look at everything, and say it as it is found.
+
+    Args:
+        places: where to look; nothing is changed there.
+        device: "cuda", "cpu" or "auto", which is what PyTorch has here.
+
+    Returns:
+        0 when all is well, 1 when anything needs the user.
+    """
+    to_do = 0
+    for line in _lines(places, device):
+        say(f"{'ok   ' if line.ok else 'TO DO'}  {line.name}: {line.text}")
+        to_do += not line.ok
+    say("all is well" if not to_do else f"{to_do} {'thing' if to_do == 1 else 'things'} to do")
+    return 1 if to_do else 0
+
+
+def _lines(places: Places, device: str) -> Iterator[Line]:
+    yield Line("Warmgraph", True, f"{_version()} in {PACK}")
+    yield Line("Python", True, f"{platform.python_version()}, {platform.platform()}")
+    facts, died = ask("torch", device, limit_s=600.0)
+    yield from _torch(facts, died)
+    yield from _host(places, device=facts.get("device", "cpu"))
+    yield signing_key(places.user)
+    yield from store(places.store, places.user)
+    yield from beside_workflows(places.user)
+    yield from _vram(places.user, facts.get("gpu"))
+    yield leftovers(places.user)
+
+
+def _version() -> str:
+    try:
+        text = (PACK / "pyproject.toml").read_text("utf-8")
+    except OSError:
+        return "version unknown"
+    found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    return found[1] if found else "version unknown"
+
+
+def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
+    """PyTorch, the GPU, what the backend requires there, and a graph that went all the way."""
+    if "torch" not in facts:
+        why = facts.get("no torch") or died or "it says nothing"
+        remedy = "run this with the Python that runs ComfyUI"
+        yield Line("PyTorch", False, f"{sys.executable} cannot use it: {why}; {remedy}")
+        return
+    gpu = facts["gpu"]
+    for requirement in facts["requirements"]:
+        name, met, reason, remedy, detail = requirement
+        yield Line(name, met, detail if met else f"{reason}; {remedy}")
+    if gpu is not None:
+        yield Line("GPU", True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['cuda']}")
+    elif facts["driver"]:
+        remedy = "install a PyTorch with CUDA (pytorch.org), or look whether the driver is too old"
+        yield Line("GPU", False, f"there is one, but this PyTorch cannot use it; {remedy}")
+    elif facts["device"] != "cuda":
+        yield Line("GPU", True, "no NVIDIA one; models are compiled for the processor")
+    if facts["device"] != "cuda":
+        yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
+    if not all(met for _, met, *_ in facts["requirements"]):
+        return  # nothing can be compiled
+    if "self_test" in facts:
+        problem = facts["self_test"]
+        good = f"compiled for {facts['device']}, packed, loaded and run in {facts['seconds']} s"
+        remedy = "without that every model runs as without Warmgraph"
+        yield Line("a small graph", not problem, good if not problem else f"{problem}; {remedy}")
+    else:
+        yield Line("a small graph", False, f"compiling it ended the process: {died}")
+
+
+def _host(places: Places, device: str) -> Iterator[Line]:
+    if not (places.comfyui / "comfy").is_dir():
+        yield Line("ComfyUI", False, f"not found in {places.comfyui}; name it with --comfyui")
+        return
+    facts, died = ask("host", str(places.comfyui), device, limit_s=300.0)
+    if "version" not in facts:
+        remedy = "start ComfyUI itself and see what it says"
+        yield Line("ComfyUI", False, f"{places.comfyui} cannot be imported: {died}; {remedy}")
+        return
+    lacking = facts["missing"]
+    yield Line("ComfyUI", True, f"{facts['version']} in {places.comfyui}")
+    if lacking is None:
+        yield Line("ComfyUI's insides", True, "not looked at by this version of Warmgraph")
+    elif not lacking:
+        yield Line("ComfyUI's insides", True, "all that Warmgraph uses is there")
+    for feature, reason in sorted((lacking or {}).items()):
+        remedy = "look for a newer version of Warmgraph, or use an older ComfyUI"
+        yield Line("ComfyUI's insides", False, f"{feature}: off, for {reason}; {remedy}")
+
+
+def _vram(user: Path, gpu: dict[str, Any] | None) -> Iterator[Line]:
+    """What captured calls may take of the card."""
+    if gpu is None:
+        return
+    share = Settings(user / PRIVATE).captured_vram_share
+    budget, free = share * gpu["total"], gpu["free"]
+    text = f"{share:.0%} of the card ({budget / GIB:.1f} GiB) for CUDA graphs"
+    text += f", {free / GIB:.1f} GiB are free now"
+    if not share:
+        text = "the settings give none to CUDA graphs, so no step is captured"
+    remedy = "end what else uses the card, or lower captured_vram_percent in the settings"
+    yield Line("VRAM", free >= budget, text if free >= budget else f"{text}; {remedy}")

@@ -1,0 +1,140 @@
+"""`cli.py doctor` on machines that lack something: what to do is said in a line each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warmgraph_backends.storing.canonical_json import sha256_hex
+from warmgraph_backends.storing.graph_file import compress_payload
+from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.storing.store import Store
+
+from . import saved
+
+CLI = Path(__file__).resolve().parents[2] / "cli.py"
+
+
+def doctor(
+    base: Path, *arguments: str, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, tuple[bool, str]]]:
+    """Run it; returns also {name: (ok, text)}."""
+    (base / "user").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(CLI), "doctor", "--base-directory", str(base), *arguments]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "TMPDIR": str(base), **environment},
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    found = {}
+    for line in done.stdout.splitlines()[:-1]:
+        name, _, text = line[7:].partition(": ")
+        assert line[:7] in ("ok     ", "TO DO  "), line
+        found[name] = (line.startswith("ok"), text)
+    return done, found
+
+
+def python_without(folder: Path, text: str) -> dict[str, str]:
+    """The environment of a Python that runs this text at its start."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(text, "utf-8")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "base"
+
+
+def test_no_compiler_foreign_files_and_half_a_host_are_named_with_what_to_do(
+    base: Path, tmp_path: Path
+) -> None:
+    private = tmp_path / "other"
+    other = Store(
+        base / "models" / "compiled_graphs",
+        Signer(private),
+        cap_bytes=lambda: 1 << 30,
+        private=private,
+    )
+    other.put(saved.manifest(sha256_hex("a graph")), compress_payload(b"a graph"))
+    (base / "user").mkdir()
+    assert Signer(base / "user" / "__warmgraph").fingerprint
+    (base / "comfy").mkdir()
+    (base / "comfy" / "options.py").write_text("raise RuntimeError('half an update')\n", "utf-8")
+    (tmp_path / "empty").mkdir()
+    without = python_without(tmp_path / "site", "import sys\nsys.modules['triton'] = None\n")
+    without["PATH"] = str(tmp_path / "empty")
+    done, found = doctor(base, "--device", "cpu", "--comfyui", str(base), **without)
+    assert done.returncode == 1
+    compiler = "cl" if sys.platform == "win32" else "g++"
+    assert found["C++ compiler"] == (
+        False,
+        f"no C++ compiler ({compiler}) on the path; install one; until then models run as without "
+        "this node",
+    )
+    assert "a small graph" not in found
+    ok, text = found["files of the store"]
+    assert not ok
+    assert text.startswith("this machine did not sign 1 of them, and never loads those; ")
+    assert text.endswith(str(base / "models" / "compiled_graphs"))
+    ok, text = found["ComfyUI"]
+    assert not ok
+    assert "RuntimeError: half an update (exit status 1); start ComfyUI itself" in text
+    assert found["Triton"] == (True, "none; only GPUs need it")
+    assert found["signing key"][0]
+    assert done.stdout.splitlines()[-1] == "3 things to do"
+
+
+def test_a_gpu_without_triton_is_told_what_to_install(base: Path, tmp_path: Path) -> None:
+    without = python_without(tmp_path / "site", "import sys\nsys.modules['triton'] = None\n")
+    done, found = doctor(base, "--device", "cuda", **without)
+    assert done.returncode == 1
+    assert found["Triton"] == (
+        False,
+        "Triton is not installed; on Windows install triton-windows, on Linux reinstall torch",
+    )
+    assert found["torch"][0]
+
+
+def test_a_triton_that_cannot_be_imported_is_not_taken_for_a_good_one(
+    base: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "site" / "triton"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtriton.so: \\x1b[2J')\n", "utf-8")
+    done, found = doctor(base, "--device", "cuda", PYTHONPATH=str(broken.parent))
+    ok, text = found["Triton"]
+    assert not ok
+    assert text.startswith(
+        r"Triton is installed but cannot be imported (ImportError: libtriton.so: \x1b[2J); "
+    )
+    assert "\x1b" not in done.stdout
+
+
+def test_a_python_without_torch_is_told_which_one_to_use(base: Path, tmp_path: Path) -> None:
+    without = python_without(tmp_path / "site", "import sys\nsys.modules['torch'] = None\n")
+    done, found = doctor(base, **without)
+    assert done.returncode == 1
+    ok, text = found["PyTorch"]
+    assert not ok
+    assert text.endswith("run this with the Python that runs ComfyUI")
+    assert found["signing key"][0]  # the rest is looked at all the same
+
+
+def test_a_torch_that_ends_the_process_is_told_with_its_last_words(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "site" / "torch"
+    folder.mkdir(parents=True)
+    dies = "import os, sys\nprint('bad driver', file=sys.stderr, flush=True)\nos._exit(7)\n"
+    (folder / "__init__.py").write_text(dies, "utf-8")
+    done, found = doctor(base, PYTHONPATH=str(folder.parent))
+    assert done.returncode == 1
+    assert "bad driver (exit status 7)" in found["PyTorch"][1]
