@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.weights.addresses import AddressBook
-from warmgraph_backends.weights.casting import fetch_dynamic
+from warmgraph_backends.weights.casting import fetch_dynamic, fetch_plain
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
@@ -88,6 +88,13 @@ def test_pages_that_do_not_fit_are_not_asked_for_again_in_a_run(
     assert weights.hold_range() is not None
     weights.let_range_go()
     assert pages.pins == 0
+
+
+def test_without_the_quick_path_no_page_is_asked_for(pages: Range) -> None:
+    model = SimpleNamespace(dynamic_vbars={DEVICE: pages})
+    weights = ModelWeights(model, DEVICE, torch.float16, quick_dynamic=False)
+    assert weights.hold_range() is None
+    assert (pages.pins, pages.faults, pages.floor) == (0, 0, 0)
 
 
 # --- through the host's own functions -------------------------------------------------------------
@@ -171,6 +178,22 @@ def test_a_weight_is_brought_over_once_with_its_lora(module: Module) -> None:
     for _ in range(2):
         assert torch.equal(module.fetch(), PATCHED)
     assert module.memory.pins == 0 and module.layer._v == (module.memory, 0, 1024)
+
+
+def test_without_the_quick_path_it_comes_as_a_copy_by_the_hosts_function_for_one_layer(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import comfy.model_management
+
+    monkeypatch.setattr(comfy.model_management, "is_device_cpu", lambda _: False)
+    other = torch.device("cpu", 1)  # the layer's own weight is not there
+    for _ in range(2):
+        kind, (weight, bias), release = fetch_plain(
+            module.layer, other, torch.float32, always_copies=True
+        )
+        assert (kind, bias, release) == ("streamed", None, None)
+        assert torch.equal(weight, PATCHED) and module.memory.pins == 0
+        assert weight.data_ptr() != module.memory.bytes.data_ptr()
 
 
 def test_a_lora_that_was_not_applied_is_applied_the_next_time(module: Module) -> None:
