@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 _MARK = "\x00warmgraph doctor\x00"
-_PRESENT = "warmgraph_backends.host_api.present"
 _CLI = Path(__file__).resolve().parents[1] / "cli.py"
 
 
@@ -170,7 +169,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> None:
-    """Import the host as a worker does, and have its names looked at where this version can."""
+    """Import the host as a worker does, and look at the names that we ask it for."""
     sys.path.insert(0, str(folder))
     sys.argv = ["main.py", *(["--cpu"] if device != "cuda" else [])]
     import comfy.options
@@ -182,14 +181,7 @@ def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> Non
         version = importlib.import_module("comfyui_version").__version__
     except (ImportError, AttributeError):
         version = "of unknown version"
-    tell(version=str(version), missing=_missing())
+    from warmgraph_backends.host_api.present import missing
 
-
-def _missing() -> dict[str, str] | None:
-    try:
-        present: Any = importlib.import_module(_PRESENT)
-    except ModuleNotFoundError as error:
-        if error.name != _PRESENT:
-            raise
-        return None
-    return {str(getattr(f, "value", f)): str(reason) for f, reason in present.missing().items()}
+    lacking = {feature.value: reason for feature, reason in missing().items()}
+    tell(version=str(version), missing=lacking)

@@ -117,11 +117,9 @@ def _host(places: Places, device: str) -> Iterator[Line]:
         return
     lacking = facts["missing"]
     yield Line("ComfyUI", True, f"{facts['version']} in {places.comfyui}")
-    if lacking is None:
-        yield Line("ComfyUI's insides", True, "not looked at by this version of Warmgraph")
-    elif not lacking:
+    if not lacking:
         yield Line("ComfyUI's insides", True, "all that Warmgraph uses is there")
-    for feature, reason in sorted((lacking or {}).items()):
+    for feature, reason in sorted(lacking.items()):
         remedy = "look for a newer version of Warmgraph, or use an older ComfyUI"
         yield Line("ComfyUI's insides", False, f"{feature}: off, for {reason}; {remedy}")
 
