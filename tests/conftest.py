@@ -42,14 +42,14 @@ QUICK: dict[str, tuple[str, ...]] = {
 }
 
 #: The order of tests. The first file has the shared graphs built, while another process of the run
-#: is at DeepCache's, which need none.
+#: is at DeepCache's, which need none; then come the files that take longest.
 ROOMS = (
     "engine/test_background.py",
     "engine/deepcache",
     "engine/test_vae.py",
-    "engine",
     "host",
     "browser",
+    "engine",
     "compile",
     "unit",
     "gpu",

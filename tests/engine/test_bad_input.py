@@ -281,6 +281,7 @@ def test_even_a_signed_payload_may_not_name_other_functions(
     manifest, _ = _parts(lab, file_of(lab))
     lab.engine._store.put(manifest, compress_payload(_command(mark)))
     model = Probed(lab, host, when_missing="never")
+    lab.settle()
     right(model)
     assert "which no graph needs" in state_of(model)["reason"]
     assert not mark.exists()
@@ -322,6 +323,7 @@ def test_a_graph_that_is_wrong_is_dropped_at_its_first_use(
     parts["source"] += f"\n_right = call\ndef call(args):\n    out = _right(args)\n    {line}\n"
     lab.engine._store.put(manifest, compress_payload(pickle.dumps(parts, protocol=4)))
     model = Probed(lab, host, when_missing="never")
+    lab.settle()
     right(model, steps=2)
     kind = state_of(model)
     assert kind["state"] == "failed" and words in kind["reason"]
