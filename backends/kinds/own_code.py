@@ -18,6 +18,8 @@ from pathlib import Path
 MAKERS = (
     "compilers/inductor.py",
     "compilers/rewrites.py",
+    "host_api/attention.py",
+    "host_api/layers.py",
     "kernels/attention.py",
     "kernels/cross_attention.py",
     "kernels/gpu_time.py",
