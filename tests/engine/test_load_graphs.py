@@ -138,7 +138,9 @@ def test_a_copied_folder_is_eager_until_the_console_trusts_it(
         _load(lab, host, strict=True)
 
     assert _trust(lab, copy).splitlines()[-1] == f"{KINDS} graphs trusted, 0 files refused"
-    model.check()  # the next prompt: nothing is restarted
+    model.sample(steps=1)  # the next prompt finds them, while it runs: nothing is restarted
+    lab.settle()
+    model.check()
     assert lab.counts(model.model) == (0, KINDS, 0)
     _load(lab, host, strict=True).check(size=(9, 13))
     assert lab.jobs() == 0

@@ -39,7 +39,9 @@ ELSEWHERE = {
     "kinds/watch.py": "notices changes in a running server",
     "torch_api/device.py": "lets the GPU wait while kernels are timed",
     "torch_api/loading.py": "reads graphs; one that it cannot read is refused and built anew",
+    "torch_api/payload.py": "reads graphs for people",
     "torch_api/present.py": "says whether anything can be built",
+    "worker/notebook.py": "writes down what was built, for people",
     "worker/transplant.py": "the worker compares what it leaves behind with the key's sources",
 }
 
