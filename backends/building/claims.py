@@ -118,7 +118,7 @@ class Claims:
         except (OSError, GraphFileError) as error:
             if not self._warned:
                 self._warned = True
-                logger.info("Graphs are built whatever other servers build: %s", error)
+                logger.info("Warmgraph: graphs are built whatever other servers build: %s", error)
         return True
 
     def release(self, key: str) -> None:
@@ -174,7 +174,9 @@ class Claims:
             if waiting is None or time.monotonic() - waiting.since < self._patience_s():
                 return False
             del self._waiting[key]
-        logger.info("Another server takes long to build a graph; it is built here as well")
+        logger.info(
+            "Warmgraph: another server takes long to build a graph; it is built here as well"
+        )
         return True
 
     def _make(self, key: str, path: Path) -> bool:

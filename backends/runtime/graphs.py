@@ -187,7 +187,7 @@ class Graphs:
         mark = "\n".join(frames) or cause
         if mark not in self._detailed:
             self._detailed.add(mark)
-            logger.info("%s, in detail:", what, exc_info=error)
+            logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
 
     def _claim_and_build(self, graph: Graph, folders: tuple[Path, ...], first: bool) -> None:
         """Build a graph, or have it looked for again when another server has built it."""

@@ -146,7 +146,9 @@ class WorkflowLinks:
         while len(self._records) > MAX_RECORDS:
             oldest = next(iter(self._records))
             lost = len(self._records.pop(oldest).graphs)
-            logger.info("%d graphs are not put beside %s: too many wait", lost, oldest.workflow)
+            logger.info(
+                "Warmgraph: %d graphs are not put beside %s: too many wait", lost, oldest.workflow
+            )
 
     def _folder(self, place: _Place, note: Callable[[str], None]) -> Path | None:
         workflow = place.workflow

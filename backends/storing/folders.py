@@ -303,9 +303,9 @@ def _bring_along(old: Path, new: Path, workflow: str) -> None:
     try:
         os.rename(old, new)
     except OSError as error:  # another run was quicker, or read-only: a new folder will do
-        logger.info("could not rename %s to %s: %s", old, new, error)
+        logger.info("Warmgraph: could not rename %s to %s: %s", old, new, error)
         return
-    logger.info("the workflow was renamed: its graphs moved from %s to %s", old, new)
+    logger.info("Warmgraph: the workflow was renamed: its graphs moved from %s to %s", old, new)
     record = read_record(new)
     if record is not None:
         with suppress(OSError):
@@ -328,7 +328,9 @@ def _graphs_folders(root: Path) -> Iterator[Path]:
                 yield folder
             else:
                 waiting.append(folder)
-    logger.info("looked through %d folders below %s and stopped there", _MAX_FOLDERS, root)
+    logger.info(
+        "Warmgraph: looked through %d folders below %s and stopped there", _MAX_FOLDERS, root
+    )
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -89,7 +89,7 @@ def _make_key(path: Path) -> None:
     try:
         _create(draft, text)
         os.link(draft, path)  # appears whole or not at all, and never replaces another's key
-        logger.info("made a new signing key: %s", path)
+        logger.info("Warmgraph: made a new signing key: %s", path)
     except FileExistsError:
         pass
     except OSError:

@@ -221,7 +221,7 @@ class Store:
                     excess -= status.st_size
                     evicted.append(key)
         if evicted:
-            logger.info("evicted %d graphs that were used least recently", len(evicted))
+            logger.info("Warmgraph: evicted %d graphs that were used least recently", len(evicted))
         return evicted
 
     def usage(self) -> StoreUsage:
@@ -321,7 +321,7 @@ def _move_aside(path: Path, seen: tuple[int, ...] | None) -> None:
         if identity(broken) != seen:
             os.replace(broken, path)
             return
-        logger.info("moved a damaged graph file aside: %s", broken)
+        logger.info("Warmgraph: moved a damaged graph file aside: %s", broken)
         kept = sorted(path.parent.glob(f"*{BROKEN}"), key=lambda item: item.stat().st_mtime_ns)
         for old in kept[:-BROKEN_KEPT]:
             old.unlink()

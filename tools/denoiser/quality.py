@@ -114,12 +114,12 @@ def load(file: Path) -> Any:
 @torch.no_grad()
 def draw(model: Any, task: Task) -> Drawn:
     """Draw all pictures of a task by the host's sampling."""
-    from warmgraph_backends.host.deepcache import kept
+    from warmgraph_backends.host.deepcache import carried
 
     from .arch import to_pictures
 
     model, calls = _counted(model)
-    cache = kept(model)
+    cache = carried(model)
     before = cache.evaluations.copy() if cache else {}
     wanted = [(kind, seed) for seed in task.seeds for kind in task.classes]
     batches = [wanted[n : n + task.batch] for n in range(0, len(wanted), task.batch)]
@@ -165,7 +165,7 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
     """
     from comfy.patcher_extension import WrappersMP
 
-    from warmgraph_backends.host.deepcache import kept
+    from warmgraph_backends.host.deepcache import carried
 
     calls: list[None] = []
 
@@ -174,7 +174,7 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
         return executor(*args, **kwargs)
 
     clone = model.clone()
-    if kept(model) is None:
+    if carried(model) is None:
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "denoiser.count", count)
     return clone, calls
 
@@ -186,9 +186,11 @@ def deepcache(model: Any, schedule: str, **options: Any) -> Any:
     """Return a clone under DeepCache; options as of its `Options`, the schedule by its name."""
     from warmgraph_backends.deepcache.run import Options
     from warmgraph_backends.deepcache.schedule import Schedule
+    from warmgraph_backends.events import Events
     from warmgraph_backends.host.deepcache import apply
 
-    return apply(model, Options(schedule=Schedule(schedule), **options))[0]
+    chosen = Options(schedule=Schedule(schedule), **options)
+    return apply(model, chosen, Events(), identifier="deepcache")[0]
 
 
 def adaptive(model: Any, threshold: float, branch: int) -> Any:

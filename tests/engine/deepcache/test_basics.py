@@ -13,6 +13,7 @@ from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
+from warmgraph_backends.events import Events
 from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_backends.sessions.report import deepcache_report, deepcache_text
 
@@ -110,7 +111,7 @@ def test_a_model_without_a_unet_is_unchanged_and_says_so(xl: Pair) -> None:
     xl.model.model.diffusion_model = Transformer()
     try:
         with pytest.raises(RequirementError, match=r"Transformer.*EasyCache"):
-            apply(xl.model, Options())
+            apply(xl.model, Options(), Events(), identifier="deepcache")
     finally:
         xl.model.model.diffusion_model = before
     assert carried(xl.model) is None
