@@ -114,7 +114,7 @@ def settle_special(engine: Any, thing: Any, *, limit_s: float) -> dict[str, Any]
     Raises:
         TimeoutError: after `limit_s`.
     """
-    scope = engine._kept(thing).scope
+    scope = engine._objects.carried(thing).scope
     begin = time.perf_counter()
     while any(graph.is_pending for graph in scope.special_graphs):
         if time.perf_counter() - begin > limit_s:

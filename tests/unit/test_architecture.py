@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ROOT / "backends"
+ALIAS = "warmgraph_backends"
 MAX_LINES = 500
 
 
@@ -96,3 +97,37 @@ def test_backends_know_neither_nodes_nor_the_server() -> None:
 def test_no_module_has_grown_beyond_one_idea() -> None:
     lines = {name: path.read_text("utf-8").count("\n") for name, path in _modules().items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_what_runs_on_gpus_alone_imports_names_that_are_there() -> None:
+    """No other test on a machine without one would see that a name has moved."""
+    modules = _modules()
+    missing = []
+    for folder in ("benchmarks", "tests", "tools", "console"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ALIAS):
+                    name = (node.module or "").removeprefix(ALIAS).lstrip(".")
+                    there = _names(name, modules)
+                    missing += [
+                        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+                        for alias in node.names
+                        if alias.name not in there
+                    ]
+    assert missing == []
+
+
+def _names(module: str, modules: dict[str, Path]) -> set[str]:
+    """What can be imported from a module of ours: its own names, and modules below it."""
+    prefix = f"{module}." if module else ""
+    found = {name[len(prefix) :].split(".")[0] for name in modules if name.startswith(prefix)}
+    if module not in modules:
+        return found
+    for node in ast.walk(ast.parse(modules[module].read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return found
