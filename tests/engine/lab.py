@@ -17,7 +17,7 @@ from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.sessions.settings import Settings
 
 TOLERANCE = 1e-4
-"""Relative L2 per UNet call in fp32: the issue's bound; other orders of sums stay below 1e-5."""
+"""Relative L2 per UNet call in fp32: the bound; other orders of sums stay below 1e-5."""
 
 _STORE, _PRIVATE = "models/compiled_graphs", "user/__warmgraph"
 _PATIENCE_S = 1200
