@@ -57,11 +57,8 @@ class Starter:
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
-                why = (
-                    _EXACT_NEEDS
-                    if self._shared.debugging.captures
-                    else self._shared.debugging.words
-                )
+                asked = self._shared.debugging
+                why = _EXACT_NEEDS if asked.captures else asked.words
                 needs = "" if replays else f"; {why}"
                 raise RequirementError(f"exact: nothing is compiled{needs}")
             plan = make_plan()
