@@ -22,6 +22,16 @@ TEN_SIZES = (
     (1536, 640, 1),
     (584, 328, 3),
 )
+# One that was seen before, and six new ones.
+RUN_SIZES = (
+    (1024, 1024),
+    (896, 1024),
+    (1152, 896),
+    (768, 1344),
+    (640, 1536),
+    (832, 1216),
+    (1024, 768),
+)
 
 
 def exact(flags: tuple[str, ...]) -> Callable[[Lab], Result]:
@@ -88,7 +98,7 @@ def forms(
         if image:
             whole = result["image_end_to_end"]
             lines.append(f"image: {whole['seconds']} s, x{whole['speedup']}")
-        lines.append(f"new size {result['new_size']}, given back {result['given_back_mib']} MiB")
+        lines.append(f"given back {result['given_back_mib']} MiB")
         return {**result, "lines": lines}
 
     return run
@@ -114,6 +124,28 @@ def batches(lab: Lab) -> Result:
         + ", ".join(f"{name} {row[name]['unet_ms'].get('median')} ms" for name in FORMS[:3])
         + f", exact x{row['exact_speedup']}, any shape x{row['any_shape_speedup']}"
         for batch, row in result["rows"].items()
+    ]
+    return {**result, "lines": lines}
+
+
+def run_costs(lab: Lab) -> Result:
+    """What a KSampler costs besides its steps, and the first run of a size, in the default mode."""
+    result = lab.run(
+        "run_costs",
+        DEFAULT,
+        limit_s=1500 if lab.smoke else 300,
+        model=lab.model("sdxl"),
+        kind=lab.kind("sdxl"),
+        store=lab.store("sdxl"),
+        sizes=[lab.pixels(*size) for size in RUN_SIZES],
+        workers=lab.workers(BUILD_WORKERS),
+        **({"steps": 5} if lab.smoke else {}),
+    )
+    overhead = {name: row["overhead_seconds"] for name, row in result["overhead"].items()}
+    first = {size: row["any_shape"]["more_seconds"] for size, row in result["new_sizes"].items()}
+    lines = [
+        f"besides its steps {overhead} s; a first run of a size takes {first} s more, "
+        f"{result['capture_seconds']} s by the median"
     ]
     return {**result, "lines": lines}
 

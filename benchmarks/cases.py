@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .captured_cases import batches, exact, forms, soak
+from .captured_cases import batches, exact, forms, run_costs, soak
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import small_cards, vram_six
@@ -171,10 +171,11 @@ def dispatch(lab: Lab) -> Result:
     return {**result, "lines": lines}
 
 
-def _first_image(warm: bool) -> Callable[[Lab], Result]:
-    """The KSampler node in `background` on an empty store, and without us: three processes each.
+def _first_image(*, processes: int, warm: bool) -> Callable[[Lab], Result]:
+    """The KSampler node in `background` on an empty store, and without us.
 
     Args:
+        processes: how many of each, by turns.
         warm: after an eager image in the same process, the stricter case.
     """
 
@@ -187,7 +188,7 @@ def _first_image(warm: bool) -> Callable[[Lab], Result]:
             "warm": warm,
         }
         runs: dict[str, list[Result]] = {"eager": [], "ours": []}
-        for _ in range(1 if lab.smoke else 3):
+        for _ in range(1 if lab.smoke else processes):
             for name in runs:
                 store = lab.store("first-image", empty=True)
                 found = lab.run(
@@ -217,8 +218,8 @@ CASES: dict[str, Case] = {
     "speed_default": Case(_speed("sdxl", DEFAULT), 60),
     "speed_off": Case(_speed("sdxl", OFF), 60),
     "bind": Case(bind, 170),
-    "first_image": Case(_first_image(warm=False), 130),
-    "first_image_warm": Case(_first_image(warm=True), 140),
+    "first_image": Case(_first_image(processes=7, warm=False), 290),
+    "first_image_warm": Case(_first_image(processes=3, warm=True), 140),
     "changes_default": Case(_changes(DEFAULT, "default"), 90),
     "changes_off": Case(_changes(OFF, "dynamic VRAM off"), 120),
     "speed_native_allocator": Case(_speed("sdxl", NATIVE), 60),
@@ -244,6 +245,7 @@ CASES: dict[str, Case] = {
     "forms_native": Case(forms("sdxl", NATIVE), 100),
     "forms_sd15_default": Case(forms("sd15", DEFAULT), 150),
     "batches": Case(batches, 90),
+    "run_costs": Case(run_costs, 100),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

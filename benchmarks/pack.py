@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import time
 from collections import Counter
@@ -48,7 +49,7 @@ def open_engine(
     captured: bool = True,
     runs_before_special: int = 0,
 ) -> Any:
-    """Open an engine on its own store; settings and key lie beside it.
+    """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
 
     Args:
         store: the shared store's folder; an empty or missing one means that everything must be
@@ -61,6 +62,7 @@ def open_engine(
             never, so that no build runs beside what is timed.
     """
     engine = import_engine()
+    from warmgraph_backends.debugging import VARIABLE, read_debugging
     from warmgraph_backends.sessions.settings import SETTINGS, Settings
 
     private = store.with_name(store.name + "-private")
@@ -80,7 +82,8 @@ def open_engine(
     )
     workflows = None if user is None else user / "workflows"
     paths = engine.Paths(store=store, private=private, workflows=lambda _: workflows)
-    return engine.Engine(paths=paths, settings=settings, hooks=hooks)
+    debugging = read_debugging(os.environ.get(VARIABLE, ""), private)
+    return engine.Engine(paths=paths, settings=settings, hooks=hooks, debugging=debugging)
 
 
 def graph_files(store: Path) -> dict[str, int]:

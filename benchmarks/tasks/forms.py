@@ -103,7 +103,7 @@ def forms(
     Returns:
         {"rows": {size: {form: times, "exact_speedup", "any_shape_speedup", "specialised_speedup",
         "gpu_bound_speedup" (exact / specialised), "rel_l2", "specialised_builds", ...}},
-        "max_rel_l2", "profile", "image_end_to_end", "new_size"}
+        "max_rel_l2", "profile", "image_end_to_end"}
     """
     engine = open_engine(Path(store), workers=workers)
     watch = Stopwatch()
@@ -138,7 +138,6 @@ def forms(
     }
     result["report"] = brief(engine.report(made.pair.ours))
     result["given_back_mib"] = _given_back()
-    result["new_size"] = _new_size(made, Size(first.width * 7 // 8, first.height))
     engine.close()
     return result
 
@@ -201,23 +200,6 @@ def _images(made: Forms, eager_vae: Any, size: Size, *, steps: int) -> dict[str,
         "vae_dtype": str(eager_vae.vae_dtype),
         "vae_report": brief(made.engine.report(our_vae)),
     }
-
-
-def _new_size(made: Forms, size: Size) -> dict[str, Any]:
-    """Seconds of a size's first run, and of a later one: what capturing costs.
-
-    The specialised form's first run is any-shape; what it builds then is waited for before the
-    later one.
-    """
-    found: dict[str, Any] = {}
-    for name, (model, _) in made.models.items():
-        for turn in ("first", "later"):
-            if turn == "later" and name == "specialised":
-                found["specialised_builds"] = made.prepare(size)
-            watch = Stopwatch()
-            sample(model, made.kind, size, steps=20)
-            found[f"{name}_{turn}"] = round(watch.seconds(), 4)
-    return found
 
 
 def _given_back() -> float:
