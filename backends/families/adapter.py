@@ -12,6 +12,7 @@ import torch
 
 from ..contract import InputSpec
 from . import unet
+from .family import Family
 from .plan import (
     Call,
     Dispatch,
@@ -24,13 +25,13 @@ from .plan import (
     shallow_copy,
 )
 
-FAMILY = "adapter"
+NAME = "adapter"
 
 
 class Block(Form):
     """ResnetBlock behind its downsampling: `x [batch, C, height, width]` -> `C'` of that size."""
 
-    family = FAMILY
+    family = NAME
     name = "block"
     children: tuple[str, ...] | None = ("in_conv", "block1", "act", "block2", "skep")
 
@@ -53,6 +54,11 @@ def plan_adapter(model: Any) -> Plan:
     plan = Plan(symbols=unet.SYMBOLS)
     plan.dispatches = [_dispatch(f"body.{i}", block) for i, block in enumerate(model.body)]
     return plan
+
+
+FAMILY = Family(
+    roots={"comfy.t2i_adapter.adapter:Adapter": plan_adapter}, forms=FORMS, special_pays=True
+)
 
 
 def _dispatch(name: str, block: Any) -> Dispatch:

@@ -1,34 +1,30 @@
-"""Which region plan serves a model; the only list of model families."""
+"""Which model family a module of the host is of; the only list of families."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from ..kinds.packs import foreign_class
-from . import adapter, control, unet, vae, wan
+from ..host_api.options import UNREAD
+from ..kinds.packs import foreign_class, is_known
+from . import adapter, control, flux, lumina, unet, vae, wan
+from .family import Family
 from .plan import Form, Plan
 
-_FORMS: dict[tuple[str, str], Form] = {
-    (form.family, form.name): form
-    for forms in (unet.FORMS, vae.FORMS, control.FORMS, adapter.FORMS, wan.FORMS)
-    for form in forms.values()
-}
+FAMILIES = (
+    unet.FAMILY,
+    control.FAMILY,
+    adapter.FAMILY,
+    flux.FAMILY,
+    lumina.FAMILY,
+    vae.FAMILY,
+    wan.FAMILY,
+)
 
-#: The plan of each class of the host, by the class's full name: to ask imports nothing.
-_PLANS: dict[str, Callable[[Any], Plan]] = {
-    "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": unet.plan_unet,
-    "comfy.cldm.cldm:ControlNet": control.plan_control,
-    "comfy.t2i_adapter.adapter:Adapter": adapter.plan_adapter,
-    "comfy.ldm.models.autoencoder:AutoencoderKL": vae.plan_vae,
-    "comfy.ldm.models.autoencoder:AutoencodingEngine": vae.plan_vae,
-    "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": vae.plan_vae,
-    "comfy.taesd.taesd:TAESD": vae.plan_taesd,
-    "comfy.ldm.wan.vae:WanVAE": wan.plan_wan,
-    "comfy.ldm.wan.vae2_2:WanVAE": wan.plan_wan,
+_FORMS: dict[tuple[str, str], Form] = {
+    (form.family, form.name): form for family in FAMILIES for form in family.forms.values()
 }
+#: By the full name of a root's class: to ask imports nothing.
+_BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 
 
 def form_of(family: str, name: str) -> Form:
@@ -39,12 +35,12 @@ def form_of(family: str, name: str) -> Form:
 def plan_model(root: torch.nn.Module) -> Plan | str:
     """Cut a model of the host into regions, or say in a line why it stays as it is."""
     cls = type(root)
-    cut = _PLANS.get(_full_name(cls))
-    if cut is None and (owner := foreign_class(cls)) is not None:
+    family = _family(cls)
+    if family is None and (owner := foreign_class(cls)) is not None:
         return f"{owner}: runs as without this node"
-    if cut is None:
+    if family is None:
         return f"no region plan for {cls.__name__} yet: runs as without this node"
-    plan = cut(root)
+    plan = family.roots[_full_name(cls)](root)
     if not plan.dispatches:
         reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
         return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
@@ -52,11 +48,34 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
 
 
 def may_be_swapped(root: torch.nn.Module) -> bool:
-    """Tell whether a model's class may have been put in place of one that is known here: nodes do
-    so for as long as their clone of the model is loaded.
+    """Tell whether a model's class may have been put in place of one that is known here: packs do
+    so for as long as their clone of the model is loaded. A class of the host that derives from a
+    known one is an architecture of its own.
     """
-    _, *parents = type(root).__mro__
-    return any(_full_name(parent) in _PLANS for parent in parents)
+    own, *parents = type(root).__mro__
+    return not is_known(own.__module__) and any(_family(parent) for parent in parents)
+
+
+def may_be_captured(root: torch.nn.Module) -> bool:
+    """Tell whether whole calls of a module may be replayed from a CUDA graph."""
+    family = _family(type(root))
+    return family is not None and family.may_be_captured(root)
+
+
+def unread_options(root: torch.nn.Module) -> frozenset[str]:
+    """Return the names of the options that a module's own forward does not read."""
+    family = _family(type(root))
+    return UNREAD if family is None else family.unread
+
+
+def special_pays(root: torch.nn.Module) -> bool:
+    """Tell whether graphs of one size pay for a module, also while its class is swapped."""
+    known = (family for cls in type(root).__mro__ if (family := _family(cls)) is not None)
+    return any(family.special_pays for family in known)
+
+
+def _family(cls: type) -> Family | None:
+    return _BY_ROOT.get(_full_name(cls))
 
 
 def _full_name(cls: type) -> str:

@@ -13,9 +13,10 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import unet
+from .family import Family
 from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward
 
-FAMILY = "control"
+NAME = "control"
 
 SYMBOLS = unet.SYMBOLS | {
     s.name: s for s in (Symbol("hint_height", 1, 8192, 576), Symbol("hint_width", 1, 8192, 448))
@@ -25,7 +26,7 @@ SYMBOLS = unet.SYMBOLS | {
 class Hint(Form):
     """input_hint_block: `hint [batch, C, hint_height, hint_width]` -> an eighth of each side."""
 
-    family = FAMILY
+    family = NAME
     name = "hint"
 
     def label(self, module: Any) -> str:
@@ -51,6 +52,19 @@ def plan_control(model: Any) -> Plan:
     for name, layer in unet.encoder_layers(model):
         unet.plan_layer(plan, name, layer)
     return plan
+
+
+def _has_one_control(model: Any) -> bool:
+    """A union copies its choice of control to the GPU in each call."""
+    return getattr(model, "control_add_embedding", None) is None
+
+
+FAMILY = Family(
+    roots={"comfy.cldm.cldm:ControlNet": plan_control},
+    forms=FORMS,
+    may_be_captured=_has_one_control,
+    special_pays=True,
+)
 
 
 def _hint(call: Call, host: Forward) -> Forward:

@@ -5,8 +5,9 @@ region's activations, gives the host's own maths for it, and says how a place's 
 dispatched. A *place* is one occurrence of a form in a model; places with equal descriptions are one
 *kind* and share one graph.
 
-To support a new model family: write its forms, walk the model to find the places, register the walk
-in `families.catalogue`. Nothing else in the package knows about model families.
+To support a new model family: write its forms, walk the model to find the places, say in a `Family`
+what else the rest must know of it, and name that in `families.catalogue`. Nothing else in the
+package knows about model families.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ Forward = Callable[..., torch.Tensor]
 
 
 class Call(Protocol):
-    """Runs one region on live activations: a graph's result, or None where the host must."""
+    """Runs one region on live activations: what its `Form.reference` gives, or None where the host
+    must.
+    """
 
-    def __call__(self, *inputs: Any) -> torch.Tensor | None: ...
+    def __call__(self, *inputs: Any) -> Any: ...
 
-    def decline(self, reason: str) -> torch.Tensor | None:
+    def decline(self, reason: str) -> Any:
         """Note that the host does this call, for a reason in words; returns None."""
 
 
@@ -61,6 +64,8 @@ class Form:
     hidden: tuple[str, ...] = ()
     #: How activations lie in memory (`layout`).
     layout: str = CONTIGUOUS
+    #: Positions of the inputs that the host's code writes into: `computed` gives it copies.
+    writes: tuple[int, ...] = ()
     #: Whether people's images may have 2**31 elements here: such a kind gets a second graph.
     widens: bool = False
 
@@ -72,9 +77,19 @@ class Form:
         """Return the activations that the region takes in a model that computes in `dtype`."""
         raise NotImplementedError
 
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        """Compute the region by the host's own code: the oracle, and what is traced."""
+    def reference(self, module: Any, *inputs: Any) -> Any:
+        """Compute the region by the host's own code: the oracle, and what is traced.
+
+        Returns:
+            A tensor, or a tuple of them where the host's block gives several.
+        """
         return host_forward(module, *inputs)
+
+    def computed(self, module: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Return all that `reference` gives, as a tuple; nothing is written into the inputs."""
+        given = [value.clone() if i in self.writes else value for i, value in enumerate(inputs)]
+        result = self.reference(module, *given)
+        return result if isinstance(result, tuple) else (result,)
 
 
 @dataclass(frozen=True)
@@ -292,6 +307,11 @@ def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run the forward of a module's class, whatever the instance was given in its place."""
     result: torch.Tensor = type(module).forward(module, *args, **kwargs)
     return result
+
+
+def host_results(module: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """As `host_forward`, of a block that gives several tensors."""
+    return tuple(type(module).forward(module, *args, **kwargs))
 
 
 class Passage(torch.nn.Module):

@@ -151,10 +151,10 @@ class _Uncompiled:
     def __init__(self, form: Form, module: torch.nn.Module) -> None:
         self._form, self._module = form, module
 
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+    def __call__(self, *inputs: Any) -> Any:
         return self._form.reference(self._module, *inputs)
 
-    def decline(self, reason: str) -> torch.Tensor | None:
+    def decline(self, reason: str) -> Any:
         return None
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..host_api.options import UNREAD
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import is_made_of_the_hosts, owner_of
 from ..kinds.purity import options_kept
+from .family import Family
 from .plan import (
     Call,
     Dispatch,
@@ -30,7 +32,7 @@ from .plan import (
 )
 from .spatial import ENTRY, EXIT, dispatch_spatial, spatial_transformer_change
 
-FAMILY = "unet"
+NAME = "unet"
 
 #: Patches that act inside a transformer block; any of them sends the block to the host's code.
 BLOCK_PATCHES = (
@@ -58,7 +60,7 @@ SYMBOLS = {
 class Residual(Form):
     """ResBlock: `(x [batch, C, height, width], emb [batch, E])` -> `[batch, C', height, width]`."""
 
-    family = FAMILY
+    family = NAME
     name = "residual"
     layout = CHANNELS_LAST
 
@@ -77,7 +79,7 @@ class Block(Form):
     shape.
     """
 
-    family = FAMILY
+    family = NAME
     name = "block"
 
     def label(self, module: Any) -> str:
@@ -99,7 +101,7 @@ class Block(Form):
 class Down(Form):
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded up."""
 
-    family = FAMILY
+    family = NAME
     name = "down"
     layout = CHANNELS_LAST
 
@@ -117,7 +119,7 @@ class Up(Form):
     should.
     """
 
-    family = FAMILY
+    family = NAME
     name = "up"
     layout = CHANNELS_LAST
 
@@ -139,7 +141,7 @@ class Up(Form):
 class Head(Form):
     """The output Sequential: `x [batch, C, height, width]` -> the latent's channels."""
 
-    family = FAMILY
+    family = NAME
     name = "head"
     layout = CHANNELS_LAST
 
@@ -179,6 +181,15 @@ def plan_unet(model: Any) -> Plan:
     else:
         plan.outside.append(("out", unknown_layer(head)))
     return plan
+
+
+FAMILY = Family(
+    roots={"comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": plan_unet},
+    forms=FORMS,
+    may_be_captured=lambda _: True,
+    unread=UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"},
+    special_pays=True,
+)
 
 
 def patched(options: dict[str, Any]) -> str | None:
@@ -277,7 +288,7 @@ def _block(call: Call, host: Forward) -> Forward:
         options = {} if transformer_options is None else transformer_options
         reason = patched(options) if options else None
         if reason is None and context is not None:
-            result = call(x, context)
+            result: torch.Tensor | None = call(x, context)
             if result is not None:
                 for owner, name in kept:
                     setattr(owner, name, options)

@@ -14,6 +14,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
+from .family import Family
 from .plan import (
     Call,
     Dispatch,
@@ -28,7 +29,7 @@ from .plan import (
     unknown_layer,
 )
 
-FAMILY = "vae"
+NAME = "vae"
 
 #: Sides of activations: from one latent pixel up to an image of 8192 pixels.
 SYMBOLS = {
@@ -47,7 +48,7 @@ SYMBOLS = {
 class _VAEForm(Form):
     """What the forms of VAEs share: most take one image, all of them channels-last."""
 
-    family = FAMILY
+    family = NAME
     layout = CHANNELS_LAST
 
     def channels(self, module: Any) -> int:
@@ -251,6 +252,17 @@ def plan_taesd(model: Any) -> Plan:
     return plan
 
 
+FAMILY = Family(
+    roots={
+        "comfy.ldm.models.autoencoder:AutoencoderKL": plan_vae,
+        "comfy.ldm.models.autoencoder:AutoencodingEngine": plan_vae,
+        "comfy.ldm.models.autoencoder:AutoencodingEngineLegacy": plan_vae,
+        "comfy.taesd.taesd:TAESD": plan_taesd,
+    },
+    forms=FORMS,
+)
+
+
 def _problem(layer: Any) -> str | None:
     """Why an image block of the host is not one of those that the forms stand for."""
     convolutions = [m for m in layer.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
@@ -268,6 +280,7 @@ def _residual(call: Call, host: Forward) -> Forward:
         conv_carry_in: Any = None,
         conv_carry_out: Any = None,
     ) -> torch.Tensor:
+        result: torch.Tensor | None
         result = call(x) if temb is None else call.decline("called with a time embedding")
         if result is not None:
             return result
@@ -290,9 +303,9 @@ def _attention(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
                 return host(x)
             attended = module.optimized_attention(*qkv.chunk(3))
             del qkv
-            result = leave(attended, x)
+            result: torch.Tensor | None = leave(attended, x)
             if result is None:
-                return FORMS["attention_exit"].reference(module, attended, x)
+                result = FORMS["attention_exit"].computed(module, (attended, x))[0]
             return result
 
         return forward

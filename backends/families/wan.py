@@ -16,6 +16,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
 from . import vae
+from .family import Family
 from .plan import (
     Call,
     Dispatch,
@@ -30,7 +31,7 @@ from .plan import (
     unknown_layer,
 )
 
-FAMILY = "wan"
+NAME = "wan"
 
 #: The decoder takes up to four frames at a time.
 SYMBOLS = vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
@@ -42,7 +43,7 @@ _DONE = "warmgraph_done"
 class NormSiLU(Form):
     """RMS_norm and SiLU: `x [batch, C, frames, height, width]` -> the same."""
 
-    family = FAMILY
+    family = NAME
     name = "norm_silu"
     layout = CHANNELS_LAST
 
@@ -60,7 +61,7 @@ class NormSiLU(Form):
 class Up(Form):
     """What Resample does to each frame: `x [batch, C, height, width]` -> twice each side."""
 
-    family = FAMILY
+    family = NAME
     name = "up"
     layout = CHANNELS_LAST
 
@@ -94,6 +95,12 @@ def plan_wan(model: Any) -> Plan:
     return plan
 
 
+FAMILY = Family(
+    roots={"comfy.ldm.wan.vae:WanVAE": plan_wan, "comfy.ldm.wan.vae2_2:WanVAE": plan_wan},
+    forms=FORMS,
+)
+
+
 def _pairs(name: str, layers: Iterable[torch.nn.Module], norm_class: type) -> Iterator[Dispatch]:
     """Each norm that a SiLU follows, in a chain that hands every result on to the next layer."""
     for i, (norm, act) in enumerate(pairwise(layers)):
@@ -111,7 +118,7 @@ def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
 
     def make_norm(call: Call, host: Forward) -> Forward:
         def forward(x: torch.Tensor) -> torch.Tensor:
-            result = call(x)
+            result: torch.Tensor | None = call(x)
             if result is None:
                 return host(x)
             setattr(result, _DONE, act)

@@ -6,7 +6,8 @@ fusing skips roundings that eager makes, so the error is eager's own, seen from 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,17 +35,45 @@ def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
     return error / norm if norm > 0 else error
 
 
-def within(result: torch.Tensor, reference: torch.Tensor) -> tuple[bool, float]:
-    """Compare by the bound of the reference's dtype; returns (good, relative L2 error)."""
+class Difference(NamedTuple):
+    """How far results are from the host's own.
+
+    Attributes:
+        errors: the relative L2 error of each result.
+        share: the largest of them as a part of its bound; good up to 1.
+    """
+
+    errors: tuple[float, ...]
+    share: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every result is within its bound."""
+        return self.share <= 1.0
+
+    @property
+    def error(self) -> float:
+        """The largest relative L2 error."""
+        return max(self.errors)
+
+
+def difference(results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> Difference:
+    """Compare each result by the bound of its reference's dtype."""
+    if len(results) != len(references):
+        return Difference((float("inf"),), float("inf"))
+    errors = tuple(map(_error, results, references))
+    return Difference(errors, max(e / bound(r) for e, r in zip(errors, references, strict=True)))
+
+
+def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
     if result.shape != reference.shape or result.dtype != reference.dtype:
-        return False, float("inf")
-    error = relative_l2(result, reference)
-    return error <= bound(reference), error
+        return float("inf")
+    return relative_l2(result, reference)
 
 
-def tells_nothing(reference: torch.Tensor) -> bool:
-    """Whether there is nothing to compare with: not one finite value."""
-    return not bool(torch.isfinite(reference).any())
+def tells_nothing(references: Sequence[torch.Tensor]) -> bool:
+    """Whether there is nothing to compare one of the results with: not one finite value."""
+    return not all(bool(torch.isfinite(reference).any()) for reference in references)
 
 
 def nudged(value: Any, amount: float) -> Any:

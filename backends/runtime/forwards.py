@@ -205,9 +205,9 @@ class Either:
         self.special = special
         self._other = other
 
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+    def __call__(self, *inputs: Any) -> Any:
         result = self.special(*inputs)
         return self._other(*inputs) if result is None else result
 
-    def decline(self, reason: str) -> torch.Tensor | None:
+    def decline(self, reason: str) -> Any:
         return self._other.decline(reason)

@@ -30,8 +30,8 @@ MAX_KNOWN = 64
 
 
 class Region:
-    """Computes one place by its graph: `region(*inputs)` gives the result, or None for the host to
-    do it.
+    """Computes one place by its graph: `region(*inputs)` gives what the form's reference would, or
+    None for the host to do it.
 
     A declined call is counted with its reason in `declined`; a graph that fails or differs from
     eager is dropped for good and its reason kept on the graph. Whatever else of ours fails leaves
@@ -72,7 +72,7 @@ class Region:
         )
         self._faults = faults
 
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+    def __call__(self, *inputs: Any) -> Any:
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return self.decline(fault)
         try:
@@ -83,7 +83,7 @@ class Region:
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
 
-    def _compute(self, inputs: tuple[Any, ...]) -> torch.Tensor | None:
+    def _compute(self, inputs: tuple[Any, ...]) -> Any:
         graph = self.graph
         call = graph.call
         if call is None:
@@ -114,11 +114,13 @@ class Region:
             arguments = [*weights.tensors, *ready]
             sample = None if trusted else self._trust.sample(ready, elements)
             del ready  # the graph lets go of an input as soon as it can
-            result = self._run(call, arguments)
-            if result is None or sample is None:
-                return result
+            results = self._run(call, arguments)
+            if results is None:
+                return None
+            if sample is None:
+                return _given(results)
             try:
-                verdict = self._trust.compare(call, result, weights, sample)
+                verdict = self._trust.compare(call, results, weights, sample)
             except torch.OutOfMemoryError:
                 self.calls -= 1
                 return self.decline(
@@ -131,11 +133,13 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
-        if verdict.good:
-            return result
-        self.calls -= 1
-        self.decline(verdict.reason)
-        return verdict.reference if sample.whole else None
+        if not verdict.good:
+            self.calls -= 1
+            self.decline(verdict.reason)
+            if not sample.whole:
+                return None
+            results = verdict.references
+        return _given(results)
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:
         """Why the graph cannot take these inputs, or None."""
@@ -160,7 +164,7 @@ class Region:
         first: torch.Tensor = inputs[0]
         return first.numel() * math.ceil(self.graph.work)
 
-    def _run_wide(self, inputs: tuple[Any, ...]) -> torch.Tensor | None:
+    def _run_wide(self, inputs: tuple[Any, ...]) -> Any:
         if self.wide is None:
             return self.decline("more elements than a graph with 32-bit indices can address")
         result = self.wide(*inputs)
@@ -175,17 +179,21 @@ class Region:
         if self.wide is not None:
             self.wide.let_weights_go()
 
-    def decline(self, reason: str) -> torch.Tensor | None:
+    def decline(self, reason: str) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""
         self.declined = reason
         return None
 
-    def _run(self, call: Callable[[list[Any]], Any], arguments: list[Any]) -> torch.Tensor | None:
+    def _run(self, call: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
+        """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            result: torch.Tensor = call(arguments)[0]
-            if type(result) is not torch.Tensor:
-                raise TypeError(f"a graph must return a tensor, got a {type(result).__name__}")
+            results: tuple[torch.Tensor, ...] = tuple(call(arguments))
+            if not results:
+                raise IndexError("a graph must return tensors, got none")
+            for result in results:
+                if type(result) is not torch.Tensor:
+                    raise TypeError(f"a graph must return tensors, got a {type(result).__name__}")
         except torch.OutOfMemoryError:
             if self._is_captured():
                 raise  # it is the captured call's problem, not this graph's
@@ -197,10 +205,15 @@ class Region:
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
             return self.decline(graph.reason or "")
         self.calls += 1
-        return result
+        return results
 
     def _is_captured(self) -> bool:
         return self.source.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _given(results: tuple[torch.Tensor, ...]) -> Any:
+    """What a form's reference gives: one tensor by itself."""
+    return results if len(results) > 1 else results[0]
 
 
 class _Check:

@@ -14,9 +14,9 @@ from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
+from ..families.catalogue import unread_options
 from ..families.plan import Dispatch, Place, Plan
 from ..host_api.needs import Feature
-from ..host_api.options import unread_options
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
 from ..weights.addresses import AddressBook

@@ -156,13 +156,13 @@ class _Recorder:
     def __init__(self, name: str, call: Call, sizes: dict[str, tuple[Any, ...]]) -> None:
         self._name, self._call, self._sizes = name, call, sizes
 
-    def __call__(self, *inputs: Any) -> torch.Tensor | None:
+    def __call__(self, *inputs: Any) -> Any:
         self._sizes[self._name] = tuple(
             tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs
         )
         return self._call(*inputs)
 
-    def decline(self, reason: str) -> torch.Tensor | None:
+    def decline(self, reason: str) -> Any:
         return self._call.decline(reason)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..families.plan import Place
 from ..kinds.layout import aligned
-from ..kinds.tolerance import bound, nudged, relative_l2, tells_nothing, within
+from ..kinds.tolerance import Difference, bound, difference, nudged, relative_l2, tells_nothing
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -34,12 +34,12 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a comparison said; `reference` is the host's result on the same inputs, and `reason` why
-    the graph's is not used.
+    """What a comparison said; `references` are the host's results on the same inputs, and `reason`
+    why the graph's are not used.
     """
 
     good: bool
-    reference: torch.Tensor
+    references: tuple[torch.Tensor, ...]
     reason: str = ""
 
 
@@ -101,7 +101,7 @@ class Trust:
     def compare(
         self,
         call: Callable[[list[Any]], Any],
-        result: torch.Tensor,
+        results: Sequence[torch.Tensor],
         weights: Fetched,
         sample: Sample,
     ) -> Verdict:
@@ -112,31 +112,43 @@ class Trust:
             Whatever the host's code raises.
         """
         graph = self._graph
-        ours = result if sample.whole else call([*weights.tensors, *sample.inputs])[0]
-        reference = self._place.form.reference(self._place.module, *sample.inputs)
-        good, error = within(ours, reference)
-        if tells_nothing(reference):
-            return Verdict(True, reference)  # right as far as that goes; the next one is compared
-        if good:
+        ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
+        references = self._computed(sample.inputs)
+        found = difference(ours, references)
+        if tells_nothing(references):
+            return Verdict(True, references)  # right as far as that goes; the next one is compared
+        if found.is_good:
             self._comparisons.add(
                 graph.key, graph.payload_sha256, weights.weight_class, sample.elements
             )
-            return Verdict(True, reference)
-        if self._is_ill_conditioned(sample, reference, error):
-            return Verdict(True, reference)
+            return Verdict(True, references)
+        if self._is_ill_conditioned(sample, references, found):
+            return Verdict(True, references)
         graph.drop(
-            f"differs from eager by {error:.1e} (relative L2) with {weights.weight_class} weights"
+            f"differs from eager by {found.error:.1e} (relative L2) with {weights.weight_class} "
+            "weights"
         )
         logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
-        return Verdict(False, reference, graph.reason or "")
+        return Verdict(False, references, graph.reason or "")
 
-    def _is_ill_conditioned(self, sample: Sample, reference: torch.Tensor, error: float) -> bool:
+    def _computed(self, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """The host's results on these inputs, which stay as they are."""
+        return self._place.form.computed(self._place.module, inputs)
+
+    def _is_ill_conditioned(
+        self, sample: Sample, references: Sequence[torch.Tensor], found: Difference
+    ) -> bool:
         """Tell whether eager itself moves that far when its inputs move by next to nothing.
 
         A norm over nearly equal values makes much of the last bit of either: an empty latent, say.
         Such a call tells nothing of the graph.
         """
-        allowed = bound(reference)
-        inputs = [nudged(value, allowed / NUDGE) for value in sample.inputs]
-        moved = relative_l2(self._place.form.reference(self._place.module, *inputs), reference)
-        return moved > allowed and error <= NUDGE * moved
+        if len(found.errors) != len(references):
+            return False
+        allowed = [bound(reference) for reference in references]
+        inputs = [nudged(value, min(allowed) / NUDGE) for value in sample.inputs]
+        moved = map(relative_l2, self._computed(inputs), references)
+        return all(
+            error <= most or (far > most and error <= NUDGE * far)
+            for error, most, far in zip(found.errors, allowed, moved, strict=True)
+        )

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..families.plan import Place
-from ..kinds.tolerance import bound, tells_nothing, within
+from ..kinds.tolerance import difference, tells_nothing
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -92,7 +92,7 @@ class Verifying(Trust):
     def compare(
         self,
         call: Callable[[list[Any]], Any],
-        result: torch.Tensor,
+        results: Sequence[torch.Tensor],
         weights: Fetched,
         sample: Sample,
     ) -> Verdict:
@@ -102,31 +102,31 @@ class Verifying(Trust):
             torch.OutOfMemoryError: there is no memory for both.
             Whatever the host's code raises.
         """
-        reference = self._place.form.reference(self._place.module, *sample.inputs)
-        good, error = within(result, reference)
-        allowed = bound(reference)
+        references = self._computed(sample.inputs)
+        found = difference(results, references)
+        good = found.is_good
         label = self._graph.description.label
         if not good and (
-            tells_nothing(reference) or self._is_ill_conditioned(sample, reference, error)
+            tells_nothing(references) or self._is_ill_conditioned(sample, references, found)
         ):
             self._verification.count(self._place.name, label, share=0.0, good=True)
-            return Verdict(True, reference)
-        first = self._verification.count(self._place.name, label, share=error / allowed, good=good)
+            return Verdict(True, references)
+        first = self._verification.count(self._place.name, label, share=found.share, good=good)
         if good:
-            return Verdict(True, reference)
+            return Verdict(True, references)
         if first:
             logger.warning(
                 "Region %s (%s) differs from eager by %.1e (relative L2, %.0e is allowed) at %s "
                 "with %s weights; eager's result is used. Its graph is %s",
                 self._place.name,
                 label,
-                error,
-                allowed,
+                found.error,
+                found.error / found.share,
                 self._sizes(sample.inputs),
                 weights.weight_class,
                 self._graph.key,
             )
-        return Verdict(False, reference, _REASON)
+        return Verdict(False, references, _REASON)
 
     def _sizes(self, inputs: list[Any]) -> str:
         """The sizes of a call, by the names of its inputs."""

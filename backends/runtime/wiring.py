@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from itertools import chain, repeat
+from operator import attrgetter, contains, is_
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ class Wiring:
     def __init__(self, root: torch.nn.Module) -> None:
         """Remember the tree; its modules are kept alive until this object goes."""
         modules = list(root.modules())
-        self._links = [(m._modules, n, child) for m in modules for n, child in m._modules.items()]
-        self._counts = [(m, m._modules, len(m._modules)) for m in modules if m._modules]
+        self._parents = [module for module in modules if module._modules]
+        self._tables = [module._modules for module in self._parents]
+        self._names = list(chain.from_iterable(self._tables))
+        self._children = list(chain.from_iterable(map(dict.values, self._tables)))
         self._modules = modules
         self._classes = list(map(type, modules))
         self._settings = _settings(modules)
@@ -37,11 +41,10 @@ class Wiring:
     def changed(self) -> bool:
         """Tell whether a module was replaced, added or taken away, or got another class."""
         return (
-            any(table.get(name) is not child for table, name, child in self._links)
-            or any(
-                len(table) != count or module._modules is not table  # as `Sequential.pop` leaves it
-                for module, table, count in self._counts
-            )
+            list(chain.from_iterable(map(dict.values, self._tables))) != self._children
+            or list(chain.from_iterable(self._tables)) != self._names
+            # as `Sequential.pop` leaves it
+            or not all(map(is_, map(attrgetter("_modules"), self._parents), self._tables))
             or list(map(type, self._modules)) != self._classes
         )
 
@@ -58,8 +61,12 @@ class Wiring:
 
     def marks(self) -> tuple[list[Any], list[int]]:
         """Return which modules have hooks or a forward of their own, to compare with later."""
-        forwards = [own[name] for name in FORWARDS for own in self._own if name in own]
-        return forwards, [i for i, hooks in enumerate(self._hooks) if hooks]
+        forwards: list[Any] = []
+        for name in FORWARDS:
+            if any(map(contains, self._own, repeat(name))):
+                forwards += [own[name] for own in self._own if name in own]
+        hooked = [i for i, hooks in enumerate(self._hooks) if hooks] if any(self._hooks) else []
+        return forwards, hooked
 
     def settings_changed(self) -> bool:
         """Tell whether a plain attribute was set that the modules' code reads."""

@@ -13,11 +13,10 @@ from ..compilers.registry import resolve_backend
 from ..contract import CallForm
 from ..cuda_graphs.replays import Replays
 from ..errors import RequirementError
-from ..families.catalogue import may_be_swapped
+from ..families.catalogue import may_be_captured, may_be_swapped, special_pays
 from ..families.plan import Plan
 from ..host.attached import Attached, Left
 from ..host_api.needs import Feature
-from ..host_api.options import is_capturable
 from ..host_api.present import why_off
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
@@ -118,7 +117,7 @@ class Starter:
         device = attached.target().device
         if device.type != "cuda" or device.index or torch.version.cuda is None:
             return None
-        if not is_capturable(attached.root):
+        if not may_be_captured(attached.root):
             return None
         return Replays(self._shared.captured, self._shared.comparisons)
 
@@ -132,5 +131,6 @@ class Starter:
 
 
 def _special_pays(attached: Attached) -> bool:
-    """Whether graphs of one size were measured to be quicker: not for VAEs, not yet on CPUs."""
-    return attached.sort != "vae" and attached.target().device.type == "cuda"
+    """Whether graphs of one size were measured to be quicker: not yet on CPUs."""
+    on_gpu = attached.target().device.type == "cuda"
+    return on_gpu and attached.root is not None and special_pays(attached.root)

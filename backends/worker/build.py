@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..host_api.process import import_host
 from ..kinds import keys
 from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
-from ..kinds.tolerance import relative_l2, within
+from ..kinds.tolerance import difference, relative_l2
 from ..torch_api import compiling, present
 from .export import Program, export
 from .notebook import Notebook
@@ -156,25 +156,27 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
     checks = []
     for sizes in _extremes(program):
         weights, inputs = program.example(sizes)
-        reference = program.run(weights, inputs)
-        result = call([*weights, *inputs])[0]
-        good, error = within(result, reference)
-        checks.append({"sizes": sizes, "error": error})
-        if not good and not _is_as_exact(result, reference, program, weights, inputs):
+        references = program.run(weights, inputs)
+        results = tuple(call([*weights, *inputs]))
+        found = difference(results, references)
+        checks.append({"sizes": sizes, "error": found.error})
+        if not found.is_good and not _are_as_exact(results, references, program, weights, inputs):
             raise BuildError(
-                f"{program.description.label} differs from eager by {error:.2e} at {sizes}"
+                f"{program.description.label} differs from eager by {found.error:.2e} at {sizes}"
             )
         layout = program.description.layout
-        if not is_laid_out(result, layout) or any(_shares(result, t) for t in (*weights, *inputs)):
-            raise BuildError(
-                f"{program.description.label} must return a {layout} tensor of its own"
-            )
+        for i, result in enumerate(results):
+            others = (*weights, *inputs, *results[:i])
+            if not is_laid_out(result, layout) or any(_shares(result, t) for t in others):
+                raise BuildError(
+                    f"{program.description.label} must return {layout} tensors of its own"
+                )
     return checks
 
 
-def _is_as_exact(
-    result: torch.Tensor,
-    reference: torch.Tensor,
+def _are_as_exact(
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
     program: Program,
     weights: list[torch.Tensor],
     inputs: list[Any],
@@ -188,9 +190,14 @@ def _is_as_exact(
     def exact(value: Any) -> Any:
         return value.double() if torch.is_tensor(value) else value
 
-    truth = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
-    eager = relative_l2(reference.double(), truth)
-    return math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager
+    truths = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    if len(results) != len(truths):
+        return False
+    for result, reference, truth in zip(results, references, truths, strict=True):
+        eager = relative_l2(reference.double(), truth)
+        if not (math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager):
+            return False
+    return True
 
 
 def _shares(result: torch.Tensor, other: Any) -> bool:

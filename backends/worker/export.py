@@ -30,10 +30,11 @@ class Program:
 
     Attributes:
         description: the kind it was made from.
-        graph_module: `(*weights, *inputs) -> (output,)`; placeholders carry fakes in `meta["val"]`.
+        graph_module: `(*weights, *inputs) -> results`, a tuple; placeholders carry fakes in
+            `meta["val"]`.
         weights: the weights in call order, named below the region's module.
         run: computes the region eagerly with real tensors, for checks: `(weights, inputs) ->
-            output`.
+            results`.
         work: elements of the largest tensor anywhere in the region, per element of its first input.
         attends: whether the region has an attention, whose cost is the square of its rows.
     """
@@ -41,7 +42,7 @@ class Program:
     description: Description
     graph_module: torch.fx.GraphModule
     weights: list[WeightSpec]
-    run: Callable[[list[torch.Tensor], list[Any]], torch.Tensor]
+    run: Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]
     work: float
     attends: bool
 
@@ -63,7 +64,7 @@ class Program:
 
 
 class _Region(torch.nn.Module):
-    """What is traced: the form's reference over a module, its result laid out as the kind's."""
+    """What is traced: the form's reference over a module, its results laid out as the kind's."""
 
     def __init__(self, module: torch.nn.Module, form: Any, layout: str) -> None:
         super().__init__()
@@ -71,10 +72,13 @@ class _Region(torch.nn.Module):
         self.form = form
         self.layout = layout
 
-    def forward(self, *inputs: Any) -> torch.Tensor:
+    def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         with tracing(self.layout):
-            result: torch.Tensor = self.form.reference(self.module, *inputs)
-        return result.contiguous(memory_format=memory_format(result, self.layout))
+            results = self.form.computed(self.module, inputs)
+        return tuple(
+            result.contiguous(memory_format=memory_format(result, self.layout))
+            for result in results
+        )
 
 
 def export(description: Description, form: Any) -> Program:
@@ -217,13 +221,13 @@ def _weights(exported: Any) -> list[WeightSpec]:
 
 def _eager(
     description: Description, form: Any
-) -> Callable[[list[torch.Tensor], list[Any]], torch.Tensor]:
-    def run(weights: list[torch.Tensor], inputs: list[Any]) -> torch.Tensor:
+) -> Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]:
+    def run(weights: list[torch.Tensor], inputs: list[Any]) -> tuple[torch.Tensor, ...]:
         pending = iter(weights)
         twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
         with torch.no_grad():
-            result: torch.Tensor = form.reference(twin, *inputs)
-        return result
+            results: tuple[torch.Tensor, ...] = form.computed(twin, inputs)
+        return results
 
     return run
 

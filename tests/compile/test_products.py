@@ -244,7 +244,7 @@ def test_the_hosts_block_adds_its_last_product_in_place(block: Description, any_
     program = _program(block if any_size else block.at(sizes))
     module, _ = _compiled(program.graph_module)
     weights, inputs = program.example(sizes)
-    expected = program.run(weights, inputs)
+    [expected] = program.run(weights, inputs)
     [found] = module.call([*weights, *inputs])
     assert relative_l2(found, expected) <= 2e-3
 

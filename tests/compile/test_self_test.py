@@ -20,6 +20,7 @@ from warmgraph_backends.errors import BuildError, RequirementError
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.families.plan import describe_place
 from warmgraph_backends.kinds import keys
+from warmgraph_backends.kinds.tolerance import Difference
 from warmgraph_backends.torch_api import compiling, present
 from warmgraph_backends.worker import build
 from warmgraph_tools.inprocess import Host
@@ -243,8 +244,8 @@ def test_a_build_fails_in_words_for_good_whichever_step_meets_such_a_torch(
 def test_a_build_that_fails_by_itself_is_not_for_good(
     task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "within", lambda *_: (False, 1.0))
-    monkeypatch.setattr(build, "_is_as_exact", lambda *_: False)
+    monkeypatch.setattr(build, "difference", lambda *_: Difference((1.0,), 2.0))
+    monkeypatch.setattr(build, "_are_as_exact", lambda *_: False)
     with pytest.raises(BuildError, match="differs from eager") as failure:
         build.run(task, measure=contextlib.nullcontext)
     assert not failure.value.final

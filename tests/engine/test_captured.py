@@ -20,7 +20,7 @@ from warmgraph_backends.cuda_graphs.signatures import (
     read_call,
     result_form,
 )
-from warmgraph_backends.host_api.options import is_capturable, unread_options
+from warmgraph_backends.families.catalogue import may_be_captured, unread_options
 from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.weights.addresses import AddressBook
@@ -208,14 +208,15 @@ def test_a_node_that_makes_images_tile_is_obeyed_from_the_next_run_on(lab: Lab, 
 
 
 def test_what_may_be_captured_is_known_by_class(host: Host) -> None:
-    root = host.load("narrowxl")[0].model.diffusion_model
-    assert is_capturable(root)
-    assert not is_capturable(torch.nn.Linear(2, 2))
-    root.control_add_embedding = torch.nn.Identity()  # what makes a ControlNet a union
-    try:
-        assert not is_capturable(root)
-    finally:
-        del root.control_add_embedding
+    from comfy.cldm.cldm import ControlNet
+
+    assert may_be_captured(host.load("narrowxl")[0].model.diffusion_model)
+    assert not may_be_captured(torch.nn.Linear(2, 2))
+    control = ControlNet.__new__(ControlNet)
+    torch.nn.Module.__init__(control)
+    assert may_be_captured(control)
+    control.control_add_embedding = torch.nn.Identity()  # what makes it a union
+    assert not may_be_captured(control)
 
 
 def test_settings_of_the_arithmetic_are_part_of_a_signature() -> None:

@@ -30,7 +30,7 @@ BROKEN = {
     "weights": ("weights.fetching", "RegionWeights._gather"),
     "the host's weights": ("weights.fetching", "fetch_plain"),
     "trust": ("runtime.trust", "Trust.covers"),
-    "comparing": ("runtime.trust", "within"),
+    "comparing": ("runtime.trust", "difference"),
     "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
     "ending a run": ("runtime.scope", "Scope.end_run"),
     "saying why": ("runtime.scope", "Scope.eager_places"),

@@ -1,8 +1,11 @@
-"""A region plan for a made-up family, written as ARCHITECTURE.md says, and compiled."""
+"""Region plans for made-up families, written as ARCHITECTURE.md says, and compiled: one of blocks
+that take and give a tensor, one of blocks that take two streams, write into both and give both.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,18 @@ import torch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import InputSpec, Symbol, WeightSpec
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.plan import Form, Place, Plan, dispatch_one, unary
-from warmgraph_backends.runtime.graph import State
+from warmgraph_backends.families.family import Family
+from warmgraph_backends.families.plan import (
+    Call,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_results,
+    unary,
+)
+from warmgraph_backends.runtime.graph import Graph, State
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.worker import build
 from warmgraph_tools.inprocess import Host
@@ -70,23 +83,109 @@ def plan_tower(model: Any) -> Plan:
     return plan
 
 
-def test_a_made_up_family_runs_compiled(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(registry._FORMS, ("tower", "gate"), GATE)
-    monkeypatch.setitem(registry._PLANS, f"{__name__}:Tower", plan_tower)
-    torch.manual_seed(0)
-    tower = Tower().requires_grad_(False)
-    plan = registry.plan_model(tower)
-    assert isinstance(plan, Plan) and len(plan.places) == 3
+TOWER = Family(
+    roots={f"{__name__}:Tower": plan_tower},
+    forms={GATE.name: GATE},
+    may_be_captured=lambda _: True,
+    unread=frozenset({"uuids"}),
+)
 
-    (tmp_path / "user").mkdir()
-    lab = Lab(tmp_path)
+
+class Streams(torch.nn.Module):
+    """A block of two streams, which it writes into: `img [batch, img, C]`, `txt [batch, txt, C]`
+    and a table of both together `[txt + img, C]` -> `(img, txt)`.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.img, self.txt = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+
+    def forward(
+        self, img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        joint = torch.cat((txt, img), 1) * table
+        mixed = torch.softmax(joint @ joint.transpose(1, 2), -1) @ joint
+        txt += self.txt(mixed[:, : txt.shape[1]])
+        img += self.img(mixed[:, txt.shape[1] :])
+        return img, txt
+
+
+class Double(torch.nn.Module):
+    """The made-up model of two such blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Streams(8), Streams(8)])
+
+    def forward(self, img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        img, txt = img * 1.0, txt * 1.0  # what follows is the model's own to write into
+        for block in self.blocks:
+            img, txt = block(img, txt, table)
+        return torch.cat((txt, img), 1)
+
+
+class StreamsForm(Form):
+    """Streams; the table comes in its two parts, so that each size is an input's."""
+
+    family = "double"
+    name = "streams"
+    writes = (0, 1)
+
+    def label(self, module: Any) -> str:
+        return f"Streams {module.img.in_features}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.img.in_features
+        return (
+            InputSpec("img", dtype, ("batch", "img", width)),
+            InputSpec("txt", dtype, ("batch", "txt", width)),
+            InputSpec("table_txt", "float32", ("txt", width)),
+            InputSpec("table_img", "float32", ("img", width)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        img, txt, table_txt, table_img = inputs
+        return host_results(module, img, txt, torch.cat((table_txt, table_img)))
+
+
+STREAMS = StreamsForm()
+
+
+def plan_double(model: Any) -> Plan:
+    sizes = (Symbol("batch", 1, 8, 2), Symbol("img", 1, 512, 40), Symbol("txt", 1, 512, 9))
+    plan = Plan(symbols={symbol.name: symbol for symbol in sizes})
+    for name, layer in model.named_modules():
+        if type(layer) is Streams:
+            plan.dispatches.append(dispatch_one(Place(name, layer, STREAMS), _streams))
+    return plan
+
+
+def _streams(call: Call, host: Forward) -> Any:
+    def forward(img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> Any:
+        length = txt.shape[1]
+        results = call(img, txt, table[:length], table[length:])
+        return host(img, txt, table) if results is None else results
+
+    return forward
+
+
+DOUBLE = Family(roots={f"{__name__}:Double": plan_double}, forms={STREAMS.name: STREAMS})
+
+
+def register(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
+    for form in family.forms.values():
+        monkeypatch.setitem(registry._FORMS, (form.family, form.name), form)
+    for root in family.roots:
+        monkeypatch.setitem(registry._BY_ROOT, root, family)
+
+
+@contextlib.contextmanager
+def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scope, list[Graph]]]:
+    """A scope over a model with the graph of each of its kinds built and loaded."""
     graphs, backend = lab.engine._graphs, backend_named("inductor")
-    scope = Scope(tower, tower, lambda: plan, plan, backend, lab.engine._shared)
+    scope = Scope(root, root, lambda: plan, plan, backend, lab.engine._shared)
     try:
         kinds = scope.describe(torch.device("cpu"), torch.float32)
-        assert [graph.description.label for graph in kinds] == ["Gate 8", "Gate 16"]
         for graph in kinds:  # what a worker does, which would import the family as a module of ours
             task = {
                 "key": graph.key,
@@ -98,13 +197,66 @@ def test_a_made_up_family_runs_compiled(
             graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
             graph.work = facts["work"]
             graphs._set(graph, State.READY)
-        with torch.inference_mode():
-            for rows in (1, 2, 33, 500):
-                x = torch.randn(rows, 8)
-                calls = scope.compiled_calls
-                result = scope.call(tower, (x,), {})
-                assert relative(result, tower(x)) < 1e-6
-                assert scope.compiled_calls == calls + 3
-        assert scope.eager_places() == plan.outside
+        yield scope, kinds
     finally:
         lab.engine.close()
+
+
+def new_lab(folder: Path) -> Lab:
+    (folder / "user").mkdir()
+    return Lab(folder)
+
+
+def test_a_made_up_family_runs_compiled(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, TOWER)
+    torch.manual_seed(0)
+    tower = Tower().requires_grad_(False)
+    plan = registry.plan_model(tower)
+    assert isinstance(plan, Plan) and len(plan.places) == 3
+    assert registry.may_be_captured(tower) and not registry.special_pays(tower)
+    assert registry.unread_options(tower) == {"uuids"}
+
+    with compiled(new_lab(tmp_path), tower, plan) as (scope, kinds), torch.inference_mode():
+        assert [graph.description.label for graph in kinds] == ["Gate 8", "Gate 16"]
+        for rows in (1, 2, 33, 500):
+            x = torch.randn(rows, 8)
+            calls = scope.compiled_calls
+            result = scope.call(tower, (x,), {})
+            assert relative(result, tower(x)) < 1e-6
+            assert scope.compiled_calls == calls + 3
+        assert scope.eager_places() == plan.outside
+
+
+def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, DOUBLE)
+    torch.manual_seed(0)
+    model = Double().requires_grad_(False)
+    plan = registry.plan_model(model)
+    assert isinstance(plan, Plan) and len(plan.places) == 2
+
+    with compiled(new_lab(tmp_path), model, plan) as (scope, kinds), torch.inference_mode():
+        assert [graph.description.label for graph in kinds] == ["Streams 8"]
+        for batch, img, txt in ((1, 1, 1), (2, 40, 9), (1, 40, 9), (1, 100, 1), (2, 7, 500)):
+            inputs = torch.randn(batch, img, 8), torch.randn(batch, txt, 8)
+            table = torch.randn(txt + img, 8)
+            kept = [value.clone() for value in (*inputs, table)]
+            calls = scope.compiled_calls
+            result = scope.call(model, (*inputs, table), {})
+            assert scope.compiled_calls == calls + 2
+            assert relative(result, model(*inputs, table)) < 1e-6
+            assert all(map(torch.equal, kept, (*inputs, table)))
+        assert scope.eager_places() == []
+
+        # One of two results that is wrong is a wrong graph; a call that much larger is compared.
+        (graph,) = kinds
+        good = graph.call
+        assert good is not None
+        graph.call = lambda arguments: (lambda img, txt: (img, txt * 1.01))(*good(arguments))
+        inputs = torch.randn(8, 512, 8), torch.randn(8, 512, 8)
+        table = torch.randn(1024, 8)
+        assert relative(scope.call(model, (*inputs, table), {}), model(*inputs, table)) < 1e-6
+        assert graph.state is State.FAILED and "differs from eager" in (graph.reason or "")

@@ -21,7 +21,7 @@ from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
 
-@pytest.mark.parametrize("name", registry._PLANS)
+@pytest.mark.parametrize("name", registry._BY_ROOT)
 def test_every_class_with_a_plan_is_a_module_of_the_host(host: Host, name: str) -> None:
     assert issubclass(import_named(name), torch.nn.Module)
 

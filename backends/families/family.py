@@ -1,0 +1,38 @@
+"""What the rest of the package knows of a model family: one record, made in the family's module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..host_api import options
+from .plan import Form, Plan
+
+
+def _never(_: torch.nn.Module) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that are cut into regions alike.
+
+    Attributes:
+        roots: by the full name of a class of the host ("module:Class"), what cuts such a module; a
+            subclass is another class.
+        forms: the sorts of regions, by name.
+        may_be_captured: tells whether a root's forward is known to do nothing that a CUDA graph
+            must not meet: it neither waits for the GPU nor keeps a tensor beyond the call.
+        unread: names of the `transformer_options` that a root's own forward does not read; they are
+            there for patches of other nodes.
+        special_pays: whether graphs of one size were measured to be quicker on GPUs.
+    """
+
+    roots: Mapping[str, Callable[[Any], Plan]]
+    forms: Mapping[str, Form]
+    may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)
+    unread: frozenset[str] = options.UNREAD
+    special_pays: bool = False

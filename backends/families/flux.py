@@ -1,0 +1,235 @@
+"""The region plan of the host's Flux: Flux 1, Flux 2, klein, Kontext, Fill; LongCat and Ovis.
+
+Regions: blocks of two streams, blocks of one, the last layer. Embeddings, the rotation table and
+the modulations that Flux 2's blocks share stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec
+from . import dit
+from .family import Family
+from .plan import (
+    Call,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    host_results,
+    unknown_layer,
+)
+
+NAME = "flux"
+
+
+class Double(Form):
+    """DoubleStreamBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, the rotation table in two
+    parts, and what modulates: `vec [batch, C]`, or twelve `[batch, 1, C]` -> `(img, txt)`.
+    """
+
+    family = NAME
+    name = "double"
+    writes = (0, 1)
+
+    def label(self, module: Any) -> str:
+        return f"Flux double block {module.hidden_size}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width, head = module.hidden_size, module.hidden_size // module.num_heads
+        return (
+            InputSpec("img", dtype, ("batch", "img", width)),
+            InputSpec("txt", dtype, ("batch", "txt", width)),
+            _table("pe_txt", "txt", head),
+            _table("pe_img", "img", head),
+            *_modulation(12, width, dtype, own=module.modulation),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        img, txt, pe_txt, pe_img, *given = inputs
+        vec = given[0] if module.modulation else _pairs(given)
+        pe = torch.cat((pe_txt, pe_img), 2)
+        return host_results(module, img=img, txt=txt, vec=vec, pe=pe, transformer_options={})
+
+
+class Single(Form):
+    """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, and what modulates: `vec
+    [batch, C]`, or three `[batch, 1, C]` -> as x.
+    """
+
+    family = NAME
+    name = "single"
+    writes = (0,)
+
+    def label(self, module: Any) -> str:
+        return f"Flux single block {module.hidden_size}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width, head = module.hidden_size, module.hidden_size // module.num_heads
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            _table("pe", "tokens", head),
+            *_modulation(3, width, dtype, own=module.modulation is not None),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, pe, *given = inputs
+        vec = given[0] if module.modulation is not None else _one(given)
+        return host_forward(module, x, vec=vec, pe=pe, transformer_options={})
+
+
+class Last(Form):
+    """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
+
+    family = NAME
+    name = "last"
+
+    def label(self, module: Any) -> str:
+        return f"Flux last layer {module.linear.in_features}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.linear.in_features
+        return (
+            InputSpec("x", dtype, ("batch", "img", width)),
+            InputSpec("vec", dtype, ("batch", width)),
+        )
+
+
+DOUBLE, SINGLE, LAST = Double(), Single(), Last()
+FORMS: dict[str, Form] = {form.name: form for form in (DOUBLE, SINGLE, LAST)}
+
+
+def plan_flux(model: Any) -> Plan:
+    """Cut a Flux into regions."""
+    from comfy.ldm.flux import layers as host
+
+    plan = Plan(symbols=dit.SYMBOLS)
+    for stack, cls, form, make in (
+        ("double_blocks", host.DoubleStreamBlock, DOUBLE, _double),
+        ("single_blocks", host.SingleStreamBlock, SINGLE, _single),
+    ):
+        for i, block in enumerate(getattr(model, stack)):
+            name = f"{stack}.{i}"
+            if type(block) is cls:
+                plan.dispatches.append(dispatch_one(Place(name, block, form), make))
+            else:
+                plan.outside.append((name, unknown_layer(block)))
+    last = getattr(model, "final_layer", None)
+    if last is not None and type(last) is host.LastLayer:
+        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST), dit.last_layer))
+    return plan
+
+
+FAMILY = Family(roots={"comfy.ldm.flux.model:Flux": plan_flux}, forms=FORMS)
+
+
+def _table(name: str, tokens: str, head: int) -> InputSpec:
+    """A rotation table, which the host computes once a step: each image has its own."""
+    return InputSpec(name, "float32", ("batch", 1, tokens, head // 2, 2, 2))
+
+
+def _modulation(count: int, width: int, dtype: str, *, own: bool) -> tuple[InputSpec, ...]:
+    """What modulates a block: the vector for its own layer, or what a shared one made of it."""
+    if own:
+        return (InputSpec("vec", dtype, ("batch", width)),)
+    return tuple(InputSpec(f"mod_{i}", dtype, ("batch", 1, width)) for i in range(count))
+
+
+def _one(parts: Sequence[torch.Tensor]) -> Any:
+    from comfy.ldm.flux.layers import ModulationOut
+
+    return ModulationOut(*parts)
+
+
+def _pairs(parts: Sequence[torch.Tensor]) -> Any:
+    first, second, third, fourth = (_one(parts[i : i + 3]) for i in range(0, 12, 3))
+    return (first, second), (third, fourth)
+
+
+def _parts(modulation: Any) -> list[torch.Tensor]:
+    """The tensors of a modulation, or of pairs of them, in the order of `_pairs`."""
+    if isinstance(modulation, torch.Tensor):
+        return [modulation]
+    if isinstance(modulation, tuple):
+        return [part for each in modulation for part in _parts(each)]
+    return [modulation.shift, modulation.scale, modulation.gate]
+
+
+def _problem(options: dict[str, Any], mask: Any, pe: Any, *dims: Any) -> str | None:
+    """Why a block must run the host's code in this call, or None."""
+    if mask is not None:
+        return "called with an attention mask"
+    if any(each is not None for each in dims):
+        return dit.REFERENCES
+    if not isinstance(pe, torch.Tensor) or pe.dim() != 6:
+        return "called without a rotation table"
+    return dit.changed(options) if options else None
+
+
+def _double(call: Call, host: Forward) -> Any:
+    def forward(
+        img: torch.Tensor,
+        txt: torch.Tensor,
+        vec: Any,
+        pe: Any,
+        attn_mask: Any = None,
+        modulation_dims_img: Any = None,
+        modulation_dims_txt: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        reason = _problem(options, attn_mask, pe, modulation_dims_img, modulation_dims_txt)
+        if reason is None:
+            length = txt.shape[1]
+            results = call(img, txt, pe[:, :, :length], pe[:, :, length:], *_parts(vec))
+            if results is not None:
+                return results
+        else:
+            call.decline(reason)
+        return host(
+            img=img,
+            txt=txt,
+            vec=vec,
+            pe=pe,
+            attn_mask=attn_mask,
+            modulation_dims_img=modulation_dims_img,
+            modulation_dims_txt=modulation_dims_txt,
+            transformer_options=options,
+        )
+
+    return forward
+
+
+def _single(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor,
+        vec: Any,
+        pe: Any,
+        attn_mask: Any = None,
+        modulation_dims: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        reason = _problem(options, attn_mask, pe, modulation_dims)
+        if reason is None:
+            result: torch.Tensor | None = call(x, pe, *_parts(vec))
+            if result is not None:
+                return result
+        else:
+            call.decline(reason)
+        return host(
+            x,
+            vec=vec,
+            pe=pe,
+            attn_mask=attn_mask,
+            modulation_dims=modulation_dims,
+            transformer_options=options,
+        )
+
+    return forward
