@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .layouts import FLUX, FOLDERS, UNETS
+from .layouts import FLUX, FOLDERS, UNETS, WAN
 
 Weights = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -256,13 +256,15 @@ def _t2i(base: str, random: Random) -> Weights:
     return random.like(_shapes(lambda: Adapter(cin=planes, channels=channels, **options)))
 
 
-def _flux(random: Random) -> Weights:
-    """Return a diffusion model of an architecture that is no UNet."""
+def _transformer(kind: str, random: Random) -> Weights:
+    """Return a diffusion transformer: Flux has a region plan, Wan has none."""
     import comfy.ops
     from comfy.ldm.flux.model import Flux
+    from comfy.ldm.wan.model import WanModel
 
+    cls, settings = {"flux": (Flux, FLUX), "wan": (WanModel, WAN)}[kind]
     operations = comfy.ops.disable_weight_init
-    return random.like(_shapes(lambda: Flux(**FLUX, device="meta", operations=operations)))
+    return random.like(_shapes(lambda: cls(**settings, device="meta", operations=operations)))
 
 
 def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = False) -> Weights:
@@ -286,8 +288,8 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
         return _controllora(base, random)
     if kind == "t2i":
         return _t2i(base, random)
-    if kind == "flux":
-        return _flux(random)
+    if kind in ("flux", "wan"):
+        return _transformer(kind, random)
     return _lora(base, random, convolutions=kind == "locon")
 
 

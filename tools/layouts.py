@@ -88,6 +88,14 @@ FLUX: dict[str, Any] = {
     "guidance_embed": True,
     "txt_ids_dims": [],
 }
+WAN: dict[str, Any] = {
+    "image_model": "wan2.1",
+    "model_type": "t2v",
+    "dim": 128,
+    "ffn_dim": 256,
+    "num_heads": 1,
+    "num_layers": 1,
+}
 FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
     "locon": "loras",
@@ -95,5 +103,6 @@ FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "controllora": "controlnet",
     "t2i": "controlnet",
     "flux": "diffusion_models",
+    "wan": "diffusion_models",
 }
 """Where each kind of file belongs below a models directory."""

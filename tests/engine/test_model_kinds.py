@@ -179,25 +179,24 @@ def test_svds_video_blocks_run_eager_and_are_named_and_the_rest_is_compiled(lab:
 def test_another_architecture_runs_as_without_the_node_and_one_line_says_so(
     lab: Lab, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (flux,) = host.node("UNETLoader", unet_name=host.model_file("flux"), weight_dtype="default")
-    line = "no region plan for Flux yet: runs as without this node"
+    (wan,) = host.node("UNETLoader", unet_name=host.model_file("wan"), weight_dtype="default")
+    line = "no region plan for WanModel yet: runs as without this node"
     with caplog.at_level(logging.INFO):
-        compiled = lab.compiled(flux)
+        compiled = lab.compiled(wan)
     assert [r.getMessage() for r in caplog.records if line in r.getMessage()] == [
         f"Runs as without Warmgraph: {line}"
     ]
     generator = torch.Generator().manual_seed(0)
-    facts = {"pooled_output": torch.randn(1, 768, generator=generator), "guidance": 3.5}
-    prompt = [[torch.randn(1, 16, 4096, generator=generator), facts]]
-    latent = {"samples": torch.zeros(1, 16, 8, 8)}
+    prompt = [[torch.randn(1, 16, 4096, generator=generator), {}]]
+    latent = {"samples": torch.zeros(1, 16, 1, 8, 8)}
     eager, ours = (
-        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (flux, compiled)
+        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (wan, compiled)
     )
     assert torch.equal(ours, eager)
     report = lab.engine.report(compiled)
     assert report["notes"] == [line] and report["regions"]["total"] == 0
-    with pytest.raises(StrictError, match="no region plan for Flux yet"):
-        lab.engine.load_graphs(flux, "none", strict=True)
+    with pytest.raises(StrictError, match="no region plan for WanModel yet"):
+        lab.engine.load_graphs(wan, "none", strict=True)
 
 
 # --- weights -------------------------------------------------------------------------------------
