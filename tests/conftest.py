@@ -78,6 +78,7 @@ _alias("warmgraph_backends", ROOT / "backends")
 _alias("warmgraph_console", ROOT / "console")
 _alias("warmgraph_tools", ROOT / "tools")
 
+from warmgraph_backends.building.messages import REMEMBERED  # noqa: E402
 from warmgraph_tools import checkpoints, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
@@ -190,7 +191,8 @@ class BuiltOnce:
         self._list.write_text(json.dumps({"root": str(root), "keys": list(keys)}), "utf-8")
 
     def lend(self, base: Path, *, without: int = 0) -> None:
-        """Copy the graphs and what signed them to a server's folders; nothing if there are none.
+        """Copy the graphs, what signed them and what is known of the C++ compiler to a server's
+        folders; nothing if there are none.
 
         Args:
             without: how many of them are left for the server to build, the quickest to build.
@@ -201,9 +203,12 @@ class BuiltOnce:
             built = json.loads(self._list.read_text("utf-8"))
         root, store = Path(built["root"]), base / "models" / "compiled_graphs"
         private = base / "user" / "__warmgraph"
-        for folder in (store, private):
+        spool = private / "spool"
+        for folder in (store, spool):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / private.relative_to(base) / "signing.key", private)
+        for file in (root / spool.relative_to(base)).glob(f"*{REMEMBERED}"):
+            os.link(file, spool / file.name)
         files = [root / store.relative_to(base) / f"{key}.safetensors" for key in built["keys"]]
         for file in sorted(files, key=lambda file: file.stat().st_size)[without:]:
             shutil.copy2(file, store)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -67,6 +69,51 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
         return works
 
     known.VecISA.check_build = remembered
+
+
+def remember_headers(folder: Path, *, suffix: str) -> None:
+    """Let this process take the C++ headers that another one has compiled beforehand, which takes
+    six seconds, and leave its own for the next.
+
+    Each process has its own links to them: what is there is whole, whoever is killed meanwhile.
+
+    Args:
+        folder: holds the files, named by torch: by compiler, flags and what the headers say.
+        suffix: of the files' names there.
+    """
+    try:
+        from torch._inductor import codecache
+    except ImportError:
+        return
+    known: Any = codecache
+    compile_header = getattr(known, "_precompile_header", None)
+    if compile_header is None or not hasattr(known, "_HEADER_DIR"):
+        return
+    own = Path(known._HEADER_DIR)
+    for file in folder.glob(f"*.h*{suffix}"):
+        _link(file, own / file.name.removesuffix(suffix))
+
+    def remembered(*args: Any, **named: Any) -> str:
+        header: str = compile_header(*args, **named)
+        for file in own.glob(f"{Path(header).name}*"):
+            _link(file, folder / f"{file.name}{suffix}")
+        return header
+
+    known._precompile_header = remembered
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give a file another name, which is there only with all of the file behind it."""
+    if name.exists():
+        return
+    with contextlib.suppress(OSError):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, name)
+        except OSError:  # on another disk
+            part = name.with_name(f".{os.getpid()}.{name.name}")
+            shutil.copyfile(file, part)
+            part.replace(name)
 
 
 def call_whole(operator: torch._ops.OpOverload) -> None:

@@ -47,7 +47,9 @@ def prepare(hello: dict[str, Any]) -> None:
     if not torch.cuda.is_available():
         # Generated C++ gets as many threads as the process has when it is built.
         torch.set_num_threads(os.cpu_count() or 1)
-        compiling.remember_vector_instructions(Path(hello["spool"]), suffix=REMEMBERED)
+        spool = Path(hello["spool"])
+        compiling.remember_vector_instructions(spool, suffix=REMEMBERED)
+        compiling.remember_headers(spool, suffix=REMEMBERED)
 
 
 def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any]]:

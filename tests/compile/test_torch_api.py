@@ -297,6 +297,33 @@ def test_settings_are_scoped_to_the_compile(packed: Packed) -> None:
     assert not _config.backed_size_oblivious
 
 
+def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import codecache, cpp_builder
+
+    compiled = []
+    build = cpp_builder.CppBuilder.build
+
+    def counting(self: Any) -> None:
+        build(self)
+        if str(self.get_target_file_path()).endswith(".gch"):
+            compiled.append(self)
+
+    monkeypatch.setattr(cpp_builder.CppBuilder, "build", counting)
+    torchs_own = codecache._precompile_header.__wrapped__
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    for process in ("one", "two"):  # each has a folder of its own
+        monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / process))
+        monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(tmp_path / process / "locks"))
+        monkeypatch.setattr(codecache, "_precompile_header", torchs_own)
+        compiling.remember_headers(spool, suffix=".works")
+        header = Path(codecache._precompile_header("cstddef", "", device_type="cpu"))
+        assert header.is_file() and header.with_name(f"{header.name}.gch").stat().st_size > 0
+        assert len(compiled) == 1
+    names = sorted(file.name for file in spool.iterdir())
+    assert names == [f"{header.name}.gch.works", f"{header.name}.works"]
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="for x86 processors")
 def test_vector_instructions_are_tried_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from warmgraph_backends.building.messages import REMEMBERED
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.sessions.settings import Settings
@@ -56,6 +58,7 @@ class Lab:
         passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp")
         for part in (_STORE, _PRIVATE):
             shutil.copytree(self.root / part, root / part, ignore=passing)
+        lend_compiled_headers(self.root / _PRIVATE, root / _PRIVATE)
         return Lab(root, debugging)
 
     def compiled(self, model: Any, **options: Any) -> Any:
@@ -114,6 +117,13 @@ class Lab:
             time.sleep(0.05)
 
 
+def lend_compiled_headers(private: Path, other: Path) -> None:
+    """Spare other workers what these have found out about the C++ compiler."""
+    (other / "spool").mkdir(parents=True, exist_ok=True)
+    for file in (private / "spool").glob(f"*{REMEMBERED}"):
+        os.link(file, other / "spool" / file.name)
+
+
 class Call(NamedTuple):
     """One UNet call: its input's shape, the text's length, how far the result is from eager's."""
 
@@ -131,6 +141,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.is_off = False
 
     def attach(self, patcher: Any) -> Any:
         """Return a clone of a patcher with this probe around its calls."""
@@ -142,6 +153,8 @@ class Probe:
 
     def _around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         assert left_behind(executor.class_obj) == []
+        if self.is_off:
+            return executor(*args, **kwargs)
         eager = executor.original(*_copied(args), **_copied(kwargs))
         result = executor(*args, **kwargs)
         context = args[2] if len(args) > 2 else kwargs["context"]
