@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import platform
 import sys
 import weakref
@@ -25,7 +24,6 @@ from .building.claims import Claims
 from .building.pacing import room_for_workers
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import CapturedMemory
-from .cuda_graphs.replays import CLEAN_CALLS
 from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
@@ -37,7 +35,6 @@ from .host.attached import Attached, Left, Note
 from .host.objects import Objects
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
-from .host_api.models import run_forward
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .runtime.faults import CAPTURES, STEP, TELLING
@@ -48,6 +45,7 @@ from .runtime.scope import Target
 from .runtime.session import Options, Session
 from .runtime.shared import Shared
 from .runtime.verification import Verification
+from .sessions import warm_up
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
@@ -63,8 +61,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
 
-#: Calls of one size until it is surely captured: weights come, graphs are compared, twice clean.
-_WARM_CALLS = CLEAN_CALLS + 3
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
 
@@ -271,7 +267,7 @@ class Engine:
 
         Args:
             sizes: (width, height) in pixels.
-            batches: images at once; each runs doubled, as with guidance.
+            batches: images at once; each runs doubled where guidance does that.
 
         Returns:
             The model's report.
@@ -284,20 +280,9 @@ class Engine:
             wanted = session.graphs
             self._request(session, session.all_graphs)
             self._prompts.wait(wanted, self._builder, on_progress)
-            # Largest first: what it needs serves the others, too.
-            shapes = [(2 * batch, h // 8, w // 8) for w, h in sizes for batch in batches]
-            shapes.sort(key=math.prod, reverse=True)
-            session.scope.count_sizes(session.options.form is CallForm.SPECIALISED)
-            try:
-                for number, shape in enumerate(shapes):
-                    self._hooks.check_cancelled()
-                    if on_progress is not None:
-                        text = f"step at {shape[2] * 8}x{shape[1] * 8}, batch {shape[0] // 2}"
-                        on_progress(number, len(shapes), text)
-                    for _ in range(_WARM_CALLS if session.scope.replays else 1):
-                        run_forward(model, *shape)
-            finally:
-                session.scope.count_sizes(True)
+            warm_up.run_empty_steps(
+                session, model, sizes, batches, self._hooks.check_cancelled, on_progress
+            )
         return self.report(model)
 
     def report(self, model: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .layouts import FLUX, FOLDERS, UNETS, WAN
+from .layouts import FLUX, FOLDERS, SD3, UNETS
 
 Weights = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -257,12 +257,12 @@ def _t2i(base: str, random: Random) -> Weights:
 
 
 def _transformer(kind: str, random: Random) -> Weights:
-    """Return a diffusion transformer: Flux has a region plan, Wan has none."""
+    """Return a diffusion transformer: Flux has a region plan, SD3 has none."""
     import comfy.ops
     from comfy.ldm.flux.model import Flux
-    from comfy.ldm.wan.model import WanModel
+    from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
 
-    cls, settings = {"flux": (Flux, FLUX), "wan": (WanModel, WAN)}[kind]
+    cls, settings = {"flux": (Flux, FLUX), "sd3": (OpenAISignatureMMDITWrapper, SD3)}[kind]
     operations = comfy.ops.disable_weight_init
     return random.like(_shapes(lambda: cls(**settings, device="meta", operations=operations)))
 
@@ -288,7 +288,7 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
         return _controllora(base, random)
     if kind == "t2i":
         return _t2i(base, random)
-    if kind in ("flux", "wan"):
+    if kind in ("flux", "sd3"):
         return _transformer(kind, random)
     return _lora(base, random, convolutions=kind == "locon")
 

@@ -88,13 +88,19 @@ FLUX: dict[str, Any] = {
     "guidance_embed": True,
     "txt_ids_dims": [],
 }
-WAN: dict[str, Any] = {
-    "image_model": "wan2.1",
-    "model_type": "t2v",
-    "dim": 128,
-    "ffn_dim": 256,
-    "num_heads": 1,
-    "num_layers": 1,
+SD3: dict[str, Any] = {
+    "in_channels": 16,
+    "patch_size": 2,
+    "depth": 2,
+    "input_size": None,
+    "adm_in_channels": 2048,
+    "context_embedder_config": {
+        "target": "torch.nn.Linear",
+        "params": {"in_features": 4096, "out_features": 128},
+    },
+    "num_patches": 36,
+    "pos_embed_max_size": 6,
+    "pos_embed_scaling_factor": None,
 }
 FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
@@ -103,6 +109,6 @@ FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "controllora": "controlnet",
     "t2i": "controlnet",
     "flux": "diffusion_models",
-    "wan": "diffusion_models",
+    "sd3": "diffusion_models",
 }
 """Where each kind of file belongs below a models directory."""

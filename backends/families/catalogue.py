@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from ..host_api.options import UNREAD
 from ..kinds.packs import foreign_class, is_known
-from . import adapter, control, flux, lumina, unet, vae, wan
-from .family import Family
+from . import adapter, control, flux, krea, lumina, qwen, unet, vae, wan, wan_vae
+from .family import Family, Inputs
 from .plan import Form, Plan
 
 FAMILIES = (
@@ -15,10 +19,16 @@ FAMILIES = (
     control.FAMILY,
     adapter.FAMILY,
     flux.FAMILY,
+    krea.FAMILY,
     lumina.FAMILY,
-    vae.FAMILY,
+    qwen.FAMILY,
     wan.FAMILY,
+    vae.FAMILY,
+    wan_vae.FAMILY,
 )
+
+#: What a model raises that is built in another way, by another version of the host.
+_UNLIKE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 
 _FORMS: dict[tuple[str, str], Form] = {
     (form.family, form.name): form for family in FAMILIES for form in family.forms.values()
@@ -40,7 +50,11 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
         return f"{owner}: runs as without this node"
     if family is None:
         return f"no region plan for {cls.__name__} yet: runs as without this node"
-    plan = family.roots[_full_name(cls)](root)
+    try:
+        plan = family.roots[_full_name(cls)](root)
+    except _UNLIKE as error:
+        words = f"this {cls.__name__} is not built as the host's that is known here"
+        return f"{words} ({type(error).__name__}: {error}): runs as without this node"
     if not plan.dispatches:
         reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
         return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
@@ -70,8 +84,32 @@ def unread_options(root: torch.nn.Module) -> frozenset[str]:
 
 def special_pays(root: torch.nn.Module) -> bool:
     """Tell whether graphs of one size pay for a module, also while its class is swapped."""
-    known = (family for cls in type(root).__mro__ if (family := _family(cls)) is not None)
-    return any(family.special_pays for family in known)
+    return any(family.special_pays for family in _families(root))
+
+
+def guided_together(root: torch.nn.Module) -> bool:
+    """Tell whether guidance doubles the batch of a module's calls."""
+    return any(family.guided_together for family in _families(root))
+
+
+def empty_inputs(
+    root: torch.nn.Module, settings: Mapping[str, Any], latent: tuple[int, ...]
+) -> Inputs | None:
+    """Return what a module's call on an empty latent of this shape takes; None if that is not
+    known.
+
+    Args:
+        settings: the module's, as the host's detection read them from its file.
+    """
+    for family in _families(root):
+        with contextlib.suppress(*_UNLIKE):
+            return family.empty(root, settings, latent)
+    return None
+
+
+def _families(root: torch.nn.Module) -> list[Family]:
+    """The family of a module's class, or of the one that its class was put in place of."""
+    return [family for cls in type(root).__mro__ if (family := _family(cls)) is not None]
 
 
 def _family(cls: type) -> Family | None:

@@ -1,5 +1,5 @@
-"""What blocks of the host's diffusion transformers share: their sizes, and what another node may
-put into them.
+"""What blocks of the host's diffusion transformers share: their sizes, their attention, and what
+another node may put into them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from typing import Any
 import torch
 
 from ..contract import Symbol
-from ..host_api.options import ATTENTION, PATCHES
+from ..host_api.options import PATCHES
+from ..kernels import host_attention
 from .plan import Call, Forward
+
+#: What a form's reference calls the host's block with.
+OPTIONS = host_attention.OPTIONS
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
 REFERENCES = "called with reference images that have a timestep of their own"
+#: Why where some tokens are hidden, or none has a place.
+MASKED = "called with an attention mask"
+NOT_ROTATED = "called without a rotation table"
 
 #: Tokens of an image or a video, of a text, and of both together.
 SYMBOLS = {
@@ -36,14 +43,31 @@ def changed(options: dict[str, Any]) -> str | None:
     Args:
         options: the call's `transformer_options`.
     """
-    patches = options.get(PATCHES)
+    patches = options.get(PATCHES) if options else None
     if patches:
         for name in _WITHIN:
             if name in patches:
                 return f"another node patches {name}"
-    if ATTENTION in options:
-        return "another node overrides the attention function"
     return None
+
+
+def serve(call: Call, reason: str | None, options: dict[str, Any], *inputs: Any) -> Any:
+    """Compute a block, its attention with the call's `transformer_options`; None where the host
+    must, for a `reason`.
+    """
+    if reason is not None:
+        return call.decline(reason)
+    with host_attention.attending_with(options):
+        return call(*inputs)
+
+
+def split(joint: torch.Tensor, axis: int, *lengths: int) -> list[torch.Tensor]:
+    """Cut a tensor along its tokens: pieces of these lengths, and what is left."""
+    pieces = []
+    for length in lengths:
+        pieces.append(joint.narrow(axis, 0, length))
+        joint = joint.narrow(axis, length, joint.shape[axis] - length)
+    return [*pieces, joint]
 
 
 def last_layer(call: Call, host: Forward) -> Forward:

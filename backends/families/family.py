@@ -11,9 +11,19 @@ import torch
 from ..host_api import options
 from .plan import Form, Plan
 
+#: What a root's call takes besides latent, timestep and options: shapes of empty tensors, and plain
+#: values, by `apply_model`'s names. Made from the root, its settings and the latent's shape; None
+#: where no empty call is known.
+Inputs = dict[str, Any]
+MakeInputs = Callable[[Any, Mapping[str, Any], tuple[int, ...]], Inputs | None]
+
 
 def _never(_: torch.nn.Module) -> bool:
     return False
+
+
+def _unknown(_root: Any, _settings: Mapping[str, Any], _latent: tuple[int, ...]) -> Inputs | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,8 @@ class Family:
         unread: names of the `transformer_options` that a root's own forward does not read; they are
             there for patches of other nodes.
         special_pays: whether graphs of one size were measured to be quicker on GPUs.
+        guided_together: whether guidance doubles the batch, for prompts are made equally long.
+        empty: makes what an empty call needs, for Warm Up.
     """
 
     roots: Mapping[str, Callable[[Any], Plan]]
@@ -36,3 +48,5 @@ class Family:
     may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)
     unread: frozenset[str] = options.UNREAD
     special_pays: bool = False
+    guided_together: bool = False
+    empty: MakeInputs = field(default=_unknown)

@@ -1,19 +1,20 @@
-"""The region plan of the host's Flux: Flux 1, Flux 2, klein, Kontext, Fill; LongCat and Ovis.
+"""The region plan of the host's Flux (Flux 1, Flux 2, klein, Kontext, Fill; LongCat and Ovis), of
+Chroma, which is made of its blocks, and of Flux's ControlNets.
 
 Regions: blocks of two streams, blocks of one, the last layer. Embeddings, the rotation table and
-the modulations that Flux 2's blocks share stay the host's.
+the modulations that the blocks of Flux 2 and Chroma share stay the host's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec
 from . import dit
-from .family import Family
+from .family import Family, Inputs
 from .plan import (
     Call,
     Form,
@@ -55,7 +56,9 @@ class Double(Form):
         img, txt, pe_txt, pe_img, *given = inputs
         vec = given[0] if module.modulation else _pairs(given)
         pe = torch.cat((pe_txt, pe_img), 2)
-        return host_results(module, img=img, txt=txt, vec=vec, pe=pe, transformer_options={})
+        return host_results(
+            module, img=img, txt=txt, vec=vec, pe=pe, transformer_options=dit.OPTIONS
+        )
 
 
 class Single(Form):
@@ -81,7 +84,7 @@ class Single(Form):
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, pe, *given = inputs
         vec = given[0] if module.modulation is not None else _one(given)
-        return host_forward(module, x, vec=vec, pe=pe, transformer_options={})
+        return host_forward(module, x, vec=vec, pe=pe, transformer_options=dit.OPTIONS)
 
 
 class Last(Form):
@@ -126,7 +129,26 @@ def plan_flux(model: Any) -> Plan:
     return plan
 
 
-FAMILY = Family(roots={"comfy.ldm.flux.model:Flux": plan_flux}, forms=FORMS)
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    rows, channels, *sides = latent
+    params, width = model.params, model.params.context_in_dim
+    given: Inputs = {"c_crossattn": (rows, 256, width), "guidance": (rows,)}
+    if getattr(params, "vec_in_dim", None):
+        given["y"] = (rows, params.vec_in_dim)
+    if more := model.in_channels // model.patch_size**2 - channels:  # Fill: image and mask
+        given["c_concat"] = (rows, more, *sides)
+    return given
+
+
+FAMILY = Family(
+    roots={
+        "comfy.ldm.flux.model:Flux": plan_flux,
+        "comfy.ldm.flux.controlnet:ControlNetFlux": plan_flux,
+        "comfy.ldm.chroma.model:Chroma": plan_flux,
+    },
+    forms=FORMS,
+    empty=_empty,
+)
 
 
 def _table(name: str, tokens: str, head: int) -> InputSpec:
@@ -164,12 +186,12 @@ def _parts(modulation: Any) -> list[torch.Tensor]:
 def _problem(options: dict[str, Any], mask: Any, pe: Any, *dims: Any) -> str | None:
     """Why a block must run the host's code in this call, or None."""
     if mask is not None:
-        return "called with an attention mask"
+        return dit.MASKED
     if any(each is not None for each in dims):
         return dit.REFERENCES
     if not isinstance(pe, torch.Tensor) or pe.dim() != 6:
-        return "called without a rotation table"
-    return dit.changed(options) if options else None
+        return dit.NOT_ROTATED
+    return dit.changed(options)
 
 
 def _double(call: Call, host: Forward) -> Any:
@@ -186,8 +208,8 @@ def _double(call: Call, host: Forward) -> Any:
         options = {} if transformer_options is None else transformer_options
         reason = _problem(options, attn_mask, pe, modulation_dims_img, modulation_dims_txt)
         if reason is None:
-            length = txt.shape[1]
-            results = call(img, txt, pe[:, :, :length], pe[:, :, length:], *_parts(vec))
+            parts = dit.split(pe, 2, txt.shape[1])
+            results = dit.serve(call, None, options, img, txt, *parts, *_parts(vec))
             if results is not None:
                 return results
         else:
@@ -217,12 +239,9 @@ def _single(call: Call, host: Forward) -> Forward:
     ) -> torch.Tensor:
         options = {} if transformer_options is None else transformer_options
         reason = _problem(options, attn_mask, pe, modulation_dims)
-        if reason is None:
-            result: torch.Tensor | None = call(x, pe, *_parts(vec))
-            if result is not None:
-                return result
-        else:
-            call.decline(reason)
+        result: torch.Tensor | None = dit.serve(call, reason, options, x, pe, *_parts(vec))
+        if result is not None:
+            return result
         return host(
             x,
             vec=vec,

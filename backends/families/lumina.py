@@ -5,13 +5,14 @@ Embeddings, padding and the rotation table stay the host's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec
 from . import dit
-from .family import Family
+from .family import Family, Inputs
 from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward, unknown_layer
 
 NAME = "lumina"
@@ -40,7 +41,7 @@ class Layer(Form):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, table, *adaln = inputs
-        return host_forward(module, x, None, table, *adaln, transformer_options={})
+        return host_forward(module, x, None, table, *adaln, transformer_options=dit.OPTIONS)
 
 
 class Final(Form):
@@ -80,7 +81,13 @@ def plan_lumina(model: Any) -> Plan:
     return plan
 
 
-FAMILY = Family(roots={"comfy.ldm.lumina.model:NextDiT": plan_lumina}, forms=FORMS)
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    tokens = 64
+    width = model.cap_embedder[-1].in_features
+    return {"c_crossattn": (latent[0], tokens, width), "num_tokens": tokens}
+
+
+FAMILY = Family(roots={"comfy.ldm.lumina.model:NextDiT": plan_lumina}, forms=FORMS, empty=_empty)
 
 
 def _adaln(module: Any, dtype: str) -> InputSpec:
@@ -97,18 +104,15 @@ def _layer(call: Call, host: Forward) -> Forward:
         transformer_options: dict[str, Any] | None = None,
     ) -> torch.Tensor:
         options = {} if transformer_options is None else transformer_options
-        reason = dit.changed(options) if options else None
+        reason = dit.changed(options)
         if x_mask is not None:
-            reason = "called with a mask"
+            reason = dit.MASKED
         if timestep_zero_index is not None:
             reason = dit.REFERENCES
-        if reason is None:
-            given = (x, freqs_cis) if adaln_input is None else (x, freqs_cis, adaln_input)
-            result: torch.Tensor | None = call(*given)
-            if result is not None:
-                return result
-        else:
-            call.decline(reason)
+        given = (x, freqs_cis) if adaln_input is None else (x, freqs_cis, adaln_input)
+        result: torch.Tensor | None = dit.serve(call, reason, options, *given)
+        if result is not None:
+            return result
         return host(
             x,
             x_mask,

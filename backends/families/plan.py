@@ -24,7 +24,7 @@ import torch
 
 from ..compilers.rewrites import rewritten
 from ..contract import Description, InputSpec, Symbol
-from ..host_api import layers
+from ..host_api import kitchen, layers
 from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
 from ..kinds.packs import foreign_class, is_known
@@ -212,7 +212,8 @@ def region_sources(
     watch: Watch | None = None,
     through: list[Callable[..., Any]] | None = None,
 ) -> dict[str, str]:
-    """Hash all code that a region is made of: the form's reference, the module tree's, rewrites.
+    """Hash all code that a region is made of: the form's reference, the module tree's, rewrites;
+    and say which version of the host's kernels it calls.
 
     Args:
         described: the module tree (`describe.describe_module`).
@@ -221,7 +222,10 @@ def region_sources(
     """
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
-    return fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
+    found = fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
+    if any(name.startswith(kitchen.PACKAGE) for name in found):
+        found[f"{kitchen.PACKAGE}:version"] = kitchen.facts()
+    return found
 
 
 def quick_signature(place: Place) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..host_api.options import UNREAD
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import is_made_of_the_hosts, owner_of
 from ..kinds.purity import options_kept
-from .family import Family
+from .family import Family, Inputs
 from .plan import (
     Call,
     Dispatch,
@@ -183,12 +183,24 @@ def plan_unet(model: Any) -> Plan:
     return plan
 
 
+def _empty(_: Any, settings: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    rows, channels, *sides = latent
+    given: Inputs = {"c_crossattn": (rows, 77, settings["context_dim"])}
+    if settings.get("adm_in_channels"):
+        given["y"] = (rows, settings["adm_in_channels"])
+    if more := settings["in_channels"] - channels:  # inpainting: mask and masked image
+        given["c_concat"] = (rows, more, *sides)
+    return given
+
+
 FAMILY = Family(
     roots={"comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": plan_unet},
     forms=FORMS,
     may_be_captured=lambda _: True,
     unread=UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"},
     special_pays=True,
+    guided_together=True,
+    empty=_empty,
 )
 
 

@@ -1,143 +1,282 @@
-"""The region plan of the host's Wan VAEs (2.1, which Qwen-Image has too, and 2.2).
+"""The region plan of the host's Wan 2.1 and 2.2: its blocks and the head.
 
-Regions: each norm with the SiLU after it, and the upsampling of frames. Convolutions over time and
-their caches, which take what comes out of a SiLU, stay the host's; laid out channels-last by the
-regions, tensors keep that through the host's own operators.
+Embeddings and the rotation table stay the host's, and so do the layers that its variants (Vace,
+Camera, Animate, SCAIL, S2V) add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..kinds.layout import CHANNELS_LAST
-from . import vae
-from .family import Family
+from . import dit
+from .family import Family, Inputs
 from .plan import (
     Call,
     Dispatch,
-    Follower,
     Form,
     Forward,
     Place,
     Plan,
     dispatch_one,
     host_forward,
-    unary,
     unknown_layer,
 )
 
 NAME = "wan"
 
-#: The decoder takes up to four frames at a time.
-SYMBOLS = vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
+#: Tokens of a CLIP's image: 257, or 514 for a first and a last frame. Frames and the tokens of one.
+SYMBOLS = dit.SYMBOLS | {
+    s.name: s
+    for s in (
+        Symbol("clip", 1, 4096, 257),
+        Symbol("frames", 1, 4096, 21),
+        Symbol("patches", 1, 2**16, 880),
+    )
+}
 
-#: On what a region returned in place of a norm: the SiLU whose work is done.
-_DONE = "warmgraph_done"
+#: Channels out of the one model (2.2 5B) that gives each frame a timestep of its own.
+_TIMES_FRAMES = 48
+
+_FRAMES = "called with a timestep for each frame"
 
 
-class NormSiLU(Form):
-    """RMS_norm and SiLU: `x [batch, C, frames, height, width]` -> the same."""
+class Block(Form):
+    """WanAttentionBlock: `x [batch, img, C]`, what modulates `e [batch, 6, C]`, the rotation table
+    and `context [batch, txt, C]` -> as x.
+    """
 
     family = NAME
-    name = "norm_silu"
-    layout = CHANNELS_LAST
+    name = "block"
+    widens = True
 
     def label(self, module: Any) -> str:
-        return f"Wan VAE norm {module.gamma.shape[0]}"
+        return f"Wan block {module.dim}"
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        dims = ("batch", module.gamma.shape[0], "frames", "height", "width")
-        return (InputSpec("x", dtype, dims),)
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", 6, module.dim)),
+            _table(module, ("img",)),
+            _context("context", "txt", module, dtype),
+        )
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return torch.nn.functional.silu(host_forward(module, *inputs))
+        x, e, freqs, context = inputs
+        return host_forward(module, x, e, freqs, context, transformer_options=dit.OPTIONS)
 
 
-class Up(Form):
-    """What Resample does to each frame: `x [batch, C, height, width]` -> twice each side."""
+class ImageBlock(Block):
+    """As `Block`, in Wan 2.1's image-to-video models: `context_img [batch, clip, C]` is an image's,
+    and attended to by itself.
+    """
 
-    family = NAME
-    name = "up"
-    layout = CHANNELS_LAST
+    name = "image_block"
 
     def label(self, module: Any) -> str:
-        return f"Wan VAE upsampling {module[1].in_channels}"
+        return f"Wan image-to-video block {module.dim}"
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", dtype, ("batch", module[1].in_channels, "height", "width")),)
+        return (
+            *Block.inputs(self, module, dtype),
+            _context("context_img", "clip", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, e, freqs, text, image = inputs
+        context = torch.cat((image, text), 1)
+        length = image.shape[1]
+        return host_forward(module, x, e, freqs, context, length, transformer_options=dit.OPTIONS)
 
 
-FORMS: dict[str, Form] = {form.name: form for form in (NormSiLU(), Up())}
+class FrameBlock(Block):
+    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what modulates
+    `e [batch, frames, 6, C]`.
+    """
+
+    name = "frame_block"
+
+    def label(self, module: Any) -> str:
+        return f"Wan block of timed frames {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "frames", "patches", module.dim)),
+            InputSpec("e", dtype, ("batch", "frames", 6, module.dim)),
+            _table(module, ("frames", "patches")),
+            _context("context", "txt", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, e, freqs, context = inputs
+        tokens = x.flatten(1, 2)
+        return host_forward(
+            module, tokens, e, freqs.flatten(1, 2), context, transformer_options=dit.OPTIONS
+        )
+
+
+class Head(Form):
+    """Head: `x [batch, img, C]`, `e [batch, C]` -> `[batch, img, patch]`."""
+
+    family = NAME
+    name = "head"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"Wan head {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", module.dim)),
+        )
+
+
+BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Head()
+FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD)}
 
 
 def plan_wan(model: Any) -> Plan:
-    """Cut a Wan VAE into regions."""
-    from comfy.ldm.wan import vae as wan21
-    from comfy.ldm.wan import vae2_2 as wan22
+    """Cut a Wan into regions."""
+    from comfy.ldm.wan import model as host
 
     plan = Plan(symbols=SYMBOLS)
-    for name, layer in model.named_modules():
-        cls = type(layer)
-        if cls in (wan21.ResidualBlock, wan22.ResidualBlock):
-            plan.dispatches += _pairs(f"{name}.residual", layer.residual, wan21.RMS_norm)
-        elif cls in (wan21.Encoder3d, wan21.Decoder3d, wan22.Encoder3d, wan22.Decoder3d):
-            plan.dispatches += _pairs(f"{name}.head", layer.head, wan21.RMS_norm)
-        elif cls in (wan21.Resample, wan22.Resample) and layer.mode.startswith("upsample"):
-            place = Place(f"{name}.resample", layer.resample, FORMS["up"])
-            plan.dispatches.append(dispatch_one(place, unary))
-        elif issubclass(cls, (wan21.ResidualBlock, wan22.ResidualBlock)):
-            plan.outside.append((name, unknown_layer(layer)))
+    for i, block in enumerate(model.blocks):
+        name = f"blocks.{i}"
+        if type(block) is not host.WanAttentionBlock:
+            plan.outside.append((name, unknown_layer(block)))
+        elif type(block.cross_attn) is host.WanI2VCrossAttention:
+            place = Place(name, block, IMAGE_BLOCK)
+            plan.dispatches.append(Dispatch(block, (place,), _image_block))
+        else:
+            places = [Place(name, block, BLOCK)]
+            if model.out_dim == _TIMES_FRAMES:
+                places.append(Place(f"{name}:frames", block, FRAME_BLOCK))
+            plan.dispatches.append(Dispatch(block, tuple(places), _block))
+    for i, block in enumerate(getattr(model, "vace_blocks", ())):
+        plan.outside.append((f"vace_blocks.{i}", unknown_layer(block)))
+    if type(model.head) is host.Head:
+        plan.dispatches.append(dispatch_one(Place("head", model.head, HEAD), _head))
     return plan
 
 
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs | None:
+    rows, channels, *sides = latent
+    if type(model).__name__ != "WanModel":
+        return None  # its variants look at more than a text
+    given: Inputs = {"c_crossattn": (rows, 512, model.text_embedding[0].in_features)}
+    if more := model.in_dim - channels:  # image to video: the image and its mask
+        given["c_concat"] = (rows, more, *sides)
+    if model.img_emb is not None:
+        given["clip_fea"] = (rows, 257, 1280)
+    return given
+
+
 FAMILY = Family(
-    roots={"comfy.ldm.wan.vae:WanVAE": plan_wan, "comfy.ldm.wan.vae2_2:WanVAE": plan_wan},
+    roots={
+        f"comfy.ldm.wan.{name}": plan_wan
+        for name in (
+            *("model:WanModel", "model:VaceWanModel", "model:CameraWanModel"),
+            *("model:WanModel_S2V", "model:SCAILWanModel", "model:SCAIL2WanModel"),
+            "model_animate:AnimateWanModel",
+        )
+    },
     forms=FORMS,
+    empty=_empty,
 )
 
 
-def _pairs(name: str, layers: Iterable[torch.nn.Module], norm_class: type) -> Iterator[Dispatch]:
-    """Each norm that a SiLU follows, in a chain that hands every result on to the next layer."""
-    for i, (norm, act) in enumerate(pairwise(layers)):
-        if type(norm) is norm_class and type(act) is torch.nn.SiLU:
-            place = Place(f"{name}.{i}", norm, FORMS["norm_silu"])
-            yield _pair(place, act)
+def _table(module: Any, tokens: tuple[str, ...]) -> InputSpec:
+    """The rotation table: one for all videos, which the host computes once a step."""
+    half = module.dim // module.num_heads // 2
+    return InputSpec("freqs", "float32", (1, *tokens, 1, half, 2, 2))
 
 
-def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
-    """Let the norm's region do the SiLU's part, too.
+def _context(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
+    return InputSpec(name, dtype, ("batch", tokens, module.dim))
 
-    The mark is on the tensor itself, so what other threads do or an exception leaves behind has no
-    say in whether a SiLU runs.
-    """
 
-    def make_norm(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor | None = call(x)
-            if result is None:
-                return host(x)
-            setattr(result, _DONE, act)
+def _of_all_frames(e: torch.Tensor, dims: int) -> torch.Tensor | None:
+    """What modulates all frames alike, without the dimension of frames; None where it differs."""
+    if e.dim() == dims:
+        return e
+    return e.squeeze(1) if e.dim() == dims + 1 and e.shape[1] == 1 else None
+
+
+def _of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
+    """Tokens by frames: `[batch, frames * n, ...]` -> `[batch, frames, n, ...]`."""
+    batch, _, *rest = tokens.shape
+    return tokens.reshape(batch, frames, -1, *rest)
+
+
+def _block(calls: Sequence[Call], host: Forward) -> Forward:
+    plain, *more = calls
+
+    def forward(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        context: torch.Tensor,
+        context_img_len: Any = 257,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        reason = dit.changed(options)
+        modulation = _of_all_frames(e, 3)
+        result: torch.Tensor | None
+        if modulation is not None:
+            result = dit.serve(plain, reason, options, x, modulation, freqs, context)
+        elif more and x.shape[1] % e.shape[1] == 0:
+            parts = _of_frames(x, e.shape[1]), e, _of_frames(freqs, e.shape[1])
+            result = dit.serve(more[0], reason, options, *parts, context)
+        else:
+            result = plain.decline(_FRAMES)
+        if result is not None:
             return result
+        return host(x, e, freqs, context, context_img_len, transformer_options=options)
 
-        return forward
+    return forward
 
-    def make_act(host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            if getattr(x, _DONE, None) is not act:
-                return host(x)
-            delattr(x, _DONE)
-            return x
 
-        return forward
+def _image_block(calls: Sequence[Call], host: Forward) -> Forward:
+    call = calls[0]
 
-    return Dispatch(
-        place.module,
-        (place,),
-        lambda calls, host: make_norm(calls[0], host),
-        Follower(act, make_act),
-    )
+    def forward(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        context: torch.Tensor,
+        context_img_len: Any = 257,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        modulation = _of_all_frames(e, 3)
+        reason = dit.changed(options)
+        if modulation is None:
+            reason = _FRAMES
+        elif not isinstance(context_img_len, int):
+            reason = "called without an image's tokens"
+        result: torch.Tensor | None
+        if reason is None:
+            image, text = dit.split(context, 1, context_img_len)
+            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
+        else:
+            result = call.decline(reason)
+        if result is not None:
+            return result
+        return host(x, e, freqs, context, context_img_len, transformer_options=options)
+
+    return forward
+
+
+def _head(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        modulation = _of_all_frames(e, 2)
+        result: torch.Tensor | None
+        result = call.decline(_FRAMES) if modulation is None else call(x, modulation)
+        return host(x, e) if result is None else result
+
+    return forward

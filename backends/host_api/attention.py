@@ -1,12 +1,15 @@
-"""Which of PyTorch's attention kernels the host asks for.
+"""The host's attention, and which of PyTorch's kernels it asks for.
 
-Relies on the host's `comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets it on CUDA alone.
+Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`), which its arguments
+choose, and `comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order on CUDA alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
+
+import torch
 
 
 def host_order() -> contextlib.AbstractContextManager[Any]:
@@ -22,3 +25,36 @@ def host_order() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
     return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    heads: int,
+    *,
+    split: bool,
+    low_precision: bool,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Call the attention that the host's blocks call in this process, with these options.
+
+    Args:
+        query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
+        key: likewise; its rows are the keys'.
+        value: as `key`.
+        mask: what is added to the products, or None.
+        low_precision: whether the host leaves a kernel of fewer bits to choose (0.33 and newer).
+        options: the block's `transformer_options`.
+
+    Returns:
+        [batch, rows, heads * width].
+    """
+    from comfy.ldm.modules.attention import optimized_attention
+
+    more = {} if low_precision else {"low_precision_attention": False}
+    result: torch.Tensor = optimized_attention(
+        query, key, value, heads, mask, skip_reshape=split, transformer_options=options, **more
+    )
+    return result

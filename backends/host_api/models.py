@@ -65,37 +65,51 @@ def own_class(patcher: Any) -> type:
     return own
 
 
-def run_forward(patcher: Any, batch: int, height: int, width: int) -> None:
-    """Run one model evaluation on empty inputs, with the patcher's own wrappers.
+def settings(patcher: Any) -> Mapping[str, Any]:
+    """Return a diffusion model's settings, as the host's detection read them from its file."""
+    found: Mapping[str, Any] = patcher.model.model_config.unet_config
+    return found
+
+
+def latent_shape(patcher: Any, rows: int, width: int, height: int) -> tuple[int, ...]:
+    """Return the shape of the latent of an image.
 
     Args:
-        batch: rows of the batch as the model sees it.
-        height, width: sides of the latent.
+        rows: of the batch as the model sees it.
+        width, height: in pixels.
+    """
+    form = patcher.model.latent_format
+    scale = getattr(form, "spacial_downscale_ratio", 8)
+    frames = (1,) * (form.latent_dimensions - 2)
+    return (rows, form.latent_channels, *frames, height // scale, width // scale)
+
+
+def run_forward(patcher: Any, latent: tuple[int, ...], inputs: Mapping[str, Any]) -> None:
+    """Run one model evaluation on an empty latent, with the patcher's own wrappers.
+
+    Args:
+        latent: its shape; its first side is the batch as the model sees it.
+        inputs: what the model takes besides: shapes of empty tensors, and plain values.
     """
     import comfy.model_management as management
     from comfy.patcher_extension import merge_nested_dicts
 
     management.load_models_gpu([patcher])
     model, device = patcher.model, patcher.load_device
-    config = model.model_config.unet_config
     options = dict(patcher.model_options.get("transformer_options", {}))
     options["wrappers"] = merge_nested_dicts(options.get("wrappers", {}), patcher.wrappers)
-    extra: dict[str, Any] = {}
-    if config.get("adm_in_channels"):
-        extra["y"] = torch.zeros(batch, config["adm_in_channels"], device=device)
+    given = {
+        name: torch.zeros(value, device=device) if isinstance(value, tuple) else value
+        for name, value in inputs.items()
+    }
     patcher.pre_run()
     try:
         with torch.inference_mode():
-            channels = model.latent_format.latent_channels
-            concatenated = config["in_channels"] - channels  # inpainting: mask and masked image
-            if concatenated:
-                extra["c_concat"] = torch.zeros(batch, concatenated, height, width, device=device)
             model.apply_model(
-                torch.zeros(batch, channels, height, width, device=device),
-                torch.ones(batch, device=device),
-                c_crossattn=torch.zeros(batch, 77, config["context_dim"], device=device),
+                torch.zeros(latent, device=device),
+                torch.ones(latent[0], device=device),
                 transformer_options=options,
-                **extra,
+                **given,
             )
     finally:
         patcher.cleanup()

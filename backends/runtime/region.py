@@ -12,6 +12,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..families.plan import Place
 from ..host_api.execution import is_interrupt
+from ..kernels.host_attention import raised_by_host
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
@@ -78,7 +79,7 @@ class Region:
         try:
             return self._compute(inputs)
         except Exception as error:
-            if self._is_captured() or is_interrupt(error):
+            if self._is_captured() or is_interrupt(error) or raised_by_host(error):
                 raise
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
@@ -199,7 +200,7 @@ class Region:
                 raise  # it is the captured call's problem, not this graph's
             return self.decline("out of memory in the graph; the host ran this call")
         except Exception as error:
-            if self._is_captured():
+            if self._is_captured() or raised_by_host(error):
                 raise
             graph.drop(f"failed at run time: {type(error).__name__}: {error}")
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)

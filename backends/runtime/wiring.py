@@ -37,6 +37,10 @@ class Wiring:
         self._hooks: list[Any] = [
             h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
         ]
+        self._root = root
+        cls = type(root)
+        methods = {name for name in dir(cls) if callable(getattr(cls, name, None))}
+        self._methods = methods - set(FORWARDS)
 
     def changed(self) -> bool:
         """Tell whether a module was replaced, added or taken away, or got another class."""
@@ -50,6 +54,8 @@ class Wiring:
 
     def foreign(self) -> str | None:
         """Say what another node's code does within the tree, None where it is all the host's."""
+        for name, _ in self._replaced_methods():
+            return f"another node replaces {name} of this {type(self._root).__name__}"
         for module in self._modules:
             if isinstance(module, Passage):
                 continue
@@ -60,13 +66,26 @@ class Wiring:
         return None
 
     def marks(self) -> tuple[list[Any], list[int]]:
-        """Return which modules have hooks or a forward of their own, to compare with later."""
-        forwards: list[Any] = []
+        """Return which modules have hooks or a forward of their own, and which methods the root
+        has, to compare with later.
+        """
+        forwards: list[Any] = [value for _, value in self._replaced_methods()]
         for name in FORWARDS:
             if any(map(contains, self._own, repeat(name))):
                 forwards += [own[name] for own in self._own if name in own]
         hooked = [i for i, hooks in enumerate(self._hooks) if hooks] if any(self._hooks) else []
         return forwards, hooked
+
+    def _replaced_methods(self) -> list[tuple[str, Any]]:
+        """Functions in the root's instance in place of its class's: step caches put theirs there,
+        which decide anew in each call.
+        """
+        root, methods = self._root, self._methods
+        return [
+            (name, value)
+            for name, value in root.__dict__.items()
+            if name in methods and callable(value) and not is_own_method(root, name, value)
+        ]
 
     def settings_changed(self) -> bool:
         """Tell whether a plain attribute was set that the modules' code reads."""

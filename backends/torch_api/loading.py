@@ -14,6 +14,7 @@ import importlib.util
 import io
 import os
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from ..cleanup import temporary
 from ..errors import GraphFileError
 from .payload import ALLOWED
 
+#: An operator in generated code, which names library, operator and overload.
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)")
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
@@ -102,6 +105,8 @@ class _SourceLoader(importlib.abc.InspectLoader):
 
 
 def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    for names in set(_OPERATOR.findall(source)):
+        _look_up(names)
     loader = _SourceLoader(source)
     spec = importlib.util.spec_from_loader("warmgraph_graph", loader)
     assert spec is not None
@@ -110,6 +115,15 @@ def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]
     loader.exec_module(module)
     call: Callable[[list[Any]], Any] = module.call
     return call
+
+
+def _look_up(names: tuple[str, ...]) -> None:
+    """See that an operator is there: most are of libraries that change."""
+    found: Any = torch.ops
+    for name in names:
+        found = getattr(found, name, None)
+    if found is None:
+        raise GraphFileError(f"it calls the operator {'.'.join(names)}, which is not there")
 
 
 #: Kernels stay on the GPU while the process lives. From torch 2.13 on one goes with its object

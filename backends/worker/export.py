@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind
 from ..compilers.rewrites import tracing
 from ..contract import Description, InputSpec, WeightSpec
 from ..errors import BuildError
+from ..kernels import host_attention
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..torch_api.tracing import fake_mode, size_oblivious
@@ -114,7 +115,7 @@ def export(description: Description, form: Any) -> Program:
         weights,
         _eager(description, form),
         _work(description, exported.graph_module),
-        any("scaled_dot_product" in str(n.target) for n in exported.graph.nodes),
+        any(_attends(node) for node in exported.graph.nodes),
     )
 
 
@@ -244,6 +245,10 @@ def _work(description: Description, graph_module: torch.fx.GraphModule) -> float
     for dim in description.inputs[0].dims:
         first *= sizes[dim] if isinstance(dim, str) else dim
     return max(elements) / first
+
+
+def _attends(node: torch.fx.Node) -> bool:
+    return node.target is host_attention.OPERATOR or "scaled_dot_product" in str(node.target)
 
 
 def _hint(value: Any) -> int:

@@ -512,16 +512,15 @@ def test_a_control_that_another_node_patched_comes_back_itself(xl: Controlled) -
 def test_other_architectures_come_back_themselves_and_are_named(xl: Controlled) -> None:
     import comfy.controlnet
     import comfy.ops
-    from comfy.ldm.flux.controlnet import ControlNetFlux
+    from comfy.cldm.mmdit import ControlNet
 
-    layout = {name: value for name, value in layouts.FLUX.items() if name != "image_model"}
-    network = ControlNetFlux(
-        **layout, operations=comfy.ops.disable_weight_init, device="cpu", dtype=torch.float32
+    network = ControlNet(
+        **layouts.SD3, operations=comfy.ops.disable_weight_init, device="cpu", dtype=torch.float32
     )
     control = comfy.controlnet.ControlNet(network, load_device=torch.device("cpu"))
     assert xl.lab.controlled(control) is control and is_plain(control)
     (note,) = xl.report(control)["notes"]
-    assert note == "no region plan for ControlNetFlux yet: runs as without this node"
+    assert note == "no region plan for ControlNet yet: runs as without this node"
 
 
 @pytest.mark.parametrize("thing", [None, "a control", 3])

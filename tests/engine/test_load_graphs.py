@@ -101,11 +101,14 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
 def test_a_model_without_a_region_plan_passes_through_and_strict_says_why(
     fresh: Lab, host: Host
 ) -> None:
-    (wan,) = host.node("UNETLoader", unet_name=host.model_file("wan"), weight_dtype="default")
-    loaded = fresh.engine.load_graphs(wan, NAME, strict=False)
-    assert "no region plan for WanModel yet" in fresh.engine.report(loaded)["notes"][0]
-    with pytest.raises(StrictError, match="no region plan for WanModel yet"):
-        fresh.engine.load_graphs(wan, NAME, strict=True)
+    (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
+    loaded = fresh.engine.load_graphs(sd3, NAME, strict=False)
+    assert (
+        "no region plan for OpenAISignatureMMDITWrapper yet"
+        in fresh.engine.report(loaded)["notes"][0]
+    )
+    with pytest.raises(StrictError, match="no region plan for OpenAISignatureMMDITWrapper yet"):
+        fresh.engine.load_graphs(sd3, NAME, strict=True)
 
 
 def test_a_folder_that_is_gone_is_named(fresh: Lab, host: Host) -> None:

@@ -179,24 +179,25 @@ def test_svds_video_blocks_run_eager_and_are_named_and_the_rest_is_compiled(lab:
 def test_another_architecture_runs_as_without_the_node_and_one_line_says_so(
     lab: Lab, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (wan,) = host.node("UNETLoader", unet_name=host.model_file("wan"), weight_dtype="default")
-    line = "no region plan for WanModel yet: runs as without this node"
+    (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
+    line = "no region plan for OpenAISignatureMMDITWrapper yet: runs as without this node"
     with caplog.at_level(logging.INFO):
-        compiled = lab.compiled(wan)
+        compiled = lab.compiled(sd3)
     assert [r.getMessage() for r in caplog.records if line in r.getMessage()] == [
         f"Runs as without Warmgraph: {line}"
     ]
     generator = torch.Generator().manual_seed(0)
-    prompt = [[torch.randn(1, 16, 4096, generator=generator), {}]]
-    latent = {"samples": torch.zeros(1, 16, 1, 8, 8)}
+    pooled = {"pooled_output": torch.randn(1, 2048, generator=generator)}
+    prompt = [[torch.randn(1, 16, 4096, generator=generator), pooled]]
+    latent = {"samples": torch.zeros(1, 16, 8, 8)}
     eager, ours = (
-        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (wan, compiled)
+        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (sd3, compiled)
     )
     assert torch.equal(ours, eager)
     report = lab.engine.report(compiled)
     assert report["notes"] == [line] and report["regions"]["total"] == 0
-    with pytest.raises(StrictError, match="no region plan for WanModel yet"):
-        lab.engine.load_graphs(wan, "none", strict=True)
+    with pytest.raises(StrictError, match="no region plan for OpenAISignatureMMDITWrapper yet"):
+        lab.engine.load_graphs(sd3, "none", strict=True)
 
 
 # --- weights -------------------------------------------------------------------------------------

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from warmgraph_backends.runtime.wiring import Wiring
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
-from . import small_transformers as transformers
-from .lab import TOLERANCE, Lab, Probe
+from .controlled import error, recorded
+from .lab import TOLERANCE, Lab, Probe, relative
 
 SIZES = ((8, 8, 1, 13), (17, 31, 1, 300), (12, 10, 2, 1), (16, 16, 4, 77))
+ATTENTION = "optimized_attention_override"
+IMAGE = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Expected(NamedTuple):
+    """What a small model has: kinds of regions, places, attentions in each call, and how many
+    places are there for another way to call their blocks.
+    """
+
+    kinds: int
+    places: int
+    attentions: int
+    others: int = 0
+
+
+EXPECTED = {
+    "flux1": Expected(3, 5, 4),
+    "flux2": Expected(3, 5, 4),
+    "chroma": Expected(2, 4, 4),
+    "zimage": Expected(3, 7, 6),
+    "qwen": Expected(3, 5, 2, 2),
+    "krea": Expected(4, 7, 6),
+    "wan": Expected(2, 3, 4),
+    "wan_image": Expected(2, 3, 6),
+    "wan_5b": Expected(3, 5, 4, 2),
+    "wan_vace": Expected(2, 3, 8),
+    "wan_camera": Expected(2, 3, 4),
+}
 
 
 class Run:
@@ -21,6 +52,7 @@ class Run:
 
     def __init__(self, host: Host, lab: Lab, kind: str) -> None:
         self.host, self.lab, self.kind = host, lab, kind
+        self.expected = EXPECTED[kind]
         self.probe = Probe()
         self.plain = self.probe.attach(transformers.load(kind))
         self.model = lab.compiled(self.plain)
@@ -33,15 +65,20 @@ class Run:
         tokens: int = 13,
         *,
         model: Any = None,
+        frames: int = 1,
+        latent: Any = None,
         negative_tokens: int | None = None,
         cfg: float = 3.0,
+        **facts: Any,
     ) -> torch.Tensor:
+        """One step; `facts` are of both prompts, for the model besides their text."""
         self.probe.calls.clear()
+        size = {"height": height, "width": width, "batch": batch, "frames": frames}
         result: torch.Tensor = self.host.sample(
             self.model if model is None else model,
-            transformers.conditioning(self.kind, tokens),
-            transformers.conditioning(self.kind, negative_tokens or tokens, seed=2),
-            latent=transformers.latent(self.kind, height, width, batch=batch),
+            transformers.conditioning(self.kind, tokens, **facts),
+            transformers.conditioning(self.kind, negative_tokens or tokens, seed=2, **facts),
+            latent=transformers.latent(self.kind, **size) if latent is None else latent,
             steps=1,
             cfg=cfg,
             scheduler="simple",
@@ -51,68 +88,230 @@ class Run:
 
     def check(self, *size: int, **options: Any) -> None:
         """Sample; every call was all compiled and the host's within tolerance, at no build."""
-        engine = self.lab.engine
-        jobs, before = self.lab.jobs(), engine.report(self.model)["calls"]
+        engine, model = self.lab.engine, options.get("model", self.model)
+        jobs, before = self.lab.jobs(), engine.report(model)["calls"]
         self.sample(*size, **options)
-        report = engine.report(self.model)
+        report = engine.report(model)
         assert self.lab.jobs() == jobs
         assert report["regions"]["eager"] == 0, report["eager"]
         assert report["calls"]["eager"] == before["eager"]
+        modules = self.expected.places - self.expected.others
         compiled = report["calls"]["compiled"] - before["compiled"]
-        assert compiled == len(self.probe.calls) * report["regions"]["total"] > 0
+        assert compiled == len(self.probe.calls) * modules > 0
         assert max(call.error for call in self.probe.calls) <= TOLERANCE
 
 
-# Flux 1 takes what Flux 2 takes but for its modulation; three builds more are for `--all`.
-FAMILIES = ("flux2", "zimage", pytest.param("flux1", marks=pytest.mark.slow))
+# What others take, too, or next to it: their builds are for `--all`.
+SLOW = ("flux1", "chroma")
+# These have the blocks of "wan_5b".
+VARIANTS = ("wan", "wan_vace", "wan_camera")
+FAMILIES = [
+    pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
+    for kind in EXPECTED
+    if kind not in VARIANTS
+]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One engine for all families: its workers start once."""
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.engine.close()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def run(host: Host, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    run = Run(host, lab, request.param)
+def run(host: Host, shared: Lab, request: Any) -> Run:
+    run = Run(host, shared, request.param)
     run.sample()
-    yield run
-    lab.engine.close()
+    return run
 
 
 def test_all_blocks_have_regions_of_few_kinds(run: Run) -> None:
     report = run.lab.engine.report(run.model)
-    small = transformers.KINDS[run.kind]
-    assert report["regions"] == {"total": small.places, "compiled": small.places, "eager": 0}
-    assert len(report["kinds"]) == small.kinds == run.lab.jobs()
+    places, kinds = run.expected.places, run.expected.kinds
+    assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
+    assert len(report["kinds"]) == kinds == report["builds"]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_any_size_batch_and_text_runs_compiled_and_builds_nothing(
     run: Run, size: tuple[int, int, int, int]
 ) -> None:
-    run.check(*size)
+    run.check(*size, frames=1 + size[3] % 3)
 
 
 def test_two_prompts_of_two_lengths_run_compiled(run: Run) -> None:
     run.check(tokens=21, negative_tokens=5)
 
 
-def test_what_acts_within_attention_leaves_the_blocks_to_the_host(run: Run) -> None:
+def test_attention_is_what_the_options_say_once_for_each_and_stays_compiled(run: Run) -> None:
+    """As nodes for SageAttention do it; the result is the override's, not the host's."""
     from comfy.ldm.modules.attention import attention_pytorch
 
-    calls = []
+    calls: list[Any] = []
 
-    def override(func: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(func)
-        return attention_pytorch(*args, **kwargs)
+    def halved(function: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(function)
+        return 0.5 * attention_pytorch(*args, **kwargs)
+
+    plain = run.sample()
+    clone = run.model.clone()
+    clone.model_options["transformer_options"][ATTENTION] = halved
+    run.check(model=clone)
+    # Once by ours and once by eager's call, which the probe holds beside it.
+    assert len(calls) == 2 * run.expected.attentions * len(run.probe.calls)
+    assert not torch.equal(run.sample(model=clone), plain)
+    run.check()
+
+
+def test_attention_may_hand_back_one_of_its_inputs(run: Run) -> None:
+    """As perturbed attention does: memory that the graph goes on writing into."""
+
+    def values(function: Any, q: Any, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
+        if v.shape != q.shape:
+            return torch.zeros_like(q)
+        return v.transpose(1, 2).reshape(v.shape[0], v.shape[2], -1) if v.dim() == 4 else v
 
     clone = run.model.clone()
-    clone.model_options["transformer_options"]["optimized_attention_override"] = override
-    run.sample(model=clone)
-    # Once for each block's attention; in eager's calls, which the probe holds beside them, as well.
-    blocks = len(calls) // len(run.probe.calls)
-    assert blocks == 2 * (transformers.KINDS[run.kind].places - 1)  # the last layer has none
-    assert max(call.error for call in run.probe.calls) <= TOLERANCE
-    reasons = {entry["reason"] for entry in run.lab.engine.report(clone)["eager"]}
-    assert "another node overrides the attention function" in reasons
+    clone.model_options["transformer_options"][ATTENTION] = values
+    run.check(model=clone)
+
+
+def test_what_attention_raises_passes_and_runs_once_and_the_graph_stays(run: Run) -> None:
+    calls = []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        raise ValueError("no such kernel on this card")
+
+    clone = run.model.clone()
+    run.probe.is_off = True
+    try:
+        clone.model_options["transformer_options"][ATTENTION] = broken
+        with pytest.raises(ValueError, match="no such kernel on this card"):
+            run.sample(model=clone)
+    finally:
+        run.probe.is_off = False
+    assert len(calls) == 1
     run.check()
+
+
+def test_patches_within_blocks_leave_them_to_the_host_and_those_between_do_not(run: Run) -> None:
+    clone = run.model.clone()
+    clone.set_model_attn1_patch(lambda *args, **kwargs: pytest.fail("no block of these calls it"))
+    clone.model_options["transformer_options"]["patches"]["attn1_patch"] = []
+    run.sample(model=clone)
+    reasons = {entry["reason"] for entry in run.lab.engine.report(clone)["eager"]}
+    assert "another node patches attn1_patch" in reasons
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+
+    seen = []
+
+    def replacement(args: Any, extra: Any) -> Any:
+        seen.append(args)
+        return extra["original_block"](args)
+
+    clone = run.model.clone()
+    for block in ("double_block", "single_block"):
+        clone.set_model_patch_replace(replacement, "dit", block, 0)
+    run.check(model=clone)
+    assert bool(seen) == (run.kind not in ("zimage", "krea"))  # whose host has no such place
+
+
+def test_reference_images_run_compiled(run: Run) -> None:
+    if run.kind not in ("flux1", "flux2", "qwen"):
+        pytest.skip("takes no reference images")
+    one, two = (transformers.reference(run.kind, *size) for size in ((8, 8), (6, 10)))
+    plain = run.sample()
+    run.check(reference_latents=[one])
+    run.check(12, 10, 2, 5, reference_latents=[one, two])
+    assert not torch.equal(run.sample(reference_latents=[one]), plain)
+
+
+def test_frames_with_timesteps_of_their_own_run_compiled(run: Run) -> None:
+    """What Wan 2.2's 5B does with an image to begin with."""
+    if run.kind != "wan_5b":
+        pytest.skip("gives all frames one timestep")
+    latent = transformers.latent(run.kind, 8, 12, frames=3)
+    latent["noise_mask"] = torch.ones(1, 1, 3, 8, 12)
+    latent["noise_mask"][:, :, 0] = 0
+    jobs = run.lab.jobs()
+    run.sample(latent=latent)
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+    (eager,) = run.lab.engine.report(run.model)["eager"]
+    assert eager["reason"] == "called with a timestep for each frame"
+    assert eager["examples"] == ["head"] and run.lab.jobs() == jobs
+
+
+def test_a_step_cache_in_the_models_place_is_served_and_would_not_be_captured(run: Run) -> None:
+    """As TeaCache and WaveSpeed have it: what it decides in one call is no rule for the next."""
+    root = run.plain.model.diffusion_model
+    if not hasattr(root, "forward_orig"):
+        pytest.skip("has no method that step caches replace")
+    wiring = Wiring(root)
+    before = wiring.marks()
+    assert wiring.foreign() is None
+
+    def cached(*args: Any, **kwargs: Any) -> Any:
+        return type(root).forward_orig(root, *args, **kwargs)
+
+    root.forward_orig = cached
+    try:
+        cls = type(root).__name__
+        assert wiring.foreign() == f"another node replaces forward_orig of this {cls}"
+        assert wiring.marks() != before
+        run.check()
+    finally:
+        del root.forward_orig
+    assert wiring.foreign() is None and wiring.marks() == before
+
+
+def test_a_lora_changes_the_image_and_no_kind(run: Run) -> None:
+    key = (
+        next(
+            name
+            for name, value in run.plain.model.named_parameters()
+            if name.startswith("diffusion_model.") and "blocks.1" in name and value.dim() == 2
+        )
+        if run.kind != "zimage"
+        else "diffusion_model.layers.1.feed_forward.w1.weight"
+    )
+    weight = dict(run.plain.model.named_parameters())[key]
+    clone = run.model.clone()
+    delta = torch.randn(weight.shape, generator=torch.Generator().manual_seed(9))
+    assert clone.add_patches({key: ("diff", (0.05 * delta,))}) == [key]
+    plain = run.sample()
+    run.check(model=clone)
+    assert not torch.equal(run.sample(model=clone), plain)
+    run.check()
+    assert torch.equal(run.sample(), plain)
+
+
+def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
+    run.probe.calls.clear()
+    report = run.lab.engine.warm_up(run.model, [(128, 192), (64, 64)], [2])
+    assert report["regions"]["eager"] == 0 and len(run.probe.calls) == 2
+    assert {call.shape[0] for call in run.probe.calls} == {2}, "guidance doubles no batch here"
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+
+
+def test_variants_run_through_the_graphs_of_their_blocks(run: Run, tmp_path: Path) -> None:
+    if run.kind != "wan_5b":
+        pytest.skip("has no variants here")
+    lab = run.lab.copy_to(tmp_path)
+    try:
+        for kind in VARIANTS:
+            again = Run(run.host, lab, kind)
+            again.sample(12, 10, 2, 7, frames=2)
+            assert lab.jobs() <= 1, "at most a head for the latents of Wan 2.1"
+            report, places = lab.engine.report(again.model), again.expected.places
+            assert report["regions"]["compiled"] == places
+            assert report["calls"]["compiled"] == len(again.probe.calls) * places > 0
+            assert max(call.error for call in again.probe.calls) <= TOLERANCE
+            assert [entry["places"] for entry in report["eager"]] == [2] * (kind == "wan_vace")
+    finally:
+        lab.engine.close()
 
 
 def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
@@ -121,5 +320,75 @@ def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
         again = Run(run.host, lab, run.kind)
         again.check(10, 14, 2, 9)
         assert lab.jobs() == 0
+    finally:
+        lab.engine.close()
+
+
+# --- ControlNets ----------------------------------------------------------------------------------
+
+
+class Nets:
+    """A network for Flux as the host's loader makes one of XLabs' files, plain and compiled."""
+
+    def __init__(self, host: Host, lab: Lab) -> None:
+        import comfy.controlnet
+        import comfy.ops
+        from comfy.ldm.flux.controlnet import ControlNetFlux
+
+        settings = transformers.KINDS["flux1"].settings
+        network = ControlNetFlux(
+            **settings, operations=comfy.ops.disable_weight_init, device="cpu", dtype=torch.float32
+        )
+        transformers.fill(network)
+        self.host, self.lab = host, lab
+        self.plain = comfy.controlnet.ControlNet(
+            network, load_device=torch.device("cpu"), extra_conds=["y", "guidance"]
+        )
+        self.ours = lab.controlled(self.plain)
+        self.model = transformers.load("flux1")
+
+    def sample(self, control: Any, height: int, width: int, tokens: int) -> torch.Tensor:
+        """One step under a control."""
+        prompts = [transformers.conditioning("flux1", tokens, seed=seed) for seed in (1, 2)]
+        positive, negative = self.host.control(tuple(prompts), control, image=IMAGE)
+        result: torch.Tensor = self.host.sample(
+            self.model,
+            positive,
+            negative,
+            latent=transformers.latent("flux1", height, width),
+            steps=1,
+            cfg=3.0,
+            scheduler="simple",
+        )
+        return result
+
+    def check(self, *size: int) -> None:
+        """Ours gives what the plain one gives, all compiled."""
+        with recorded() as theirs:
+            eager = self.sample(self.plain, *size)
+        before = self.lab.engine.report(self.ours)["calls"]
+        with recorded() as found:
+            image = self.sample(self.ours, *size)
+        assert relative(image, eager) < TOLERANCE
+        assert len(found) == len(theirs) > 0 and error(found[0], theirs[0]) < TOLERANCE
+        report = self.lab.engine.report(self.ours)
+        assert report["regions"] == {"total": 4, "compiled": 4, "eager": 0}
+        assert report["calls"]["eager"] == before["eager"]
+        assert report["calls"]["compiled"] == before["compiled"] + 4 * len(found)
+
+
+def test_a_controlnet_for_flux_runs_compiled_by_the_graphs_of_its_model(
+    host: Host, shared: Lab, tmp_path: Path
+) -> None:
+    nets = Nets(host, shared)
+    for size in ((8, 12, 13), (16, 8, 40), (12, 12, 1)):
+        nets.check(*size)
+    lab = shared.copy_to(tmp_path)
+    try:
+        model = lab.compiled(nets.model, when_missing="never")
+        lab.settle()
+        ours = {kind["key"]: kind["state"] for kind in lab.engine.report(model)["kinds"]}
+        for kind in shared.engine.report(nets.ours)["kinds"]:
+            assert ours[kind["key"]] == "ready"
     finally:
         lab.engine.close()

@@ -18,6 +18,7 @@ from warmgraph_backends.host_api.memory import spare_vram
 from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
 from warmgraph_backends.runtime.wiring import patched_places
 from warmgraph_backends.weights.fetching import ModelWeights
+from warmgraph_tools import layouts
 from warmgraph_tools.inprocess import Host
 
 
@@ -139,3 +140,21 @@ def test_spare_vram_counts_each_model_once(monkeypatch: pytest.MonkeyPatch) -> N
     models = [patcher(one, "cuda", 1 << 30), patcher(one, "cuda", 1 << 30)]
     assert spare_vram(models) == 7 << 30
     assert spare_vram([*models, patcher(two, "cuda", 3 << 30)]) == 4 << 30
+
+
+def test_a_model_that_is_built_otherwise_runs_as_without_the_node_in_words(host: Host) -> None:
+    import comfy.ops
+    from comfy.ldm.flux.model import Flux
+
+    operations = comfy.ops.disable_weight_init
+    with torch.device("meta"):
+        model = Flux(**layouts.FLUX, operations=operations, dtype=torch.float32)
+    assert isinstance(registry.plan_model(model), Plan)
+    latent = (1, 16, 8, 8)
+    assert registry.empty_inputs(model, {}, latent) is not None
+    del model.double_blocks, model.params
+    assert registry.plan_model(model) == (
+        "this Flux is not built as the host's that is known here (AttributeError: 'Flux' object "
+        "has no attribute 'double_blocks'): runs as without this node"
+    )
+    assert registry.empty_inputs(model, {}, latent) is None

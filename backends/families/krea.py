@@ -1,0 +1,172 @@
+"""The region plan of the host's Krea 2: its blocks, those of its text fusion, the last layer.
+
+Embeddings, modulation vectors and the rotation table stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .family import Family, Inputs
+from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward, unknown_layer
+
+NAME = "krea"
+
+#: The text encoder's layers are fused for each token by itself, as a batch of `rows`.
+SYMBOLS = dit.SYMBOLS | {
+    s.name: s for s in (Symbol("rows", 1, 2**18, 264), Symbol("layers", 1, 64, 12))
+}
+
+
+class Single(Form):
+    """SingleStreamBlock: `x [batch, tokens, C]`, what modulates `vec [batch, 1, 6 C]` and the
+    rotation table -> as x.
+    """
+
+    family = NAME
+    name = "single"
+
+    def label(self, module: Any) -> str:
+        return f"Krea block {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width, half = _width(module), module.attn.headdim // 2
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            InputSpec("vec", dtype, ("batch", 1, 6 * width)),
+            InputSpec("freqs", "float32", ("batch", 1, "tokens", half, 2, 2)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return host_forward(module, *inputs, transformer_options=dit.OPTIONS)
+
+
+class Text(Form):
+    """TextFusionBlock over a text: `x [batch, txt, C]` -> as x."""
+
+    family = NAME
+    name = "text"
+
+    def label(self, module: Any) -> str:
+        return f"Krea text block {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", "txt", _width(module))),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return host_forward(module, *inputs, transformer_options=dit.OPTIONS)
+
+
+class Layers(Text):
+    """TextFusionBlock over the layers of the text encoder: `x [rows, layers, C]` -> as x."""
+
+    name = "layers"
+
+    def label(self, module: Any) -> str:
+        return f"Krea layer fusion {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("rows", "layers", _width(module))),)
+
+
+class Last(Form):
+    """LastLayer: `x [batch, tokens, C]`, `vec [batch, 1, C]` -> `[batch, tokens, patch]`."""
+
+    family = NAME
+    name = "last"
+
+    def label(self, module: Any) -> str:
+        return f"Krea last layer {module.linear.in_features}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.linear.in_features
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            InputSpec("vec", dtype, ("batch", 1, width)),
+        )
+
+
+SINGLE, TEXT, LAYERS, LAST = Single(), Text(), Layers(), Last()
+FORMS: dict[str, Form] = {form.name: form for form in (SINGLE, TEXT, LAYERS, LAST)}
+
+
+def plan_krea(model: Any) -> Plan:
+    """Cut a Krea 2 into regions."""
+    from comfy.ldm.krea2 import model as host
+
+    plan = Plan(symbols=SYMBOLS)
+    for stack, cls, form, make in (
+        ("txtfusion.layerwise_blocks", host.TextFusionBlock, LAYERS, _text),
+        ("txtfusion.refiner_blocks", host.TextFusionBlock, TEXT, _text),
+        ("blocks", host.SingleStreamBlock, SINGLE, _single),
+    ):
+        for i, block in enumerate(model.get_submodule(stack)):
+            name = f"{stack}.{i}"
+            if type(block) is cls:
+                plan.dispatches.append(dispatch_one(Place(name, block, form), make))
+            else:
+                plan.outside.append((name, unknown_layer(block)))
+    if type(model.last) is host.LastLayer:
+        plan.dispatches.append(dispatch_one(Place("last", model.last, LAST), dit.last_layer))
+    return plan
+
+
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    return {"c_crossattn": (latent[0], 64, model.txtlayers * model.txtdim)}
+
+
+FAMILY = Family(
+    roots={"comfy.ldm.krea2.model:SingleStreamDiT": plan_krea}, forms=FORMS, empty=_empty
+)
+
+
+def _width(module: Any) -> int:
+    return int(module.prenorm.scale.shape[0])
+
+
+def _text(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor, mask: Any = None, transformer_options: dict[str, Any] | None = None
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        # Patches are for blocks that are counted, which these are not: they never act here.
+        reason = None if mask is None else dit.MASKED
+        result: torch.Tensor | None = dit.serve(call, reason, options, x)
+        return host(x, mask=mask, transformer_options=options) if result is None else result
+
+    return forward
+
+
+def _single(call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor,
+        vec: torch.Tensor,
+        freqs: torch.Tensor,
+        mask: Any = None,
+        timestep_zero_index: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        reason = dit.changed(options)
+        if mask is not None:
+            reason = dit.MASKED
+        elif timestep_zero_index is not None:
+            reason = dit.REFERENCES
+        result: torch.Tensor | None = dit.serve(call, reason, options, x, vec, freqs)
+        if result is not None:
+            return result
+        return host(
+            x,
+            vec,
+            freqs,
+            mask,
+            timestep_zero_index=timestep_zero_index,
+            transformer_options=options,
+        )
+
+    return forward

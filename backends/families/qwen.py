@@ -1,0 +1,225 @@
+"""The region plan of the host's Qwen-Image, its Edit and Layered models, and their ControlNet.
+
+Regions: blocks, the last norm. Embeddings, the rotation table and the last product stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .family import Family, Inputs
+from .plan import (
+    Call,
+    Dispatch,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_results,
+    unknown_layer,
+)
+
+NAME = "qwen"
+
+SYMBOLS = dit.SYMBOLS | {"ref": Symbol("ref", 1, 2**17, 4104)}
+
+
+class Block(Form):
+    """QwenImageTransformerBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, what modulates
+    `temb [batch, C]`, and the rotation table in two parts -> `(txt, img)`.
+    """
+
+    family = NAME
+    name = "block"
+
+    def label(self, module: Any) -> str:
+        return f"Qwen block {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            _stream("img", module, dtype),
+            _stream("txt", module, dtype),
+            InputSpec("temb", dtype, ("batch", module.dim)),
+            _table("pe_txt", "txt", module, dtype),
+            _table("pe_img", "img", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        img, txt, temb, pe_txt, pe_img = inputs
+        pe = torch.cat((pe_txt, pe_img), 2)
+        return host_results(module, img, txt, None, temb, pe, transformer_options=dit.OPTIONS)
+
+
+class BlockWithReferences(Form):
+    """As `Block`, with the tokens of reference images, which have a timestep of their own, apart:
+    `ref [batch, ref, C]`, modulated by `temb_ref`. Its `img` result has them at its end.
+    """
+
+    family = NAME
+    name = "block_with_references"
+
+    def label(self, module: Any) -> str:
+        return f"Qwen block with references {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            _stream("img", module, dtype),
+            _stream("ref", module, dtype),
+            _stream("txt", module, dtype),
+            InputSpec("temb", dtype, ("batch", module.dim)),
+            InputSpec("temb_ref", dtype, ("batch", module.dim)),
+            _table("pe_txt", "txt", module, dtype),
+            _table("pe_img", "img", module, dtype),
+            _table("pe_ref", "ref", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        img, ref, txt, temb, temb_ref, *tables = inputs
+        with _Halves():
+            return host_results(
+                module,
+                torch.cat((img, ref), 1),
+                txt,
+                None,
+                torch.cat((temb, temb_ref)),
+                torch.cat(tables, 2),
+                img.shape[1],
+                transformer_options=dit.OPTIONS,
+            )
+
+
+class Last(Form):
+    """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> as x."""
+
+    family = NAME
+    name = "last"
+
+    def label(self, module: Any) -> str:
+        return f"Qwen last norm {module.linear.in_features}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.linear.in_features
+        return (
+            InputSpec("x", dtype, ("batch", "img", width)),
+            InputSpec("vec", dtype, ("batch", width)),
+        )
+
+
+BLOCK, REFERENCED, LAST = Block(), BlockWithReferences(), Last()
+FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, REFERENCED, LAST)}
+
+
+def plan_qwen(model: Any) -> Plan:
+    """Cut a Qwen-Image into regions."""
+    from comfy.ldm.qwen_image import model as host
+
+    plan = Plan(symbols=SYMBOLS)
+    # What other files' references are treated as, too, where a node asks for it; they run eager.
+    timed = model.default_ref_method == "index_timestep_zero"
+    for i, block in enumerate(model.transformer_blocks):
+        name = f"transformer_blocks.{i}"
+        if type(block) is not host.QwenImageTransformerBlock:
+            plan.outside.append((name, unknown_layer(block)))
+        elif timed:
+            places = Place(name, block, BLOCK), Place(f"{name}:references", block, REFERENCED)
+            plan.dispatches.append(Dispatch(block, places, _block))
+        else:
+            plan.dispatches.append(Dispatch(block, (Place(name, block, BLOCK),), _block))
+    last = getattr(model, "norm_out", None)
+    if last is not None and type(last) is host.LastLayer:
+        plan.dispatches.append(dispatch_one(Place("norm_out", last, LAST), dit.last_layer))
+    return plan
+
+
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    return {"c_crossattn": (latent[0], 64, model.txt_in.in_features)}
+
+
+FAMILY = Family(
+    roots={
+        "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": plan_qwen,
+        "comfy.ldm.qwen_image.controlnet:QwenImageControlNetModel": plan_qwen,
+    },
+    forms=FORMS,
+    empty=_empty,
+)
+
+
+class _Halves(TorchFunctionMode):
+    """`chunk(2, dim=0)` as two halves: torch would ask how many pieces come out, which fixes the
+    batch.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.Tensor.chunk and args[1:] == (2,) and given == {"dim": 0}:
+            both = args[0]
+            half = both.shape[0] // 2
+            return both.narrow(0, 0, half), both.narrow(0, half, half)
+        return func(*args, **given)
+
+
+def _stream(name: str, module: Any, dtype: str) -> InputSpec:
+    return InputSpec(name, dtype, ("batch", name, module.dim))
+
+
+def _table(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
+    """A rotation table, which the host computes once a step and rounds to the compute dtype."""
+    half = module.attention_head_dim // 2
+    return InputSpec(name, dtype, ("batch", 1, tokens, half, 2, 2))
+
+
+def _block(calls: Sequence[Call], host: Forward) -> Any:
+    plain, *more = calls
+
+    def forward(
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        encoder_hidden_states_mask: Any,
+        temb: torch.Tensor,
+        image_rotary_emb: Any = None,
+        timestep_zero_index: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        img, txt, pe = hidden_states, encoder_hidden_states, image_rotary_emb
+        reason = dit.changed(options)
+        if encoder_hidden_states_mask is not None:
+            reason = dit.MASKED
+        elif not isinstance(pe, torch.Tensor) or pe.dim() != 6:
+            reason = dit.NOT_ROTATED
+        elif timestep_zero_index is not None and not more:
+            reason = dit.REFERENCES
+        results = None
+        if reason is not None:
+            plain.decline(reason)
+        elif timestep_zero_index is None:
+            parts = dit.split(pe, 2, txt.shape[1])
+            results = dit.serve(plain, None, options, img, txt, temb, *parts)
+        else:
+            begin = timestep_zero_index
+            parts = dit.split(pe, 2, txt.shape[1], begin)
+            streams = dit.split(img, 1, begin)
+            results = dit.serve(more[0], None, options, *streams, txt, *temb.chunk(2), *parts)
+        if results is not None:
+            return results
+        return host(
+            hidden_states=img,
+            encoder_hidden_states=txt,
+            encoder_hidden_states_mask=encoder_hidden_states_mask,
+            temb=temb,
+            image_rotary_emb=pe,
+            timestep_zero_index=timestep_zero_index,
+            transformer_options=options,
+        )
+
+    return forward

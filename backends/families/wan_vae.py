@@ -1,0 +1,143 @@
+"""The region plan of the host's Wan VAEs (2.1, which Qwen-Image has too, and 2.2).
+
+Regions: each norm with the SiLU after it, and the upsampling of frames. Convolutions over time and
+their caches, which take what comes out of a SiLU, stay the host's; laid out channels-last by the
+regions, tensors keep that through the host's own operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from ..kinds.layout import CHANNELS_LAST
+from . import vae
+from .family import Family
+from .plan import (
+    Call,
+    Dispatch,
+    Follower,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    unary,
+    unknown_layer,
+)
+
+NAME = "wan_vae"
+
+#: The decoder takes up to four frames at a time.
+SYMBOLS = vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
+
+#: On what a region returned in place of a norm: the SiLU whose work is done.
+_DONE = "warmgraph_done"
+
+
+class NormSiLU(Form):
+    """RMS_norm and SiLU: `x [batch, C, frames, height, width]` -> the same."""
+
+    family = NAME
+    name = "norm_silu"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"Wan VAE norm {module.gamma.shape[0]}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        dims = ("batch", module.gamma.shape[0], "frames", "height", "width")
+        return (InputSpec("x", dtype, dims),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return torch.nn.functional.silu(host_forward(module, *inputs))
+
+
+class Up(Form):
+    """What Resample does to each frame: `x [batch, C, height, width]` -> twice each side."""
+
+    family = NAME
+    name = "up"
+    layout = CHANNELS_LAST
+
+    def label(self, module: Any) -> str:
+        return f"Wan VAE upsampling {module[1].in_channels}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", module[1].in_channels, "height", "width")),)
+
+
+FORMS: dict[str, Form] = {form.name: form for form in (NormSiLU(), Up())}
+
+
+def plan_wan(model: Any) -> Plan:
+    """Cut a Wan VAE into regions."""
+    from comfy.ldm.wan import vae as wan21
+    from comfy.ldm.wan import vae2_2 as wan22
+
+    plan = Plan(symbols=SYMBOLS)
+    for name, layer in model.named_modules():
+        cls = type(layer)
+        if cls in (wan21.ResidualBlock, wan22.ResidualBlock):
+            plan.dispatches += _pairs(f"{name}.residual", layer.residual, wan21.RMS_norm)
+        elif cls in (wan21.Encoder3d, wan21.Decoder3d, wan22.Encoder3d, wan22.Decoder3d):
+            plan.dispatches += _pairs(f"{name}.head", layer.head, wan21.RMS_norm)
+        elif cls in (wan21.Resample, wan22.Resample) and layer.mode.startswith("upsample"):
+            place = Place(f"{name}.resample", layer.resample, FORMS["up"])
+            plan.dispatches.append(dispatch_one(place, unary))
+        elif issubclass(cls, (wan21.ResidualBlock, wan22.ResidualBlock)):
+            plan.outside.append((name, unknown_layer(layer)))
+    return plan
+
+
+FAMILY = Family(
+    roots={"comfy.ldm.wan.vae:WanVAE": plan_wan, "comfy.ldm.wan.vae2_2:WanVAE": plan_wan},
+    forms=FORMS,
+)
+
+
+def _pairs(name: str, layers: Iterable[torch.nn.Module], norm_class: type) -> Iterator[Dispatch]:
+    """Each norm that a SiLU follows, in a chain that hands every result on to the next layer."""
+    for i, (norm, act) in enumerate(pairwise(layers)):
+        if type(norm) is norm_class and type(act) is torch.nn.SiLU:
+            place = Place(f"{name}.{i}", norm, FORMS["norm_silu"])
+            yield _pair(place, act)
+
+
+def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
+    """Let the norm's region do the SiLU's part, too.
+
+    The mark is on the tensor itself, so what other threads do or an exception leaves behind has no
+    say in whether a SiLU runs.
+    """
+
+    def make_norm(call: Call, host: Forward) -> Forward:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor | None = call(x)
+            if result is None:
+                return host(x)
+            setattr(result, _DONE, act)
+            return result
+
+        return forward
+
+    def make_act(host: Forward) -> Forward:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if getattr(x, _DONE, None) is not act:
+                return host(x)
+            delattr(x, _DONE)
+            return x
+
+        return forward
+
+    return Dispatch(
+        place.module,
+        (place,),
+        lambda calls, host: make_norm(calls[0], host),
+        Follower(act, make_act),
+    )

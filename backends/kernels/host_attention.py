@@ -1,0 +1,137 @@
+"""Attention as one operator in a graph: it calls, when it runs, what the host would call there.
+
+Which attention a person runs (SageAttention, FlashAttention, another pack's function in the
+options) is no part of a graph then: it serves them all, and the choice can change between steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..host_api import attention
+from ..host_api.options import ATTENTION
+
+_LIBRARY: Any = torch.library.Library("warmgraph", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
+    " bool low_precision) -> Tensor"
+)
+#: On an error that is the host's.
+_PASSES = "warmgraph_passes"
+OPERATOR = torch.ops.warmgraph.host_attention.default
+
+
+class _Thread(threading.local):
+    """What the operator goes by in one thread."""
+
+    def __init__(self) -> None:
+        #: `transformer_options` of the block that is computed.
+        self.options: dict[str, Any] = {}
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def attending_with(options: dict[str, Any]) -> Iterator[None]:
+    """Until this ends, let the operator pass these `transformer_options` on."""
+    before, _thread.options = _thread.options, options
+    try:
+        yield
+    finally:
+        _thread.options = before
+
+
+def raised_by_host(error: BaseException) -> bool:
+    """Tell whether an error came out of the host's function, or out of what was put in its place:
+    it passes, as it would without a graph.
+    """
+    return _PASSES in vars(error)
+
+
+def opaque(
+    function: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    attn_precision: Any = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **named: Any,
+) -> torch.Tensor:
+    """Stand in for the host's attention functions (`attention_pytorch` and its like), by the host's
+    own means for that: `transformer_options` that name it (`OPTIONS`).
+    """
+    low_precision = named.pop("low_precision_attention", True)
+    beyond = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
+    if attn_precision is not None or skip_output_reshape or beyond:
+        raise NotImplementedError(f"attention with {', '.join(sorted(beyond)) or 'a precision'}")
+    result: torch.Tensor = OPERATOR(query, key, value, mask, heads, skip_reshape, low_precision)
+    return result
+
+
+#: What a form's reference calls the host's block with.
+OPTIONS: dict[str, Any] = {ATTENTION: opaque}
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    heads: int,
+    split: bool,
+    low_precision: bool,
+) -> torch.Tensor:
+    try:
+        result = attention.attend(
+            query,
+            key,
+            value,
+            mask,
+            heads,
+            split=split,
+            low_precision=low_precision,
+            options=_thread.options,
+        )
+        shape = _shape(query, heads, split)
+        if tuple(result.shape) != shape:
+            raise ValueError(f"attention must give {list(shape)}, gave {list(result.shape)}")
+    except Exception as error:
+        vars(error)[_PASSES] = True
+        raise
+    # The graph counts on a tensor of its own: a function may hand one of its inputs back.
+    memory = result.untyped_storage().data_ptr()
+    given = any(each.untyped_storage().data_ptr() == memory for each in (query, key, value))
+    if given or result.dtype is not query.dtype or not result.is_contiguous():
+        result = result.to(query.dtype, copy=True, memory_format=torch.contiguous_format)
+    return result
+
+
+def _shape(query: torch.Tensor, heads: int, split: bool) -> tuple[Any, ...]:
+    if not split:
+        return tuple(query.shape)
+    return (query.shape[0], query.shape[2], heads * query.shape[3])
+
+
+def _fake(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    heads: int,
+    split: bool,
+    low_precision: bool,
+) -> torch.Tensor:
+    return query.new_empty(_shape(query, heads, split))
+
+
+_LIBRARY.impl("host_attention", _attend, "CompositeExplicitAutograd")
+torch.library.register_fake("warmgraph::host_attention", _fake, lib=_LIBRARY)

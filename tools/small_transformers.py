@@ -1,0 +1,225 @@
+"""Small diffusion transformers of the host's own classes, with random weights and conditioning."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+_FLUX = {
+    "image_model": "flux",
+    "axes_dim": [16, 56, 56],
+    "num_heads": 2,
+    "mlp_ratio": 4.0,
+    "theta": 10000,
+    "out_channels": 16,
+    "qkv_bias": True,
+    "txt_ids_dims": [],
+    "in_channels": 16,
+    "hidden_size": 256,
+    "context_in_dim": 64,
+    "patch_size": 2,
+    "vec_in_dim": 32,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "guidance_embed": True,
+}
+_FLUX2 = {
+    "image_model": "flux2",
+    "axes_dim": [32, 32, 32, 32],
+    "num_heads": 2,
+    "mlp_ratio": 3.0,
+    "theta": 2000,
+    "out_channels": 128,
+    "global_modulation": True,
+    "mlp_silu_act": True,
+    "qkv_bias": False,
+    "ops_bias": False,
+    "default_ref_method": "index",
+    "ref_index_scale": 10.0,
+    "txt_ids_dims": [3],
+    "in_channels": 128,
+    "hidden_size": 256,
+    "context_in_dim": 64,
+    "patch_size": 1,
+    "vec_in_dim": None,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "guidance_embed": False,
+}
+_ZIMAGE = {
+    "image_model": "lumina2",
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 256,
+    "cap_feat_dim": 64,
+    "n_layers": 2,
+    "qk_norm": True,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "axes_dims": [32, 48, 48],
+    "axes_lens": [1536, 512, 512],
+    "rope_theta": 256.0,
+    "ffn_dim_multiplier": 8.0 / 3.0,
+    "z_image_modulation": True,
+    "time_scale": 1000.0,
+    "pad_tokens_multiple": 32,
+}
+
+
+_QWEN = {
+    "image_model": "qwen_image",
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 128,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 64,
+    "default_ref_method": "index_timestep_zero",
+}
+_KREA = {
+    "image_model": "krea2",
+    "features": 256,
+    "heads": 2,
+    "kvheads": 1,
+    "layers": 2,
+    "channels": 16,
+    "patch": 2,
+    "txtdim": 32,
+    "txtlayers": 3,
+    "txtheads": 2,
+    "txtkvheads": 2,
+}
+_WAN = {
+    "image_model": "wan2.1",
+    "model_type": "t2v",
+    "patch_size": (1, 2, 2),
+    "text_dim": 64,
+    "in_dim": 16,
+    "out_dim": 16,
+    "dim": 256,
+    "ffn_dim": 256,
+    "num_heads": 2,
+    "num_layers": 2,
+}
+_WAN_IMAGE = {**_WAN, "model_type": "i2v", "in_dim": 36}
+_WAN_5B = {**_WAN, "in_dim": 48, "out_dim": 48}
+_WAN_VACE = {**_WAN, "model_type": "vace", "vace_layers": 2, "vace_in_dim": 96}
+_WAN_CAMERA = {**_WAN, "model_type": "camera_2.2", "in_dim": 36}
+_CHROMA = {
+    "image_model": "chroma",
+    "in_channels": 64,
+    "context_in_dim": 64,
+    "hidden_size": 256,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "axes_dim": [16, 56, 56],
+    "theta": 10000,
+    "patch_size": 2,
+    "qkv_bias": True,
+    "in_dim": 64,
+    "out_dim": 256,
+    "hidden_dim": 64,
+    "n_layers": 1,
+    "txt_ids_dims": [],
+    "vec_in_dim": None,
+    "out_channels": 64,
+}
+
+
+class Small(NamedTuple):
+    """A small model.
+
+    Attributes:
+        settings: what the host's detection would read from its file, were it larger.
+        name: the host's for it.
+        channels: of its latents.
+        text: width of a text's tokens.
+        is_video: whether its latents have frames.
+    """
+
+    settings: dict[str, Any]
+    name: str
+    channels: int
+    text: int
+    is_video: bool = False
+
+
+KINDS = {
+    "flux1": Small(_FLUX, "Flux", 16, 64),
+    "flux2": Small(_FLUX2, "Flux2", 128, 64),
+    "chroma": Small(_CHROMA, "Chroma", 16, 64),
+    "zimage": Small(_ZIMAGE, "ZImage", 16, 64),
+    "qwen": Small(_QWEN, "QwenImage", 16, 64, True),
+    "krea": Small(_KREA, "Krea2", 16, 96),
+    "wan": Small(_WAN, "WAN21_T2V", 16, 64, True),
+    "wan_image": Small(_WAN_IMAGE, "WAN21_I2V", 16, 64, True),
+    "wan_5b": Small(_WAN_5B, "WAN22_T2V", 48, 64, True),
+    "wan_vace": Small(_WAN_VACE, "WAN21_Vace", 16, 64, True),
+    "wan_camera": Small(_WAN_CAMERA, "WAN22_Camera", 16, 64, True),
+}
+
+
+def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a MODEL as the host's loader makes it of a file with these widths, which its detection
+    knows at their full size alone.
+    """
+    from comfy import model_management, model_patcher, supported_models
+
+    small = KINDS[kind]
+    config = getattr(supported_models, small.name)(dict(small.settings))
+    config.set_inference_dtype(dtype, None)
+    device = model_management.get_torch_device()
+    model = config.get_model({}, "", device=torch.device("cpu"))
+    fill(model.diffusion_model, seed=seed)
+    patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
+    return patcher(model, load_device=device, offload_device=torch.device("cpu"))
+
+
+def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
+    """Give a module random weights that keep what it computes near one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            weight.copy_(_values(name, weight, generator))
+
+
+def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **facts: Any) -> Any:
+    """A CONDITIONING of so many tokens, with these facts besides."""
+    generator = torch.Generator().manual_seed(seed)
+    small = KINDS[kind]
+    text = torch.randn(batch, tokens, small.text, generator=generator)
+    facts = {
+        "pooled_output": torch.randn(batch, 32, generator=generator),
+        "guidance": 3.5,
+        **facts,
+    }
+    if small.settings.get("model_type") == "i2v":
+        from comfy.clip_vision import Output
+
+        facts["clip_vision_output"] = seen = Output()
+        seen.penultimate_hidden_states = torch.randn(batch, 257, 1280, generator=generator)
+    return [[text, facts]]
+
+
+def latent(kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1) -> Any:
+    """An empty LATENT."""
+    small = KINDS[kind]
+    middle = (frames,) if small.is_video else ()
+    return {"samples": torch.zeros(batch, small.channels, *middle, height, width)}
+
+
+def reference(kind: str, height: int, width: int, *, seed: int = 3) -> torch.Tensor:
+    """The latent of an image that a model is to look at."""
+    shape = latent(kind, height, width)["samples"].shape
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _values(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(weight.shape, generator=generator)
+    if weight.dim() == 1:
+        scale = "norm" in name and name.endswith(("weight", "scale"))
+        return (1.0 if scale else 0.0) + 0.05 * values
+    return values / weight.shape[1:].numel() ** 0.5
