@@ -12,6 +12,8 @@ from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
+from .transformer_cases import SIZES as TRANSFORMER_SIZES
+from .transformer_cases import transformer
 from .users_run_case import ROWS, users_run, users_run_rival
 from .video_vae_case import video_vae
 
@@ -246,6 +248,7 @@ CASES: dict[str, Case] = {
     "forms_sd15_default": Case(forms("sd15", DEFAULT), 150),
     "batches": Case(batches, 90),
     "run_costs": Case(run_costs, 100),
+    **{f"transformer_{name}": Case(transformer(name), 300) for name in TRANSFORMER_SIZES},
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

@@ -185,6 +185,18 @@ def conditioning(kind: str, *, tokens: int = 77, seed: int = 0) -> list[Any]:
     return [[context, extra]]
 
 
+def empty_latent(model: Any, size: Size, *, frames: int = 1) -> Any:
+    """An empty latent of a model's own format, as the Empty Latent nodes make it."""
+    import comfy.model_management
+    import torch
+
+    form = model.get_model_object("latent_format")
+    scale = getattr(form, "spacial_downscale_ratio", 8)
+    middle = (frames,) * (form.latent_dimensions - 2)
+    shape = (size.batch, form.latent_channels, *middle, size.height // scale, size.width // scale)
+    return torch.zeros(shape, device=comfy.model_management.intermediate_device())
+
+
 def ksampler(
     model: Any,
     positive: list[Any],
@@ -203,17 +215,13 @@ def ksampler(
     """Sample as the KSampler node does, with the host's clean-up after it; a latent on the CPU.
 
     Args:
-        latent: what to start from, [batch, 4, height / 8, width / 8]; None is an empty one of
-            `size`, which is not asked for else.
+        latent: what to start from; None is an empty one of `size`, which is not asked for else.
     """
-    import comfy.model_management
     import comfy.sample
     import latent_preview
-    import torch
 
     if latent is None:
-        shape = (size.batch, 4, size.height // 8, size.width // 8)
-        latent = torch.zeros(shape, device=comfy.model_management.intermediate_device())
+        latent = empty_latent(model, size)
     latent = comfy.sample.fix_empty_latent_channels(model, latent)
     preview = latent_preview.prepare_callback(model, steps)
 

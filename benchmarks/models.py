@@ -108,7 +108,7 @@ def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     import torch
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    options = {"dtype": torch.float16, "device": "meta", "operations": _operations()}
+    options = {"dtype": torch.float16, "device": "meta", "operations": operations()}
     return _shapes(UNetModel(**_unet_config(kind), **options))
 
 
@@ -119,7 +119,7 @@ def controlnet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
 
     config = _unet_config(kind)
     config = {k: v for k, v in config.items() if k not in _NOT_IN_CONTROLNET}
-    options = {"dtype": torch.float16, "device": "meta", "operations": _operations()}
+    options = {"dtype": torch.float16, "device": "meta", "operations": operations()}
     return _shapes(ControlNet(**config, hint_channels=3, **options))
 
 
@@ -176,6 +176,13 @@ def write_controllora(path: Path, kind: str, *, seed: int, device: str) -> int:
     return _write(path, tensors)
 
 
+def write_network(
+    path: Path, shapes: dict[str, tuple[int, ...]], *, dtype: str, seed: int, device: str
+) -> int:
+    """Write a file of a network with these parameters."""
+    return _write(path, _network(shapes, _Drawer.seeded(seed, device, dtype)))
+
+
 def write_vae(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
     """Write a VAE whose pixels mostly stay within what the host does not cut off."""
     return _write(path, _network(vae_shapes(kind), _Drawer.seeded(seed, device, dtype)))
@@ -221,7 +228,7 @@ def _unet_config(kind: str) -> dict[str, Any]:
     return UNETS[kind]
 
 
-def _operations() -> Any:
+def operations() -> Any:
     """The host's layers without weights of their own."""
     import comfy.ops
     import torch

@@ -97,10 +97,54 @@ def _users_run_rival(*cases: dict[str, Any]) -> Any:
     return total(row for case in cases for row in case["rows"].values())
 
 
+def _smallest_against_blocks(*cases: dict[str, Any]) -> float:
+    """Over the first sizes of all that were measured."""
+    rows = [next(iter(case["rows"].values())) for case in cases]
+    return min(float(row["vs_per_block_torch_compile"]) for row in rows)
+
+
+def _transformers(*names: str) -> tuple[str, ...]:
+    return tuple(f"transformer_{name}" for name in names)
+
+
+def _transformer_speedups() -> dict[str, Figure]:
+    """Figures of single transformers: by the name, the case, the size and the bar."""
+    bars = {
+        "zimage_1024_speedup": ("zimage", "1024x1024x1", ">= 1.22"),
+        "zimage_512_default_host_speedup": ("zimage", "512x512x1", ">= 1.7"),
+        "flux1_1024_speedup": ("flux1", "1024x1024x1", ">= 1.31"),
+        "flux1_512_default_host_speedup": ("flux1", "512x512x1", ">= 1.5"),
+        "qwen_1328_speedup": ("qwen", "1328x1328x1", ">= 1.3"),
+        "wan1_3b_480p_33f_speedup": ("wan1_3b", "832x480x9", ">= 1.33"),
+        "wan14b_480p_81f_speedup": ("wan14b", "832x480x21", ">= 1.35"),
+        "klein4b_1024_speedup": ("klein4b", "1024x1024x1", ">= 1.22"),
+        "krea2_1024_speedup": ("krea2", "1024x1024x1", ">= 1.22"),
+    }
+    return {
+        name: Figure("eager / ours", _transformers(case), _speedup(size), bar)
+        for name, (case, size, bar) in bars.items()
+    }
+
+
+_SIX = _transformers("zimage", "flux1", "qwen", "wan1_3b", "klein4b", "krea2")
 _USERS_RIVALS = ("users_run_rival_a", "users_run_rival_b")
 _CHANGES = ("changes_default", "changes_off")
 _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
 FIGURES: dict[str, Figure] = {
+    **_transformer_speedups(),
+    "dit_vs_per_block_torch_compile": Figure(
+        "per block / ours", _SIX, _smallest_against_blocks, ">= 1.12", any_of=True
+    ),
+    "dit_cold_build_seconds": Figure(
+        "s",
+        _SIX,
+        lambda *cases: max(case["ready_seconds"] for case in cases),
+        "<= 25",
+        any_of=True,
+    ),
+    "dit_disk_mb": Figure(
+        "MB", _SIX, lambda *cases: round(sum(case["disk_mb"] for case in cases), 3), "<= 3"
+    ),
     "sdxl_1024_default_host_regions_speedup": Figure(
         "eager / ours", ("speed_default",), _speedup("1024x1024"), ">= 1.5"
     ),

@@ -78,8 +78,7 @@ _alias("warmgraph_backends", ROOT / "backends")
 _alias("warmgraph_console", ROOT / "console")
 _alias("warmgraph_tools", ROOT / "tools")
 
-from warmgraph_backends.building.messages import REMEMBERED  # noqa: E402
-from warmgraph_tools import checkpoints, inprocess  # noqa: E402
+from warmgraph_tools import checkpoints, compiler_facts, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
@@ -178,6 +177,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_compiler_facts(run_folder: Path) -> Iterator[None]:
+    """Workers try the C++ compiler out once in a run, not once for each server and engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiler_facts.VARIABLE, str(run_folder / "compiler"))
+        yield
+
+
 class BuiltOnce:
     """The graphs of a narrow SDXL, which the first process of a run builds."""
 
@@ -191,8 +198,7 @@ class BuiltOnce:
         self._list.write_text(json.dumps({"root": str(root), "keys": list(keys)}), "utf-8")
 
     def lend(self, base: Path, *, without: int = 0) -> None:
-        """Copy the graphs, what signed them and what is known of the C++ compiler to a server's
-        folders; nothing if there are none.
+        """Copy the graphs and what signed them to a server's folders; nothing if there are none.
 
         Args:
             without: how many of them are left for the server to build, the quickest to build.
@@ -203,12 +209,9 @@ class BuiltOnce:
             built = json.loads(self._list.read_text("utf-8"))
         root, store = Path(built["root"]), base / "models" / "compiled_graphs"
         private = base / "user" / "__warmgraph"
-        spool = private / "spool"
-        for folder in (store, spool):
+        for folder in (store, private):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / private.relative_to(base) / "signing.key", private)
-        for file in (root / spool.relative_to(base)).glob(f"*{REMEMBERED}"):
-            os.link(file, spool / file.name)
         files = [root / store.relative_to(base) / f"{key}.safetensors" for key in built["keys"]]
         for file in sorted(files, key=lambda file: file.stat().st_size)[without:]:
             shutil.copy2(file, store)
@@ -244,6 +247,7 @@ def start_server(
         )
         if lend is not None:
             built_once.lend(base, without=lend)
+        compiler_facts.share(base / "user" / "__warmgraph")
         server = Server(host_tree, base, **options)
         started.append(server)
         server.start()

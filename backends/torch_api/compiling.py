@@ -6,11 +6,15 @@ Sources: torch/_inductor/{standalone_compile,codecache,choices}.py of torch 2.10
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import hashlib
 import inspect
 import os
 import platform
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +27,8 @@ from ..kinds.options import CONFIG as CONFIG
 from ..kinds.options import PERSISTENT_ROW
 from .tracing import size_oblivious
 
+#: A copy of a process that waits for so long holds a lock that another thread had.
+_LOADING_S = 20.0
 #: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
 OWN_KERNELS = "static_launch_user_defined_triton_kernels"
 
@@ -38,7 +44,8 @@ def start_no_compilers() -> None:
 
 def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
     """Let this process know which of the CPU's vector instructions the compiler can use, where
-    another one has tried: torch starts a process to try each, which takes seconds.
+    another one has tried. Torch starts a Python that imports torch to try each, which takes
+    seconds: here a copy of this process does.
 
     Whether the CPU has them torch asks the CPU, in every process.
 
@@ -62,13 +69,60 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
         mark = folder / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}{suffix}"
         if mark.exists():
             return True
-        works: bool = check(self, code)
+        works = _builds_and_loads(self, code) if hasattr(os, "fork") else None
+        if works is None:
+            works = bool(check(self, code))
         if works:
             with contextlib.suppress(OSError):
                 mark.touch()
         return works
 
     known.VecISA.check_build = remembered
+
+
+def _builds_and_loads(isa: Any, code: str) -> bool | None:
+    """Tell whether a library in these instructions can be compiled, and loaded by a process that
+    has torch already; None where this torch has to be asked itself.
+    """
+    try:
+        from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+
+        tools: Any = cpp_builder
+        write: Any = codecache.write
+        fingerprint: Any = cpu_vec_isa._get_isa_dry_compile_fingerprint
+        name, source = write(code, "cpp", extra=fingerprint(isa._arch_flags))
+        options = tools.CppTorchOptions(vec_isa=isa, warning_all=False)
+        library = tools.CppBuilder(name, [source], options, os.path.dirname(source))
+        path = library.get_target_file_path()
+    except (AttributeError, ImportError, OSError, TypeError, ValueError):
+        return None
+    try:
+        library.build()
+    except Exception:  # the compiler's word, whatever torch wraps it in
+        return False
+    return _loads_in_a_copy(path)
+
+
+def _loads_in_a_copy(path: str) -> bool | None:
+    """Load a library in a copy of this process, which may die of it; None if that gets stuck."""
+    copy = os.fork()
+    if copy == 0:
+        code = 1
+        try:
+            faulthandler.disable()  # how it dies is an answer, no fault
+            ctypes.CDLL(path)
+            code = 0
+        finally:
+            os._exit(code)
+    end = time.monotonic() + _LOADING_S
+    while time.monotonic() < end:
+        ended, status = os.waitpid(copy, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(copy, signal.SIGKILL)
+    os.waitpid(copy, 0)
+    return None
 
 
 def remember_headers(folder: Path, *, suffix: str) -> None:

@@ -46,6 +46,7 @@ NEEDED: tuple[Name, ...] = (
 )
 #: We could do without these, but torch's own code asks for them in some of its versions.
 NEEDED_BY_SOME: tuple[Name, ...] = (
+    ("torch._inductor", "codecache"),
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"),
     ("torch.fx.experimental.symbolic_shapes", "statically_known_true"),
 )
@@ -63,6 +64,7 @@ USEFUL_PARTS: tuple[Name, ...] = (
 )
 #: Only some graphs need these, on GPUs, or all go on without them.
 NOT_BY_ALL: tuple[Name, ...] = (
+    ("torch._inductor", "cpp_builder"),
     ("torch._inductor", "cpu_vec_isa"),
     ("torch._inductor", "lowering"),
     ("torch._inductor.codegen.simd", "SIMDScheduling"),
@@ -196,6 +198,13 @@ def test_vector_instructions_and_compilers_of_another_torch_stop_no_worker(
 
     with without("torch._inductor", "cpu_vec_isa"):
         compiling.remember_vector_instructions(tmp_path, suffix=".works")
+    with without("torch._inductor", "cpp_builder"):
+        isa = cpu_vec_isa.VecAVX2()
+        assert compiling._builds_and_loads(isa, isa._avx_code) is None, "torch is asked itself"
+    with without("torch._inductor", "codecache"):
+        compiling.remember_headers(tmp_path, suffix=".works")
+    with without("torch._inductor.codecache", "_precompile_header"):
+        compiling.remember_headers(tmp_path, suffix=".works")
     monkeypatch.delattr(cpu_vec_isa, "VecISA")
     compiling.remember_vector_instructions(tmp_path, suffix=".works")
     monkeypatch.setitem(sys.modules, "torch._inductor.config", object())

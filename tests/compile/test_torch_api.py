@@ -328,27 +328,47 @@ def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_vector_instructions_are_tried_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch._inductor.cpp_builder import CppBuilder
     from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
 
     tried = []
-    check = VecISA.check_build
+    build, torchs_own = CppBuilder.build, VecISA.check_build
 
-    def counting(self: VecISA, code: str) -> bool:
-        tried.append(code)
-        return check(self, code)
+    def counting(self: Any) -> None:
+        tried.append(self)
+        build(self)
 
-    monkeypatch.setattr(VecISA, "check_build", counting)
+    monkeypatch.setattr(CppBuilder, "build", counting)
     compiling.remember_vector_instructions(tmp_path, suffix=".works")
     first = VecAVX2().check_build(VecISA._avx_code)
     if not first:
         pytest.skip("no C++ compiler, or no AVX2")
-    monkeypatch.setattr(VecISA, "check_build", counting)  # as in another process
+    monkeypatch.setattr(VecISA, "check_build", torchs_own)  # as in another process
     compiling.remember_vector_instructions(tmp_path, suffix=".works")
     assert VecAVX2().check_build(VecISA._avx_code)
-    assert tried == [VecISA._avx_code]
+    assert len(tried) == 1
     other = VecAVX2()
     other._arch_flags += " -mno-avx512f"
     assert other.check_build(VecISA._avx_code) and len(tried) == 2, "by other flags"
     for _ in range(2):
         assert not VecAVX2().check_build("this is no C++")
     assert len(tried) == 4, "what fails may work another time"
+
+
+LIBRARY = """
+#include <cstdlib>
+struct Bad { Bad() { std::%s; } } bad;
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="torch's own trial is taken there")
+@pytest.mark.parametrize(("does", "loads"), [("abs(1)", True), ("abort()", False)])
+def test_a_library_that_ends_the_process_that_loads_it_ends_a_copy_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, loads: bool
+) -> None:
+    """As one does whose instructions the CPU lacks."""
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    monkeypatch.setattr(VecISA, "check_build", VecISA.check_build)
+    compiling.remember_vector_instructions(tmp_path, suffix=".works")
+    assert VecAVX2().check_build(LIBRARY % does) is loads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warmgraph_backends.building.messages import REMEMBERED
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.sessions.settings import Settings
+from warmgraph_tools import compiler_facts
 
 TOLERANCE = 1e-4
 """Relative L2 per UNet call in fp32: the bound; other orders of sums stay below 1e-5."""
@@ -37,6 +36,7 @@ class Lab:
         private = root / _PRIVATE
         for folder in (self.workflows, private):
             folder.mkdir(parents=True, exist_ok=True)
+        compiler_facts.share(private)
         self.settings = Settings(private)
         self.settings.update({"idle_s": 600})  # its workers start once
         self.engine = Engine(
@@ -58,7 +58,6 @@ class Lab:
         passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp")
         for part in (_STORE, _PRIVATE):
             shutil.copytree(self.root / part, root / part, ignore=passing)
-        lend_compiled_headers(self.root / _PRIVATE, root / _PRIVATE)
         return Lab(root, debugging)
 
     def compiled(self, model: Any, **options: Any) -> Any:
@@ -115,13 +114,6 @@ class Lab:
         while not arrived():
             assert time.monotonic() < end, "nothing arrived"
             time.sleep(0.05)
-
-
-def lend_compiled_headers(private: Path, other: Path) -> None:
-    """Spare other workers what these have found out about the C++ compiler."""
-    (other / "spool").mkdir(parents=True, exist_ok=True)
-    for file in (private / "spool").glob(f"*{REMEMBERED}"):
-        os.link(file, other / "spool" / file.name)
 
 
 class Call(NamedTuple):

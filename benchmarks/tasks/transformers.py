@@ -1,0 +1,174 @@
+"""A diffusion transformer, as the host runs it, by ours, and with each block by `torch.compile`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..host import Size, empty_latent, ksampler, load_unet
+from ..kernels import kernel_times
+from ..measure import Mode, Probe, Stopwatch, summary
+from ..pack import brief, graph_files, open_engine, settle
+from ..transformers import TRANSFORMERS, load_small, prompt, write_transformer
+from .common import BUILD_LIMIT_S, call_errors, partial
+from .rival import skip_transformer_options, without_dynamic
+
+logger = logging.getLogger(__name__)
+
+WARM_STEPS = 2
+
+
+def transformer(
+    *,
+    name: str,
+    path: str,
+    store: str,
+    sizes: list[list[int]],
+    small: bool = False,
+    rival: bool = True,
+    rounds: int = 3,
+    steps: int = 8,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Time a model's calls by turns at every size, and compare ours with eager call by call.
+
+    Args:
+        path: of its file, written now if it is not there.
+        sizes: [width, height, frames] in pixels and frames of the latent.
+        small: run its small twin instead.
+        rival: whether blocks compiled one by one by `torch.compile` take turns, too.
+
+    Returns:
+        {"file_seconds", "ready_seconds" from an empty store, "builds", "disk_mb", "rows": {size:
+        {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile", "peak_mib"}
+    """
+    result: dict[str, Any] = {"rows": {}}
+    watch = Stopwatch()
+    if not small and not Path(path).exists():
+        write_transformer(Path(path), name, seed=0, device=_device())
+        result["file_seconds"] = round(watch.seconds(), 1)
+    loaded = load_small(name) if small else load_unet(Path(path))
+    engine = open_engine(Path(store), workers=workers)
+    probes = {form: Probe() for form in ("eager", "ours")}
+    models = {form: probe.attach(loaded) for form, probe in probes.items()}
+    run = functools.partial(_sample, name, small=small)
+    run(models["eager"], sizes[0], steps=1)
+    watch = Stopwatch()
+    models["ours"] = engine.compile_model(models["ours"], when_missing="wait", form="any shape")
+    run(models["ours"], sizes[0], steps=1)
+    settle(engine, models["ours"], limit_s=BUILD_LIMIT_S)
+    result["ready_seconds"] = round(watch.seconds(), 2)
+    result["report"] = brief(engine.report(models["ours"]))
+    files = graph_files(Path(store))
+    result["disk_mb"] = round(sum(files.values()) / 1e6, 3)
+    partial(result)
+    if rival:
+        probes["per_block"] = Probe()
+        attached = probes["per_block"].attach(without_dynamic(loaded))
+        models["per_block"] = _per_block(attached, TRANSFORMERS[name].blocks)
+    for size in sizes:
+        row = _time(run, models, probes, size, rounds=rounds, steps=steps, result=result)
+        row["rel_l2"] = call_errors(
+            functools.partial(run, models["ours"], size, steps=3),
+            probes["ours"],
+            functools.partial(run, models["eager"], size, steps=3),
+            probes["eager"],
+        )
+        result["rows"]["x".join(map(str, size))] = row
+        result["report"] = brief(engine.report(models["ours"]))
+        partial(result)
+    result["builds"] = result["report"]["builds"]
+    result["profile"] = {
+        form: kernel_times(functools.partial(run, model, sizes[0], steps=3))
+        for form, model in models.items()
+    }
+    engine.close()
+    return result
+
+
+def _time(
+    run: Any,
+    models: dict[str, Any],
+    probes: dict[str, Probe],
+    size: list[int],
+    *,
+    rounds: int,
+    steps: int,
+    result: dict[str, Any],
+) -> dict[str, Any]:
+    """Times of each model's calls at one size, by turns; a rival that fails is left out from then
+    on, with its reason.
+    """
+    for form in list(models):
+        try:
+            watch = Stopwatch()
+            run(models[form], size, steps=WARM_STEPS)
+        except Exception as error:
+            if form in ("eager", "ours"):
+                raise
+            logger.exception("%s failed", form)
+            result.setdefault("failed", {})[form] = f"{type(error).__name__}: {error}"[:1000]
+            del models[form]
+            continue
+        result.setdefault("first_seconds", {}).setdefault(form, []).append(watch.seconds())
+    calls: dict[str, list[float]] = {form: [] for form in models}
+    whole: dict[str, list[float]] = {form: [] for form in models}
+    for turn in range(rounds):
+        for form, model in models.items():
+            probes[form].start(Mode.TIME)
+            run(model, size, steps=WARM_STEPS + steps, seed=turn)
+            calls[form] += probes[form].milliseconds(skip=WARM_STEPS)
+            whole[form] += probes[form].step_milliseconds(skip=WARM_STEPS)
+            probes[form].start(Mode.OFF)
+    row: dict[str, Any] = {
+        form: {"call_ms": summary(calls[form]), "step_ms": summary(whole[form])} for form in models
+    }
+
+    def median(form: str) -> float:
+        return float(row[form]["step_ms"]["median"])
+
+    row["speedup"] = round(median("eager") / median("ours"), 3)
+    if "per_block" in models:
+        row["vs_per_block_torch_compile"] = round(median("per_block") / median("ours"), 3)
+    return row
+
+
+def _sample(
+    name: str, model: Any, size: list[int], *, small: bool, steps: int, seed: int = 0
+) -> Any:
+    """Sample as the KSampler node does."""
+    width, height, frames = size
+    return ksampler(
+        model,
+        prompt(name, seed=1, small=small),
+        prompt(name, seed=2, small=small),
+        Size(width, height),
+        steps=steps,
+        cfg=TRANSFORMERS[name].cfg,
+        seed=seed,
+        scheduler="simple",
+        latent=empty_latent(model, Size(width, height), frames=frames),
+    )
+
+
+def _per_block(model: Any, lists: tuple[str, ...]) -> Any:
+    """A clone whose blocks are compiled each by itself, by the host's helper, as KJNodes does."""
+    import torch
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    torch._dynamo.config.recompile_limit = 1024
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    clone = model.clone()
+    root = model.model.diffusion_model
+    keys = [f"diffusion_model.{n}.{i}" for n in lists for i in range(len(getattr(root, n)))]
+    options = {"guard_filter_fn": skip_transformer_options}
+    set_torch_compile_wrapper(clone, "inductor", options=options, keys=keys)
+    return clone
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,186 @@
+"""Diffusion transformers at full size, by what the host's own detection reads from a file of each,
+and their small twins of `tools/` for a smoke run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .models import write_network
+from .pack import ROOT, import_alias
+
+_FLUX: dict[str, Any] = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": 2,
+    "vec_in_dim": 768,
+    "context_in_dim": 4096,
+    "hidden_size": 3072,
+    "mlp_ratio": 4.0,
+    "num_heads": 24,
+    "depth": 19,
+    "depth_single_blocks": 38,
+    "axes_dim": [16, 56, 56],
+    "theta": 10000,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+}
+_KLEIN: dict[str, Any] = {
+    "in_channels": 128,
+    "out_channels": 128,
+    "patch_size": 1,
+    "vec_in_dim": None,
+    "context_in_dim": 7680,
+    "hidden_size": 3072,
+    "mlp_ratio": 3.0,
+    "num_heads": 24,
+    "depth": 5,
+    "depth_single_blocks": 20,
+    "axes_dim": [32, 32, 32, 32],
+    "theta": 2000,
+    "qkv_bias": False,
+    "ops_bias": False,
+    "guidance_embed": False,
+    "global_modulation": True,
+    "mlp_silu_act": True,
+    "default_ref_method": "index",
+    "ref_index_scale": 10.0,
+    "txt_ids_dims": [3],
+}
+_ZIMAGE: dict[str, Any] = {
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 3840,
+    "cap_feat_dim": 2560,
+    "n_layers": 30,
+    "qk_norm": True,
+    "n_heads": 30,
+    "n_kv_heads": 30,
+    "axes_dims": [32, 48, 48],
+    "axes_lens": [1536, 512, 512],
+    "rope_theta": 256.0,
+    "ffn_dim_multiplier": 8.0 / 3.0,
+    "z_image_modulation": True,
+    "time_scale": 1000.0,
+    "pad_tokens_multiple": 32,
+}
+_WAN: dict[str, Any] = {
+    "model_type": "t2v",
+    "in_dim": 16,
+    "out_dim": 16,
+    "dim": 1536,
+    "ffn_dim": 8960,
+    "num_heads": 12,
+    "num_layers": 30,
+}
+_WAN_14B: dict[str, Any] = {
+    **_WAN,
+    "dim": 5120,
+    "ffn_dim": 13824,
+    "num_heads": 40,
+    "num_layers": 40,
+}
+
+
+class Transformer(NamedTuple):
+    """One model of people's: how it is made, and how they run it.
+
+    Attributes:
+        root: the host's class of it, "module:Class".
+        settings: what that takes.
+        small: its twin in `tools/`.
+        width: of a text's tokens.
+        tokens: of a text, as its text encoder gives them.
+        blocks: the lists of modules that people's compile nodes take one by one.
+        pooled: width of the pooled text, if it takes one.
+        cfg: guidance; 1 runs one prompt.
+    """
+
+    root: str
+    settings: dict[str, Any]
+    small: str
+    width: int
+    tokens: int
+    blocks: tuple[str, ...]
+    pooled: int | None = None
+    cfg: float = 1.0
+
+
+TRANSFORMERS = {
+    "zimage": Transformer(
+        "comfy.ldm.lumina.model:NextDiT", _ZIMAGE, "zimage", 2560, 128, ("layers",)
+    ),
+    "flux1": Transformer(
+        "comfy.ldm.flux.model:Flux",
+        _FLUX,
+        "flux1",
+        4096,
+        512,
+        ("double_blocks", "single_blocks"),
+        pooled=768,
+    ),
+    "klein4b": Transformer(
+        "comfy.ldm.flux.model:Flux",
+        _KLEIN,
+        "flux2",
+        7680,
+        512,
+        ("double_blocks", "single_blocks"),
+    ),
+    "qwen": Transformer(
+        "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel",
+        {"in_channels": 64, "num_layers": 60},
+        "qwen",
+        3584,
+        128,
+        ("transformer_blocks",),
+    ),
+    "krea2": Transformer(
+        "comfy.ldm.krea2.model:SingleStreamDiT", {}, "krea", 12 * 2560, 128, ("blocks",)
+    ),
+    "wan1_3b": Transformer("comfy.ldm.wan.model:WanModel", _WAN, "wan", 4096, 512, ("blocks",)),
+    "wan14b": Transformer("comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",)),
+}
+
+
+def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
+    """Write a file of a full-size model in bfloat16; returns its size in bytes."""
+    import torch
+
+    from .models import operations
+
+    kind = TRANSFORMERS[name]
+    module, _, cls = kind.root.partition(":")
+    options = {"dtype": torch.bfloat16, "device": "meta", "operations": operations()}
+    with torch.device("meta"):
+        root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
+    shapes = {key: tuple(value.shape) for key, value in root.state_dict().items()}
+    return write_network(path, shapes, dtype="bfloat16", seed=seed, device=device)
+
+
+def load_small(name: str) -> Any:
+    """The MODEL of a small twin."""
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import small_transformers
+
+    return small_transformers.load(TRANSFORMERS[name].small)
+
+
+def prompt(name: str, *, seed: int, small: bool) -> list[Any]:
+    """A CONDITIONING made by hand, on the CPU."""
+    import torch
+
+    kind = TRANSFORMERS[name]
+    if small:
+        from warmgraph_tools import small_transformers
+
+        found: list[Any] = small_transformers.conditioning(kind.small, 13, seed=seed)
+        return found
+    generator = torch.Generator().manual_seed(seed)
+    facts: dict[str, Any] = {"guidance": 3.5}
+    if kind.pooled is not None:
+        facts["pooled_output"] = torch.randn(1, kind.pooled, generator=generator)
+    return [[torch.randn(1, kind.tokens, kind.width, generator=generator), facts]]
