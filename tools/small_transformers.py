@@ -166,16 +166,23 @@ def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any
     """Return a MODEL as the host's loader makes it of a file with these widths, which its detection
     knows at their full size alone.
     """
-    from comfy import model_management, model_patcher, supported_models
+    from comfy import model_management, model_patcher
+
+    device = model_management.get_torch_device()
+    model = make(kind, dtype=dtype)
+    fill(model.diffusion_model, seed=seed)
+    patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
+    return patcher(model, load_device=device, offload_device=torch.device("cpu"))
+
+
+def make(kind: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """Return the host's model within a MODEL, whose weights are not set."""
+    from comfy import supported_models
 
     small = KINDS[kind]
     config = getattr(supported_models, small.name)(dict(small.settings))
     config.set_inference_dtype(dtype, None)
-    device = model_management.get_torch_device()
-    model = config.get_model({}, "", device=torch.device("cpu"))
-    fill(model.diffusion_model, seed=seed)
-    patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
-    return patcher(model, load_device=device, offload_device=torch.device("cpu"))
+    return config.get_model({}, "", device=torch.device(device))
 
 
 def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
