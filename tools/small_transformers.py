@@ -185,6 +185,37 @@ def make(kind: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return config.get_model({}, "", device=torch.device(device))
 
 
+#: The host's layouts of quantised weights by the formats that files name.
+FORMATS = {
+    "int8_tensorwise": "TensorWiseINT8Layout",
+    "float8_e4m3fn": "TensorCoreFP8E4M3Layout",
+}
+
+
+def load_quantised(kind: str, form: str, *, seed: int = 0) -> Any:
+    """Return a MODEL as the host's loader makes it of a file whose blocks are quantised; of a kind
+    that its detection knows at this size (Flux, Wan).
+    """
+    import json
+
+    import comfy.sd
+    from comfy.quant_ops import QuantizedTensor
+
+    root = make(kind).diffusion_model
+    fill(root, seed=seed)
+    marks = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in root.state_dict().items():
+        if "blocks." not in name or value.dim() != 2 or not name.endswith("weight"):
+            weights[name] = value
+            continue
+        quantised = QuantizedTensor.from_float(value, FORMATS[form])
+        weights[name] = quantised._qdata
+        weights[f"{name}_scale"] = quantised.params.scale
+        weights[f"{name.removesuffix('weight')}comfy_quant"] = marks
+    return comfy.sd.load_diffusion_model_state_dict(weights)
+
+
 def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
     """Give a module random weights that keep what it computes near one."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,12 +9,30 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
+#: On an error that is the host's.
+_PASSES = "warmgraph_passes"
+
 
 def is_interrupt(error: BaseException) -> bool:
     """Tell whether an error is the host's way to end a prompt that the user cancelled."""
     from comfy.model_management import InterruptProcessingException
 
     return isinstance(error, InterruptProcessingException)
+
+
+def let_pass(error: BaseException) -> None:
+    """Note that an error came out of the host's code within a graph: it passes, as it would without
+    a graph. Too little memory is no such error: the host may need less.
+    """
+    if not isinstance(error, torch.OutOfMemoryError):
+        vars(error)[_PASSES] = True
+
+
+def passes(error: BaseException) -> bool:
+    """Tell whether `let_pass` was told of an error."""
+    return _PASSES in vars(error)
 
 
 def check_cancelled() -> None:

@@ -59,6 +59,14 @@ def is_operator(layer: Any) -> bool:
     return hasattr(layer, "comfy_cast_weights")
 
 
+def quantised_as(layer: Any) -> str | None:
+    """Return the format that a layer's weight is quantised in, by the name that files have for it,
+    None where it is not.
+    """
+    found = getattr(layer, "quant_format", None)
+    return found if isinstance(found, str) else None
+
+
 def make_final(layer: torch.nn.Module) -> None:
     """Have an operator take its weights as they are: nothing is cast or patched on top."""
     layer.__dict__.update(comfy_cast_weights=False, weight_function=[], bias_function=[])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..host_api import attention
+from ..host_api.execution import let_pass
 from ..host_api.options import ATTENTION
 
 _LIBRARY: Any = torch.library.Library("warmgraph", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -21,8 +22,6 @@ _LIBRARY.define(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
     " bool low_precision) -> Tensor"
 )
-#: On an error that is the host's.
-_PASSES = "warmgraph_passes"
 OPERATOR = torch.ops.warmgraph.host_attention.default
 
 
@@ -45,13 +44,6 @@ def attending_with(options: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         _thread.options = before
-
-
-def raised_by_host(error: BaseException) -> bool:
-    """Tell whether an error came out of the host's function, or out of what was put in its place:
-    it passes, as it would without a graph.
-    """
-    return _PASSES in vars(error)
 
 
 def opaque(
@@ -105,7 +97,7 @@ def _attend(
         if tuple(result.shape) != shape:
             raise ValueError(f"attention must give {list(shape)}, gave {list(result.shape)}")
     except Exception as error:
-        vars(error)[_PASSES] = True
+        let_pass(error)
         raise
     # The graph counts on a tensor of its own: a function may hand one of its inputs back.
     memory = result.untyped_storage().data_ptr()

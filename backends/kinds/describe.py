@@ -16,6 +16,7 @@ import torch
 
 from ..errors import DescriptionError
 from ..host_api import layers
+from . import host_layer
 from .packs import foreign_class, pack_of
 
 _WEIGHTS = ("weight", "bias")
@@ -29,6 +30,7 @@ def describe_module(
     dtype: Callable[[torch.nn.Module, str, torch.Tensor], torch.dtype],
     children: Collection[str] | None = None,
     hidden: Collection[str] = (),
+    path: str = "",
 ) -> dict[str, Any]:
     """Write a module tree down as JSON-plain data.
 
@@ -38,6 +40,8 @@ def describe_module(
         dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
         children: names of the direct children to keep; None keeps all.
         hidden: attributes of `module` itself to leave out.
+        path: where `module` is in the tree; a product in it that cannot be written down is left to
+            the host (`host_layer`).
 
     Raises:
         DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
@@ -91,11 +95,21 @@ def describe_module(
         "attributes": dict(sorted(attributes.items())),
         "parameters": parameters,
         "modules": [
-            [name, describe_module(child, reads=reads, dtype=dtype)]
+            [name, _child(f"{path}.{name}".lstrip("."), child, reads, dtype)]
             for name, child in module._modules.items()
             if child is not None and (children is None or name in children)
         ],
     }
+
+
+def _child(path: str, module: torch.nn.Module, reads: Any, dtype: Any) -> dict[str, Any]:
+    try:
+        return describe_module(module, reads=reads, dtype=dtype, path=path)
+    except DescriptionError:
+        described = host_layer.describe(path, module)
+        if described is None:
+            raise
+        return described
 
 
 def make_twin(
@@ -106,6 +120,8 @@ def make_twin(
     Raises:
         DescriptionError: a class cannot be imported here.
     """
+    if description["class"] == host_layer.CLASS:
+        return host_layer.HostLayer(**description["attributes"])
     cls = import_named(description["class"])
     twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
@@ -152,6 +168,8 @@ def named_code(description: dict[str, Any]) -> tuple[list[type], list[Callable[.
     pending = [description]
     while pending:
         module = pending.pop()
+        if module["class"] == host_layer.CLASS:
+            continue
         classes.add(module["class"])
         functions.update(_functions(module["attributes"].values()))
         pending += [child for _, child in module["modules"]]

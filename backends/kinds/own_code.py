@@ -27,6 +27,7 @@ MAKERS = (
     "kernels/products.py",
     "kernels/twin_product.py",
     "kinds/describe.py",
+    "kinds/host_layer.py",
     "kinds/layout.py",
     "torch_api/compiling.py",
     "torch_api/lean_source.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from ..contract import Description
 from ..errors import DescriptionError
 from ..families.plan import Place, Plan, describe_place, quick_signature
+from ..kinds import host_layer
 from ..kinds.watch import Watch
 from .graph import Graph
 
@@ -19,8 +21,8 @@ from .graph import Graph
 class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
-    `wide` is a second graph, for calls with more elements than 32 bits can count; `watch` knows the
-    code that was described.
+    `wide` is a second graph, for calls with more elements than 32 bits can count; `left` counts the
+    layers of a place that are the host's, by why; `watch` knows the code that was described.
     """
 
     label: str
@@ -28,6 +30,7 @@ class Kind:
     graph: Graph | None = None
     reason: str | None = None
     wide: Graph | None = None
+    left: Counter[str] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
 
 
@@ -82,7 +85,8 @@ def _describe(
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         return Kind(label, reason=f"its {label} is not built as the host's: {error}", watch=watch)
     graph = graph_of(description)
-    kind = known.setdefault(graph.key, Kind(label, graph=graph))
+    left = host_layer.count(place.module, description.module)
+    kind = known.setdefault(graph.key, Kind(label, graph=graph, left=left))
     kind.watch.include(watch)
     if place.form.widens and device.type == "cuda" and kind.wide is None:
         kind.wide = graph_of(replace(description, wide=True, label=f"{label} (64-bit)"))

@@ -11,8 +11,8 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..families.plan import Place
-from ..host_api.execution import is_interrupt
-from ..kernels.host_attention import raised_by_host
+from ..host_api.execution import is_interrupt, passes
+from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
@@ -63,6 +63,7 @@ class Region:
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
+        self._has_host_layers = host_layer.any_in(graph.description.module)
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
@@ -77,9 +78,12 @@ class Region:
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return self.decline(fault)
         try:
-            return self._compute(inputs)
+            if not self._has_host_layers:
+                return self._compute(inputs)
+            with host_layer.layers_of(self.place.module):
+                return self._compute(inputs)
         except Exception as error:
-            if self._is_captured() or is_interrupt(error) or raised_by_host(error):
+            if self._is_captured() or is_interrupt(error) or passes(error):
                 raise
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
@@ -200,7 +204,7 @@ class Region:
                 raise  # it is the captured call's problem, not this graph's
             return self.decline("out of memory in the graph; the host ran this call")
         except Exception as error:
-            if self._is_captured() or raised_by_host(error):
+            if self._is_captured() or passes(error):
                 raise
             graph.drop(f"failed at run time: {type(error).__name__}: {error}")
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)

@@ -11,6 +11,7 @@ from ..building.claims import BY_ANOTHER_SERVER
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..runtime.graph import State
+from ..runtime.kind import Kind
 from ..runtime.session import Session
 
 _EXAMPLES = 3
@@ -68,6 +69,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "notes": [
             *session.notes,
             *_guests(scope.plan.guests),
+            *_left(scope.kinds),
             *(f"{n} steps eager: {r}" for r, n in steps.items()),
         ],
     }
@@ -190,6 +192,18 @@ def _kind(kind: Any) -> dict[str, Any]:
         "load_ms": graph.load_ms if known else None,
         "bytes": graph.bytes if known else None,
     }
+
+
+def _left(kinds: Sequence[Kind]) -> list[str]:
+    """Say which layers within compiled blocks are the host's."""
+    layers: Counter[str] = Counter()
+    for kind in kinds:
+        for why, count in kind.left.items():
+            layers[why] += count * len(kind.places)
+    return [
+        f"{count} products run as without this node ({why}); what lies around them is compiled"
+        for why, count in layers.items()
+    ]
 
 
 def _guests(layers: Sequence[tuple[str, str]]) -> list[str]:

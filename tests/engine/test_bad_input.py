@@ -494,9 +494,9 @@ def _running_worker(lab: Lab) -> int:
     """The process of the worker that builds now."""
     builder = lab.engine._builder
     lab.wait_until(lambda: bool(builder.progress().running))
-    pid = next(a.pid for a in builder._threads)
-    assert pid is not None
-    return pid
+    process = next(thread._process for thread in builder._threads)
+    assert process is not None
+    return process.pid
 
 
 @pytest.mark.slow  # tests/unit/test_builder.py kills workers that build nothing

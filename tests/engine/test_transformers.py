@@ -324,6 +324,47 @@ def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
         lab.engine.close()
 
 
+# --- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", transformers.FORMATS)
+def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
+    host: Host, shared: Lab, form: str
+) -> None:
+    model = transformers.load_quantised("flux1", form)
+    jobs = shared.jobs()
+    compiled = shared.compiled(model)
+    assert shared.jobs() - jobs <= 3
+    report = shared.engine.report(compiled)
+    assert report["regions"] == {"total": 5, "compiled": 5, "eager": 0}, report["eager"]
+    for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
+        prompt = transformers.conditioning("flux1", tokens)
+        latent = transformers.latent("flux1", height, width, batch=batch)
+        eager, ours = (
+            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
+            for each in (model, compiled)
+        )
+        assert eager.isfinite().all() and relative(ours, eager) < 2e-3
+    report = shared.engine.report(compiled)
+    assert report["calls"]["compiled"] == 4 * 5 and report["regions"]["eager"] == 0, report["eager"]
+    words = f"products run as without this node (quantised, {form})"
+    assert any(words in note for note in report["notes"]), report["notes"]
+
+    key = "diffusion_model.double_blocks.1.img_mlp.0.weight"
+    clone = compiled.clone()
+    delta = torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
+    assert clone.add_patches({key: ("diff", (0.05 * delta,))}) == [key]
+    plain = model.clone()
+    plain.add_patches({key: ("diff", (0.05 * delta,))})
+    jobs = shared.jobs()
+    with_lora, without, theirs = (
+        host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
+        for each in (clone, compiled, plain)
+    )
+    assert relative(with_lora, theirs) < 5e-3 < relative(with_lora, without)
+    assert shared.jobs() == jobs and shared.engine.report(clone)["calls"]["eager"] == 0
+
+
 # --- ControlNets ----------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "compilers/self_test.py": "says why nothing compiles, after a build has failed",
     "contract.py": "words; what a description says is in the key itself",
     "errors.py": "words",
+    "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/kitchen.py": "its version and backends are in the sources of each kind",
     "host_api/options.py": "names of what a call's options hold; no region takes options",
     "host_api/process.py": "imports the host as the server did; its code is in the key itself",

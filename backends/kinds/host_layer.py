@@ -1,0 +1,146 @@
+"""A layer that a region leaves to the host: one operator in its graph, which calls the live layer.
+
+Its weights are no plain tensors (quantised, packed), or its code is another pack's. What lies
+around it is compiled, and it stays whatever it is: format, LoRA, place in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..host_api.execution import let_pass
+from ..host_api.layers import quantised_as
+from .packs import owner_of
+
+#: What stands for the class of such a layer in a description.
+CLASS = "the host's layer"
+
+_LIBRARY: Any = torch.library.Library("warmgraph", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("host_layer(Tensor input, str path, int out_features) -> Tensor")
+OPERATOR = torch.ops.warmgraph.host_layer.default
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        #: The module of the region that is computed; None where there is none, in a worker.
+        self.module: torch.nn.Module | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def layers_of(module: torch.nn.Module) -> Iterator[None]:
+    """Until this ends, let the operator call the layers of this module."""
+    before, _thread.module = _thread.module, module
+    try:
+        yield
+    finally:
+        _thread.module = before
+
+
+class HostLayer(torch.nn.Module):
+    """Stands in a twin for a layer that is the host's: `[..., in] -> [..., out]`."""
+
+    def __init__(self, path: str, in_features: int, out_features: int) -> None:
+        """Args: where the layer is in the region's module; its widths."""
+        super().__init__()
+        self.path, self.in_features, self.out_features = path, in_features, out_features
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = OPERATOR(input, self.path, self.out_features)
+        return result
+
+
+def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
+    """Return the widths of a layer that computes a product, whosever class it is, or None."""
+    found = tuple(getattr(layer, name, None) for name in ("in_features", "out_features"))
+    named = type(layer).__name__.endswith("Linear") or isinstance(layer, torch.nn.Linear)
+    return found if named and all(type(width) is int for width in found) else None  # type: ignore[return-value]
+
+
+def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
+    """Write such a layer down, None where it is no product.
+
+    Args:
+        path: where it is in the region's module.
+    """
+    found = widths(layer)
+    if found is None:
+        return None
+    attributes = {"path": path, "in_features": found[0], "out_features": found[1]}
+    return {"class": CLASS, "attributes": attributes, "parameters": {}, "modules": []}
+
+
+def any_in(description: dict[str, Any]) -> bool:
+    """Tell whether a described tree has such layers."""
+    return next(_paths(description), None) is not None
+
+
+def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[str]:
+    """Count such layers of a region by why they are the host's, in words.
+
+    Args:
+        module: the live module.
+        description: of it.
+    """
+    return Counter(map(_words, map(module.get_submodule, _paths(description))))
+
+
+def _paths(description: dict[str, Any]) -> Iterator[str]:
+    if description["class"] == CLASS:
+        yield description["attributes"]["path"]
+    for _, child in description["modules"]:
+        yield from _paths(child)
+
+
+def _words(layer: torch.nn.Module) -> str:
+    form = quantised_as(layer)
+    if form is not None:
+        return f"quantised, {form}"
+    weight = getattr(layer, "weight", None)
+    if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
+        return f"the weight is a {type(weight).__name__}"
+    return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
+
+
+def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
+    if _thread.module is None:
+        return _stand_in(input, path, out_features)
+    try:
+        result: torch.Tensor = _thread.module.get_submodule(path)(input)
+        shape = (*input.shape[:-1], out_features)
+        if tuple(result.shape) != shape:
+            raise ValueError(f"{path} must give {list(shape)}, gave {list(result.shape)}")
+    except Exception as error:
+        let_pass(error)
+        raise
+    # The graph counts on a tensor of its own.
+    given = result.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+    if given or result.dtype is not input.dtype or not result.is_contiguous():
+        result = result.to(input.dtype, copy=True, memory_format=torch.contiguous_format)
+    return result
+
+
+def _stand_in(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
+    """A product of the same widths: a worker has no weights, and compares what lies around."""
+    width = input.shape[-1]
+    generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+    weight = torch.randn(out_features, width, generator=generator) / math.sqrt(width)
+    return torch.nn.functional.linear(input, weight.to(input.device, input.dtype))
+
+
+def _fake(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
+    return input.new_empty((*input.shape[:-1], out_features))
+
+
+_LIBRARY.impl("host_layer", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("warmgraph::host_layer", _fake, lib=_LIBRARY)
