@@ -80,7 +80,7 @@ def latent_shape(patcher: Any, rows: int, width: int, height: int) -> tuple[int,
     """
     form = patcher.model.latent_format
     scale = getattr(form, "spacial_downscale_ratio", 8)
-    frames = (1,) * (form.latent_dimensions - 2)
+    frames = (1,) * (getattr(form, "latent_dimensions", 2) - 2)
     return (rows, form.latent_channels, *frames, height // scale, width // scale)
 
 

@@ -16,13 +16,7 @@ import torch
 from ..host_api import attention
 from ..host_api.execution import let_pass
 from ..host_api.options import ATTENTION
-
-_LIBRARY: Any = torch.library.Library("warmgraph", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
-    " bool low_precision) -> Tensor"
-)
-OPERATOR = torch.ops.warmgraph.host_attention.default
+from ..kinds import operators
 
 
 class _Thread(threading.local):
@@ -31,9 +25,6 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         #: `transformer_options` of the block that is computed.
         self.options: dict[str, Any] = {}
-
-
-_thread = _Thread()
 
 
 @contextlib.contextmanager
@@ -125,5 +116,10 @@ def _fake(
     return query.new_empty(_shape(query, heads, split))
 
 
-_LIBRARY.impl("host_attention", _attend, "CompositeExplicitAutograd")
-torch.library.register_fake("warmgraph::host_attention", _fake, lib=_LIBRARY)
+OPERATOR, _thread = operators.register(
+    "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
+    " bool low_precision) -> Tensor",
+    _attend,
+    _fake,
+    _Thread(),
+)

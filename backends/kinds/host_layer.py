@@ -18,23 +18,17 @@ import torch
 
 from ..host_api.execution import let_pass
 from ..host_api.layers import quantised_as
+from . import operators
 from .packs import owner_of
 
 #: What stands for the class of such a layer in a description.
 CLASS = "the host's layer"
-
-_LIBRARY: Any = torch.library.Library("warmgraph", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("host_layer(Tensor input, str path, int out_features) -> Tensor")
-OPERATOR = torch.ops.warmgraph.host_layer.default
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         #: The module of the region that is computed; None where there is none, in a worker.
         self.module: torch.nn.Module | None = None
-
-
-_thread = _Thread()
 
 
 @contextlib.contextmanager
@@ -142,5 +136,6 @@ def _fake(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], out_features))
 
 
-_LIBRARY.impl("host_layer", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("warmgraph::host_layer", _fake, lib=_LIBRARY)
+OPERATOR, _thread = operators.register(
+    "host_layer(Tensor input, str path, int out_features) -> Tensor", _run, _fake, _Thread()
+)

@@ -29,6 +29,7 @@ MAKERS = (
     "kinds/describe.py",
     "kinds/host_layer.py",
     "kinds/layout.py",
+    "kinds/operators.py",
     "torch_api/compiling.py",
     "torch_api/lean_source.py",
     "torch_api/packing.py",

@@ -1,0 +1,43 @@
+"""Operators of ours that graphs call by name, registered once in a process.
+
+A process may hold two copies of this pack (one installed twice, say), and torch knows one operator
+of a name: the second copy takes the first one's, with the state that it goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+State = TypeVar("State")
+
+_NAMESPACE = "warmgraph"
+#: Where an operator keeps what belongs to it.
+_STATE, _LIBRARY = "warmgraph_state", "warmgraph_library"
+
+
+def register(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], state: State
+) -> tuple[Any, State]:
+    """Make an operator that computes by `run` on every device, and by `fake` where it is traced.
+
+    Args:
+        schema: "name(Tensor input, ...) -> Tensor".
+        state: what `run` goes by.
+
+    Returns:
+        The operator and its state: of the copy of this pack that was imported first.
+    """
+    name = schema.partition("(")[0]
+    packet: Any = getattr(getattr(torch.ops, _NAMESPACE), name, None)
+    if packet is None:
+        library: Any = torch.library.Library(_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+        library.define(schema)
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
+        packet = getattr(getattr(torch.ops, _NAMESPACE), name)
+        setattr(packet, _STATE, state)
+        setattr(packet, _LIBRARY, library)
+    return packet.default, getattr(packet, _STATE)

@@ -1,0 +1,98 @@
+"""Small transformers through Compile Model against eager: every family, format and residency."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..host import end_node
+from ..measure import rel_l2
+from ..pack import ROOT, brief, import_alias, open_engine
+from .common import partial
+
+#: Latent sides, batch and tokens of the text.
+SIZES = ((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77))
+OVERRIDE = "optimized_attention_override"
+
+
+def small_transformers(
+    *, kinds: list[str], store: str, dtype: str = "bfloat16", formats: list[str], workers: int = 0
+) -> dict[str, Any]:
+    """Sample each kind eager and by ours, at several sizes, and with its attention overridden.
+
+    Args:
+        kinds: of `tools.small_transformers`.
+        formats: in which the blocks of a small Flux are quantised, one after the other.
+
+    Returns:
+        {"rows": [{"kind", "errors" (relative L2 of latents), "regions", "eager", "calls", "builds"
+        after the first size, "overridden": calls of the override, its "override_error"}]}
+    """
+    import torch
+
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import small_transformers as small
+
+    engine = open_engine(Path(store), workers=workers)
+    rows: list[dict[str, Any]] = []
+    for name in [*kinds, *(f"flux1 {form}" for form in formats)]:
+        kind, _, form = name.partition(" ")
+        loaded = (
+            small.load_quantised(kind, form)
+            if form
+            else small.load(kind, dtype=getattr(torch, dtype))
+        )
+        ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+        errors = []
+        builds = None
+        for size in SIZES:
+            eager, found = (_sample(small, kind, model, size) for model in (loaded, ours))
+            errors.append(rel_l2(found, eager))
+            builds = engine.report(ours)["builds"] if builds is None else builds
+        calls: list[Any] = []
+        overridden = [_overridden(model, calls) for model in (loaded, ours)]
+        eager, found = (_sample(small, kind, model, SIZES[0]) for model in overridden)
+        report = engine.report(ours)
+        rows.append(
+            {
+                "kind": name,
+                "errors": errors,
+                "builds": report["builds"] - (builds or 0),
+                "overridden": len(calls),
+                "override_error": rel_l2(found, eager),
+                **{key: brief(report)[key] for key in ("regions", "eager", "calls", "notes")},
+            }
+        )
+        partial({"rows": rows})
+    engine.close()
+    return {"rows": rows}
+
+
+def _sample(small: Any, kind: str, model: Any, size: tuple[int, int, int, int]) -> Any:
+    """One step of the host's sampler."""
+    import comfy.sample
+
+    height, width, batch, tokens = size
+    latent = small.latent(kind, height, width, batch=batch)["samples"]
+    latent = comfy.sample.fix_empty_latent_channels(model, latent)
+    prompt = small.conditioning(kind, tokens)
+    noise = comfy.sample.prepare_noise(latent, 0)
+    try:
+        return comfy.sample.sample(
+            model, noise, 1, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True
+        ).cpu()
+    finally:
+        end_node()
+
+
+def _overridden(model: Any, calls: list[Any]) -> Any:
+    """A clone whose attention is another function, as nodes for SageAttention do it."""
+
+    def halved(function: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(function)
+        return 0.5 * function(*args, **kwargs)
+
+    clone = model.clone()
+    options = clone.model_options["transformer_options"]
+    clone.model_options["transformer_options"] = {**options, OVERRIDE: halved}
+    return clone

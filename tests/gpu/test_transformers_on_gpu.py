@@ -1,0 +1,32 @@
+"""Every family of transformers on a GPU: small ones of the host's own classes, in each mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+MODES = {"dynamic": (), "legacy": ("--disable-dynamic-vram",), "streamed": ("--novram",)}
+KINDS = ("flux1", "flux2", "chroma", "zimage", "qwen", "krea", "wan", "wan_image", "wan_5b")
+#: Of latents after one step in bfloat16, whose own error is as large.
+TOLERANCE = 2e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: str) -> None:
+    result = lab.run(
+        "small_transformers",
+        MODES[mode],
+        limit_s=580,
+        kinds=list(KINDS),
+        formats=["int8_tensorwise", "float8_e4m3fn"],
+        store=lab.store("small-transformers"),
+        workers=14,
+    )
+    assert len(result["rows"]) == len(KINDS) + 2
+    for row in result["rows"]:
+        assert max(row["errors"]) <= TOLERANCE, row
+        assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
+        assert row["calls"]["compiled"] > 0 and row["builds"] == 0, row
+        assert row["overridden"] > 0 and row["override_error"] <= TOLERANCE, row

@@ -1,0 +1,59 @@
+"""Operators of ours are there once, whoever else has a copy of this pack in the process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from warmgraph_backends.kernels import host_attention
+from warmgraph_backends.kinds import host_layer
+
+BACKENDS = Path(__file__).resolve().parents[2] / "backends"
+COPY = "another_copy_of_warmgraph"
+
+
+@pytest.fixture
+def copy() -> Iterator[str]:
+    """The pack's packages under a name of another copy."""
+    spec = importlib.util.spec_from_file_location(
+        COPY, BACKENDS / "__init__.py", submodule_search_locations=[str(BACKENDS)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[COPY] = module
+    spec.loader.exec_module(module)
+    yield COPY
+    for name in [name for name in sys.modules if name.partition(".")[0] == COPY]:
+        del sys.modules[name]
+
+
+def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
+    layers = importlib.import_module(f"{copy}.kinds.host_layer")
+    attention = importlib.import_module(f"{copy}.kernels.host_attention")
+    assert layers.layers_of is not host_layer.layers_of
+    assert layers.OPERATOR is host_layer.OPERATOR
+    assert attention.OPERATOR is host_attention.OPERATOR
+    block = torch.nn.Sequential(torch.nn.Linear(4, 6))
+    x = torch.ones(2, 4)
+    for each in (layers, host_layer):
+        with each.layers_of(block), torch.no_grad():
+            assert torch.equal(each.OPERATOR(x, "0", 6), block(x))
+            with pytest.raises(ValueError, match="0 must give"):
+                each.OPERATOR(x, "0", 5)
+    stand_in = host_layer.OPERATOR(x, "0", 6)
+    assert torch.equal(stand_in, layers.OPERATOR(x, "0", 6)), "where there is no layer, in a worker"
+    assert not torch.equal(stand_in, host_layer.OPERATOR(x, "1", 6))
+
+
+def test_a_result_that_is_an_input_is_copied() -> None:
+    block = torch.nn.Sequential(torch.nn.Identity())
+    x = torch.ones(2, 4)
+    with host_layer.layers_of(block):
+        result = host_layer.OPERATOR(x, "0", 4)
+    assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
