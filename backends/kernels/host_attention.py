@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..host_api import attention
-from ..host_api.execution import let_pass
 from ..host_api.options import ATTENTION
 from ..kinds import operators
 
@@ -73,8 +72,8 @@ def _attend(
     split: bool,
     low_precision: bool,
 ) -> torch.Tensor:
-    try:
-        result = attention.attend(
+    def compute() -> torch.Tensor:
+        return attention.attend(
             query,
             key,
             value,
@@ -84,18 +83,8 @@ def _attend(
             low_precision=low_precision,
             options=_thread.options,
         )
-        shape = _shape(query, heads, split)
-        if tuple(result.shape) != shape:
-            raise ValueError(f"attention must give {list(shape)}, gave {list(result.shape)}")
-    except Exception as error:
-        let_pass(error)
-        raise
-    # The graph counts on a tensor of its own: a function may hand one of its inputs back.
-    memory = result.untyped_storage().data_ptr()
-    given = any(each.untyped_storage().data_ptr() == memory for each in (query, key, value))
-    if given or result.dtype is not query.dtype or not result.is_contiguous():
-        result = result.to(query.dtype, copy=True, memory_format=torch.contiguous_format)
-    return result
+
+    return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
 
 
 def _shape(query: torch.Tensor, heads: int, split: bool) -> tuple[Any, ...]:

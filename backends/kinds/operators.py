@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..host_api.execution import let_pass
+
 State = TypeVar("State")
 
 _NAMESPACE = "warmgraph"
@@ -41,3 +43,33 @@ def register(
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
     return packet.default, getattr(packet, _STATE)
+
+
+def live(
+    what: str, compute: Callable[[], torch.Tensor], shape: tuple[Any, ...], *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Compute by code that is not ours, within a graph.
+
+    Args:
+        what: its name for people.
+        shape: what the graph counts on, as it does on the first input's dtype.
+        inputs: what the code gets; it may hand one of them back.
+
+    Returns:
+        A contiguous tensor of its own.
+
+    Raises:
+        Whatever the code raises, marked to pass; ValueError, likewise, for another shape.
+    """
+    try:
+        result = compute()
+        if tuple(result.shape) != shape:
+            raise ValueError(f"{what} must give {list(shape)}, gave {list(result.shape)}")
+    except Exception as error:
+        let_pass(error)
+        raise
+    memory, dtype = result.untyped_storage().data_ptr(), inputs[0].dtype
+    given = any(each.untyped_storage().data_ptr() == memory for each in inputs)
+    if given or result.dtype is not dtype or not result.is_contiguous():
+        result = result.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return result
