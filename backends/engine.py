@@ -37,6 +37,7 @@ from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
+from .kernels.attention_choice import AttentionChoice
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
@@ -147,6 +148,7 @@ class Engine:
             self._captured,
             debugging,
             Verification() if debugging.verify else None,
+            AttentionChoice(paths.private, f"{_machine()}/torch {torch.__version__}"),
             off,
         )
         self._starter = Starter(self._shared, settings)

@@ -20,13 +20,16 @@ SIZES = {
     "wan14b": ((832, 480, 21),),
 }
 
+#: Of which one call takes seconds.
+LONG = ("wan14b",)
+
 
 def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], Result]:
     """A case that times a model at full size: eager, ours, and each block by `torch.compile`."""
 
     def run(lab: Lab) -> Result:
         sizes = [[*lab.pixels(width, height), n] for width, height, n in SIZES[name]]
-        quick = {"rounds": 1, "steps": 3} if lab.smoke else {}
+        quick = {"rounds": 1, "steps": 3} if lab.smoke or name in LONG else {}
         result = lab.run(
             "transformer",
             flags,

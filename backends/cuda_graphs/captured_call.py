@@ -19,8 +19,12 @@ import torch
 
 from ..host_api.execution import is_interrupt
 from ..weights.addresses import Addresses
+from .constants import Constants
 from .signatures import Call, FixedCallError, read_result
 from .skip_joins import QuickJoins
+
+#: For constants, which are small: tables of frequencies.
+_CONSTANT_BYTES = 2**16
 
 OUT_OF_MEMORY = "out of memory while it was captured"
 
@@ -53,6 +57,8 @@ class CapturedCall:
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
             self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
         self._result = like
+        # Taken now, since it could not be had within a capture.
+        self._kept = torch.empty(_CONSTANT_BYTES, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, run: Callable[..., Any], call: Call) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
@@ -121,7 +127,7 @@ class CapturedCall:
     def _record(self, run: Callable[..., Any], call: Call) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
         args, kwargs = call.over(self._inputs)
-        with QuickJoins():
+        with QuickJoins(), Constants(self._kept):
             result = run(*args, **kwargs)
         _copy(read_result(result).tensors, self._outputs)
 

@@ -43,6 +43,24 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
+def mark(device: torch.device) -> Any:
+    """Mark where the device's queue is now; None where there is no queue."""
+    if device.type != "cuda":
+        return None
+    make: Any = torch.cuda.Event
+    event = make(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the time between two marks, once the second is passed; 0.0 without marks."""
+    if begin is None or end is None:
+        return 0.0
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000.0
+
+
 def trim(device: torch.device) -> None:
     """Give back what no graph uses."""
     driver = _driver() if is_driver_allocator() else None

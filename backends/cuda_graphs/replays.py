@@ -8,6 +8,7 @@ regions are still to come; and the forward with all regions compiled, once they 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _NO_MEMORY = "out of memory for captured calls"
 _TRIED_AGAIN = (_NO_ROOM, _NO_MEMORY, OUT_OF_MEMORY)
 #: The driver gives a graph its memory outside of what the host can make room for.
 MIN_FREE_BYTES = 2**30
+_NO_GAIN = "one call takes {:.1f} s, of which replaying it would save nothing"
 
 
 class Runner(Protocol):
@@ -55,6 +57,8 @@ class _Signature:
     refused: str | None = None
     #: What a call gave.
     like: Call | None = None
+    #: Marks on the GPU around the last clean call.
+    marks: tuple[Any, Any] | None = None
     #: What is captured, and in which form.
     graph: CapturedCall | None = None
     form: Hashable = None
@@ -81,10 +85,18 @@ class Attempt(NamedTuple):
 class Replays:
     """The captured calls of one root module."""
 
-    def __init__(self, memory: CapturedMemory, comparisons: Comparisons) -> None:
-        """Args: the memory that all captured graphs share; the comparisons made so far."""
+    def __init__(
+        self,
+        memory: CapturedMemory,
+        comparisons: Comparisons,
+        limit_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """Args: the memory that all captured graphs share; the comparisons made so far; how long a
+        call may take on the GPU that is worth capturing.
+        """
         self._memory = memory
         self._comparisons = comparisons
+        self._limit_s = limit_s
         self._signatures: dict[Hashable, _Signature] = {}
         self.captures = 0
         self.replayed = 0
@@ -95,7 +107,7 @@ class Replays:
 
     def fresh(self) -> Replays:
         """Return one for another root module, over the same memory."""
-        return Replays(self._memory, self._comparisons)
+        return Replays(self._memory, self._comparisons, self._limit_s)
 
     def attempt(
         self,
@@ -138,17 +150,20 @@ class Replays:
                     result = self._replay(graph, book, addresses, call)
                 except CaptureError as error:
                     known.refused = str(error)
-        elif known.like is not None and known.clean >= CLEAN_CALLS:
+        elif known.like is not None and known.clean >= CLEAN_CALLS and self._pays(known):
             rerun = partial(_rerun, runner, host, compiled=complete)
             result = self._capture(known, call, rerun, book, addresses)
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
+        known.marks = None if result is not None else (driver.mark(call.tensors[0].device), None)
         return Attempt(result, not exact_next, known, in_place, self._comparisons.count)
 
     def settle(self, attempt: Attempt, book: AddressBook, result: Any) -> None:
         """Note what a call gave that was not replayed."""
         known = attempt.known
+        if known.marks is not None:
+            known.marks = (known.marks[0], driver.mark(book.device))
         book.settle()
         known.like = None
         if not attempt.in_place:  # the call that comes next may meet weights of another kind
@@ -212,6 +227,14 @@ class Replays:
     def vram_bytes(self) -> int:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
+
+    def _pays(self, known: _Signature) -> bool:
+        """Whether the last clean call was short enough for the processor to be what held it up."""
+        seconds = driver.seconds_between(*known.marks) if known.marks is not None else 0.0
+        if seconds <= self._limit_s():
+            return True
+        known.refused = _NO_GAIN.format(seconds)
+        return False
 
     def _replay(
         self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: Call

@@ -4,12 +4,13 @@ another node may put into them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..contract import Symbol
-from ..host_api.options import PATCHES
+from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
 from .plan import Call, Forward
 
@@ -32,6 +33,17 @@ SYMBOLS = {
         Symbol("tokens", 1, 2**17, 4368),
     )
 }
+
+#: Options that these models' own forwards do not read.
+UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
+
+
+def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:
+    """Make a `Family.may_be_captured` that knows these classes by name: their own forward neither
+    reads from the GPU nor copies to it (`tests/engine/test_device_copies.py`).
+    """
+    return lambda root: type(root).__name__ in classes
+
 
 #: Patches that act inside a block.
 _WITHIN = ("attn1_patch", "attn1_output_patch", "attn2_patch", "mlp_patch")

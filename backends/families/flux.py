@@ -147,6 +147,8 @@ FAMILY = Family(
         "comfy.ldm.chroma.model:Chroma": plan_flux,
     },
     forms=FORMS,
+    may_be_captured=dit.calls_of("Flux", "Chroma"),
+    unread=dit.UNREAD_OPTIONS,
     empty=_empty,
 )
 

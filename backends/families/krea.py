@@ -121,7 +121,11 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 FAMILY = Family(
-    roots={"comfy.ldm.krea2.model:SingleStreamDiT": plan_krea}, forms=FORMS, empty=_empty
+    roots={"comfy.ldm.krea2.model:SingleStreamDiT": plan_krea},
+    forms=FORMS,
+    may_be_captured=dit.calls_of("SingleStreamDiT"),
+    unread=dit.UNREAD_OPTIONS,
+    empty=_empty,
 )
 
 

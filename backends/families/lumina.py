@@ -87,7 +87,13 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
     return {"c_crossattn": (latent[0], tokens, width), "num_tokens": tokens}
 
 
-FAMILY = Family(roots={"comfy.ldm.lumina.model:NextDiT": plan_lumina}, forms=FORMS, empty=_empty)
+FAMILY = Family(
+    roots={"comfy.ldm.lumina.model:NextDiT": plan_lumina},
+    forms=FORMS,
+    may_be_captured=dit.calls_of("NextDiT"),
+    unread=dit.UNREAD_OPTIONS,
+    empty=_empty,
+)
 
 
 def _adaln(module: Any, dtype: str) -> InputSpec:

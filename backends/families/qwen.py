@@ -148,6 +148,8 @@ FAMILY = Family(
         "comfy.ldm.qwen_image.controlnet:QwenImageControlNetModel": plan_qwen,
     },
     forms=FORMS,
+    may_be_captured=dit.calls_of("QwenImageTransformer2DModel"),
+    unread=dit.UNREAD_OPTIONS,
     empty=_empty,
 )
 

@@ -185,6 +185,8 @@ FAMILY = Family(
         )
     },
     forms=FORMS,
+    may_be_captured=dit.calls_of("WanModel"),
+    unread=dit.UNREAD_OPTIONS,
     empty=_empty,
 )
 

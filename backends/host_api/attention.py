@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .options import ATTENTION
+
 
 def host_order() -> contextlib.AbstractContextManager[Any]:
     """Let attention go to the first of the kernels that the host itself asks for.
@@ -25,6 +27,16 @@ def host_order() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     order = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None)
     return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()
+
+
+def is_plain(options: dict[str, Any]) -> bool:
+    """Tell whether the host would take PyTorch's own attention in this process, with these options:
+    no flag, no node and no pack chose another.
+    """
+    from comfy.ldm.modules import attention
+
+    own = getattr(attention, "attention_pytorch", None)
+    return not options.get(ATTENTION) and attention.optimized_attention is own
 
 
 def attend(

@@ -50,6 +50,36 @@ def compare(runs: Mapping[str, Callable[[], Any]], measure: Measure) -> dict[str
     return {name: time for name, time in times.items() if time is not None}
 
 
+def by_turns(runs: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
+    """Return the milliseconds of long calls, the least of a few each; a call that this GPU refuses
+    has none.
+
+    For calls of which the GPU's part is much longer than the processor's, in the midst of other
+    work of this thread.
+    """
+    event: Any = torch.cuda.Event
+    taken: dict[str, Callable[[], Any]] = {}
+    for name, run in runs.items():
+        try:
+            run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            logger.debug("%s was refused: %s", name, error)
+        else:
+            taken[name] = run
+    marks: dict[str, list[Any]] = {name: [] for name in taken}
+    for _ in range(rounds):
+        for name, run in taken.items():
+            begin, end = event(enable_timing=True), event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            marks[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: min(a.elapsed_time(b) for a, b in pairs) for name, pairs in marks.items()}
+
+
 def microseconds(run: Callable[[], Any]) -> float | None:
     """Return the GPU's time of a call that nothing disturbs, the first decile of many; None if it
     cannot be told.

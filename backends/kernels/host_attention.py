@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 
@@ -18,12 +18,30 @@ from ..host_api.options import ATTENTION
 from ..kinds import operators
 
 
+class Choice(Protocol):
+    """Chooses the kernel where the host would take PyTorch's own (`AttentionChoice`)."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: int,
+        *,
+        split: bool,
+        host: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """Compute it, by `host` or otherwise."""
+
+
 class _Thread(threading.local):
     """What the operator goes by in one thread."""
 
     def __init__(self) -> None:
         #: `transformer_options` of the block that is computed.
         self.options: dict[str, Any] = {}
+        #: What chooses between PyTorch's own kernels; None leaves that to the host.
+        self.choice: Choice | None = None
 
 
 @contextlib.contextmanager
@@ -34,6 +52,18 @@ def attending_with(options: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         _thread.options = before
+
+
+@contextlib.contextmanager
+def choosing_by(choice: Choice | None) -> Iterator[None]:
+    """Until this ends, let the operator take a kernel by this choice where the host would take
+    PyTorch's own.
+    """
+    before, _thread.choice = _thread.choice, choice
+    try:
+        yield
+    finally:
+        _thread.choice = before
 
 
 def opaque(
@@ -72,7 +102,7 @@ def _attend(
     split: bool,
     low_precision: bool,
 ) -> torch.Tensor:
-    def compute() -> torch.Tensor:
+    def host() -> torch.Tensor:
         return attention.attend(
             query,
             key,
@@ -83,6 +113,12 @@ def _attend(
             low_precision=low_precision,
             options=_thread.options,
         )
+
+    def compute() -> torch.Tensor:
+        choice = _thread.choice
+        if choice is None or mask is not None or not attention.is_plain(_thread.options):
+            return host()
+        return choice.attend(query, key, value, heads, split=split, host=host)
 
     return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
 

@@ -159,7 +159,15 @@ class Forwards:
 
     def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
         shared = self._shared
-        return Region(place, graph, weights, shared.comparisons, self._faults, shared.verification)
+        return Region(
+            place,
+            graph,
+            weights,
+            shared.comparisons,
+            self._faults,
+            shared.verification,
+            shared.attention,
+        )
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
         """The call of a place by its special graph, where there is one."""

@@ -12,6 +12,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..families.plan import Place
 from ..host_api.execution import is_interrupt, passes
+from ..kernels import host_attention
 from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
@@ -47,9 +48,11 @@ class Region:
         comparisons: Comparisons,
         faults: Faults,
         verification: Verification | None = None,
+        attention: host_attention.Choice | None = None,
     ) -> None:
         """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
-        of ours failed in this session, and what is kept where every call is compared.
+        of ours failed in this session, what is kept where every call is compared, and what chooses
+        the kernel of attention.
         """
         self.place = place
         self.graph = graph
@@ -73,6 +76,7 @@ class Region:
             else Verifying(place, graph, comparisons, verification)
         )
         self._faults = faults
+        self._attention = attention
 
     def __call__(self, *inputs: Any) -> Any:
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
@@ -193,7 +197,8 @@ class Region:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            results: tuple[torch.Tensor, ...] = tuple(call(arguments))
+            with host_attention.choosing_by(self._attention):
+                results: tuple[torch.Tensor, ...] = tuple(call(arguments))
             if not results:
                 raise IndexError("a graph must return tensors, got none")
             for result in results:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
 from ..host_api.needs import Feature
+from ..kernels.host_attention import Choice
 from ..storing.comparisons import Comparisons
 from .graphs import Graphs
 from .verification import Verification
@@ -23,6 +24,7 @@ class Shared:
         captured: the memory of all captured calls.
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
+        attention: which kernel attention runs with, else what the host takes.
         off: features that are off with this host, and what it lacks for them (`present.missing`).
     """
 
@@ -31,4 +33,5 @@ class Shared:
     captured: CapturedMemory
     debugging: Debugging = OFF
     verification: Verification | None = None
+    attention: Choice | None = None
     off: Mapping[Feature, str] = field(default_factory=dict)

@@ -61,6 +61,7 @@ SETTINGS = {
         Setting("idle_s", 30, 1, 3600, "seconds"),
         Setting("runs_before_special", 3, 0, 1000, "runs of one size, 0 = only where asked for"),
         Setting("captured_vram_percent", 10, 0, 90, "percent of the card, 0 = no CUDA graphs"),
+        Setting("captured_limit_s", 0.5, 0.01, 3600, "seconds of one call", whole=False),
         Setting("keep_captured", 1, 0, 1, "1 = kept between prompts, 0 = given back after each"),
     )
 }
@@ -123,6 +124,13 @@ class Settings:
     def captured_vram_share(self) -> float:
         """Share of the card's memory that captured CUDA graphs may take, 0 to 1."""
         return self._value("captured_vram_percent") / 100
+
+    @property
+    def captured_limit_s(self) -> float:
+        """Seconds on the GPU beyond which a call is not captured: what the processor takes to start
+        its kernels is no longer waited for.
+        """
+        return self._value("captured_limit_s")
 
     @property
     def keeps_captured(self) -> bool:

@@ -119,7 +119,11 @@ class Starter:
             return None
         if not may_be_captured(attached.root):
             return None
-        return Replays(self._shared.captured, self._shared.comparisons)
+        return Replays(
+            self._shared.captured,
+            self._shared.comparisons,
+            lambda: self._settings.captured_limit_s,
+        )
 
     def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
         """After how many runs of one size it gets graphs of its own; None: never."""

@@ -48,6 +48,8 @@ class AddressBook:
 
     def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
         """Args: the module whose calls are captured, and where its model's weights are."""
+        #: Where they are used.
+        self.device = weights.device
         self._weights = weights
         self._modules: list[Any] = list(root.modules())
         self._epoch = -1

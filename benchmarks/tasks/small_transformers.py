@@ -12,6 +12,8 @@ from .common import partial
 
 #: Latent sides, batch and tokens of the text.
 SIZES = ((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77))
+#: Of a run of which the last ones are replayed.
+STEPS = 8
 OVERRIDE = "optimized_attention_override"
 
 
@@ -26,7 +28,9 @@ def small_transformers(
 
     Returns:
         {"rows": [{"kind", "errors" (relative L2 of latents), "regions", "eager", "calls", "builds"
-        after the first size, "overridden": calls of the override, its "override_error"}]}
+        after the first size, "overridden": calls of the override, its "override_error",
+        "captured" and "exact": of a run of several steps by compiled blocks, and by the host's own
+        forward, {"error", "max_abs_diff", "replayed", "not_replayed"}}]}
     """
     import torch
 
@@ -53,6 +57,14 @@ def small_transformers(
         overridden = [_overridden(model, calls) for model in (loaded, ours)]
         eager, found = (_sample(small, kind, model, SIZES[0]) for model in overridden)
         report = engine.report(ours)
+        long = _sample(small, kind, loaded, SIZES[0], steps=STEPS)
+        exact = engine.compile_model(loaded, form="exact")
+        runs = {
+            label: _replayed(
+                engine, model, long, _sample(small, kind, model, SIZES[0], steps=STEPS)
+            )
+            for label, model in (("captured", ours), ("exact", exact))
+        }
         rows.append(
             {
                 "kind": name,
@@ -60,6 +72,7 @@ def small_transformers(
                 "builds": report["builds"] - (builds or 0),
                 "overridden": len(calls),
                 "override_error": rel_l2(found, eager),
+                **runs,
                 **{key: brief(report)[key] for key in ("regions", "eager", "calls", "notes")},
             }
         )
@@ -68,8 +81,21 @@ def small_transformers(
     return {"rows": rows}
 
 
-def _sample(small: Any, kind: str, model: Any, size: tuple[int, int, int, int]) -> Any:
-    """One step of the host's sampler."""
+def _replayed(engine: Any, model: Any, eager: Any, found: Any) -> dict[str, Any]:
+    """How a run of several steps compares with eager's, and how many were replayed."""
+    captured = engine.report(model)["captured"]
+    return {
+        "error": rel_l2(found, eager),
+        "max_abs_diff": float((found - eager).abs().max()),
+        "replayed": captured["replayed"],
+        "not_replayed": captured["not_replayed"],
+    }
+
+
+def _sample(
+    small: Any, kind: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
+) -> Any:
+    """Sample by the host's sampler."""
     import comfy.sample
 
     height, width, batch, tokens = size
@@ -79,7 +105,7 @@ def _sample(small: Any, kind: str, model: Any, size: tuple[int, int, int, int]) 
     noise = comfy.sample.prepare_noise(latent, 0)
     try:
         return comfy.sample.sample(
-            model, noise, 1, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True
+            model, noise, steps, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True
         ).cpu()
     finally:
         end_node()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from .rival import skip_transformer_options, without_dynamic
 logger = logging.getLogger(__name__)
 
 WARM_STEPS = 2
+PROFILED_STEPS = 2
+ATTENTION_TIMES = "attention.json"
 
 
 def transformer(
@@ -28,6 +31,7 @@ def transformer(
     sizes: list[list[int]],
     small: bool = False,
     rival: bool = True,
+    exact: bool = True,
     rounds: int = 3,
     steps: int = 8,
     workers: int = 0,
@@ -38,11 +42,14 @@ def transformer(
         path: of its file, written now if it is not there.
         sizes: [width, height, frames] in pixels and frames of the latent.
         small: run its small twin instead.
-        rival: whether blocks compiled one by one by `torch.compile` take turns, too.
+        rival: whether blocks compiled one by one by `torch.compile` take turns, too, at the first
+            size.
+        exact: whether the host's own forward, captured, takes turns.
 
     Returns:
         {"file_seconds", "ready_seconds" from an empty store, "builds", "disk_mb", "rows": {size:
-        {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile", "peak_mib"}
+        {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile",
+        "attention_ms": of the kernels to choose from}
     """
     result: dict[str, Any] = {"rows": {}}
     watch = Stopwatch()
@@ -68,6 +75,10 @@ def transformer(
         probes["per_block"] = Probe()
         attached = probes["per_block"].attach(without_dynamic(loaded))
         models["per_block"] = _per_block(attached, TRANSFORMERS[name].blocks)
+    if exact:
+        probes["exact"] = Probe()
+        attached = probes["exact"].attach(loaded)
+        models["exact"] = engine.compile_model(attached, form="exact")
     for size in sizes:
         row = _time(run, models, probes, size, rounds=rounds, steps=steps, result=result)
         row["rel_l2"] = call_errors(
@@ -77,13 +88,21 @@ def transformer(
             probes["eager"],
         )
         result["rows"]["x".join(map(str, size))] = row
-        result["report"] = brief(engine.report(models["ours"]))
+        if "profile" not in result:
+            result["profile"] = {
+                form: kernel_times(functools.partial(run, model, size, steps=PROFILED_STEPS))
+                for form, model in models.items()
+                if form != "exact"
+            }
+        models.pop("per_block", None)
+        report = engine.report(models["ours"])
+        result["report"], result["captured"] = brief(report), report["captured"]
+        if "exact" in models:
+            result["captured_exact"] = engine.report(models["exact"])["captured"]
         partial(result)
     result["builds"] = result["report"]["builds"]
-    result["profile"] = {
-        form: kernel_times(functools.partial(run, model, sizes[0], steps=3))
-        for form, model in models.items()
-    }
+    times = Path(store + "-private") / ATTENTION_TIMES
+    result["attention_ms"] = json.loads(times.read_text()) if times.exists() else {}
     engine.close()
     return result
 

@@ -345,6 +345,7 @@ class _Weights:
     """Weights that never move; what the host brings over within a capture is told to `undo`."""
 
     problem = None
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.undone = 0

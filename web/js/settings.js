@@ -56,6 +56,14 @@ const WORDS = [
     attrs: { step: 1 },
   },
   {
+    key: "captured_limit_s",
+    id: "Warmgraph.Captured.Limit",
+    category: ["Warmgraph", "Captured", "Limit"],
+    name: "Longest step that is captured (seconds)",
+    tooltip: "A step that takes longer does not wait for the processor, so replaying it would save nothing.",
+    attrs: { step: 0.1, minFractionDigits: 1, maxFractionDigits: 2 },
+  },
+  {
     key: "keep_captured",
     id: "Warmgraph.Captured.Keep",
     category: ["Warmgraph", "Captured", "Keep"],

@@ -1,0 +1,190 @@
+"""Which kernel attention runs with where the host would take PyTorch's own: chosen when it runs.
+
+The host asks for flash attention first. On some cards cuDNN's is much quicker over many tokens, on
+others it is not; so both are timed once for each class of sizes on this machine, and the times are
+kept in a small file. A graph holds no choice: it serves every card and every PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..storing.files import write_whole
+from .gpu_time import by_turns
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "attention.json"
+KEPT = 1024
+HOST, CUDNN = "host", "cudnn"
+#: cuDNN makes a plan for each new size in each process, some 65 ms of the processor: so much must
+#: a call save that one image pays for it.
+MUST_SAVE_MS = 0.2
+#: Fewer products of queries and keys take less time than could be saved.
+FEWEST_PRODUCTS = 2**20
+_WIDEST_HEAD = 128
+_BACKENDS: Any = torch.backends
+
+Times = Mapping[str, float]
+
+
+class AttentionChoice:
+    """The times of this machine, and the choices that they make; for any thread."""
+
+    def __init__(self, directory: Path, machine: str) -> None:
+        """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
+        self._path = directory / FILE_NAME
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._all = _read(self._path)
+        self._chosen: dict[Any, str] = {}
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: int,
+        *,
+        split: bool,
+        host: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """Compute attention without a mask, by the quicker kernel.
+
+        Args:
+            query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
+            key: likewise.
+            value: likewise.
+            host: does the same by the host's function, which would take PyTorch's own here.
+
+        Returns:
+            [batch, rows, heads * width].
+        """
+        if not _is_open(query):
+            return host()
+        form = (query.shape, key.shape, query.stride(), key.stride(), query.dtype, heads, split)
+
+        def cudnn() -> torch.Tensor:
+            return _cudnn(*(_heads(t, heads, split) for t in (query, key, value)))
+
+        chosen = self._chosen.get(form)
+        if chosen is None:
+            chosen = self._choose(form, query, key, value, {HOST: host, CUDNN: cudnn})
+        if chosen == CUDNN:
+            try:
+                return cudnn()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # it takes not all sizes of a class
+                logger.debug("cuDNN's attention refused %s: %s", form, error)
+                self._chosen[form] = HOST
+        return host()
+
+    def _choose(
+        self,
+        form: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        runs: Mapping[str, Callable[[], Any]],
+    ) -> str:
+        size_class = _class(query, key, value, form[-2], split=form[-1])
+        if size_class is None:
+            chosen = HOST
+        else:
+            with self._lock:
+                times = self._all.get(self._machine, {}).get(size_class)
+                if times is None:
+                    if torch.cuda.is_current_stream_capturing():
+                        return HOST  # nothing can be timed now; a later call does it
+                    try:
+                        times = by_turns(runs)
+                    except torch.OutOfMemoryError:
+                        return HOST
+                    self._keep(size_class, times)
+            chosen = quicker(times)
+        if len(self._chosen) >= KEPT:
+            self._chosen.clear()
+        self._chosen[form] = chosen
+        return chosen
+
+    def _keep(self, size_class: str, times: Times) -> None:
+        """Remember times; a disk that cannot be written costs their being taken once more."""
+        mine = self._all.setdefault(self._machine, {})
+        mine[size_class] = {name: round(time, 4) for name, time in times.items()}
+        while len(mine) > KEPT:
+            del mine[next(iter(mine))]
+        try:
+            write_whole(self._path, json.dumps(self._all, indent=1).encode())
+        except OSError as error:
+            logger.debug("Times of attention were not written: %s", error)
+
+
+def quicker(times: Times) -> str:
+    """Choose by milliseconds; a kernel that was refused has none."""
+    saved = times.get(HOST, 0.0) - times.get(CUDNN, math.inf)
+    return CUDNN if saved >= MUST_SAVE_MS else HOST
+
+
+def _is_open(query: torch.Tensor) -> bool:
+    """Whether there is a choice at all in this process, as it is set now."""
+    return (
+        query.is_cuda
+        and torch.version.cuda is not None
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and _BACKENDS.cuda.cudnn_sdp_enabled()
+        and _BACKENDS.cudnn.enabled
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def _class(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, *, split: bool
+) -> str | None:
+    """The class of these sizes, None where the host's kernel is taken unasked."""
+    q, k, v = (_heads(tensor, heads, split) for tensor in (query, key, value))
+    batch, heads, rows, width = q.shape
+    if k.shape != v.shape or k.shape[:2] != (batch, heads) or width > _WIDEST_HEAD or width % 8:
+        return None
+    if rows * k.shape[2] < FEWEST_PRODUCTS:
+        return None
+    order = "split" if q.is_contiguous() else "joint"
+    counts = (round(2 * math.log2(n)) for n in (batch * heads, rows, k.shape[2]))
+    return f"{str(q.dtype).removeprefix('torch.')} {width} {order} {' '.join(map(str, counts))}"
+
+
+def _heads(tensor: torch.Tensor, heads: int, split: bool) -> torch.Tensor:
+    """As [batch, heads, rows, width]."""
+    if split:
+        return tensor
+    return tensor.view(*tensor.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    result: torch.Tensor = operator(query, key, value, None, False)[0]
+    return result.transpose(1, 2).flatten(2)
+
+
+def _read(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    try:
+        table: Any = json.loads(path.read_text("utf-8"))
+        return {
+            str(machine): {
+                str(size_class): {
+                    name: float(times[name]) for name in (HOST, CUDNN) if name in times
+                }
+                for size_class, times in classes.items()
+            }
+            for machine, classes in table.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
