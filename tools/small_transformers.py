@@ -170,7 +170,7 @@ def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any
 
     device = model_management.get_torch_device()
     model = make(kind, dtype=dtype)
-    fill(model.diffusion_model, seed=seed)
+    model.load_model_weights(weights(kind, seed=seed, dtype=dtype))
     patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
     return patcher(model, load_device=device, offload_device=torch.device("cpu"))
 
@@ -201,23 +201,40 @@ def load_quantised(kind: str, form: str, *, seed: int = 0) -> Any:
     import comfy.sd
     from comfy.quant_ops import QuantizedTensor
 
-    root = make(kind).diffusion_model
-    fill(root, seed=seed)
     marks = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
-    weights: dict[str, torch.Tensor] = {}
-    for name, value in root.state_dict().items():
+    file: dict[str, torch.Tensor] = {}
+    for name, value in weights(kind, seed=seed).items():
         if "blocks." not in name or value.dim() != 2 or not name.endswith("weight"):
-            weights[name] = value
+            file[name] = value
             continue
         quantised = QuantizedTensor.from_float(value, FORMATS[form])
-        weights[name] = quantised._qdata
-        weights[f"{name}_scale"] = quantised.params.scale
-        weights[f"{name.removesuffix('weight')}comfy_quant"] = marks
-    return comfy.sd.load_diffusion_model_state_dict(weights)
+        file[name] = quantised._qdata
+        file[f"{name}_scale"] = quantised.params.scale
+        file[f"{name.removesuffix('weight')}comfy_quant"] = marks
+    return comfy.sd.load_diffusion_model_state_dict(file)
+
+
+def weights(
+    kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Random weights that keep what a model computes near one, by the names in its file."""
+    import comfy.ops
+    from comfy import supported_models
+
+    class Operations(comfy.ops.disable_weight_init):
+        Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
+
+    small = KINDS[kind]
+    config = getattr(supported_models, small.name)(dict(small.settings))
+    config.set_inference_dtype(dtype, None)
+    config.custom_operations = Operations
+    root = config.get_model({}, "", device=torch.device("cpu")).diffusion_model
+    fill(root, seed=seed)
+    return {name: weight.detach() for name, weight in root.named_parameters()}
 
 
 def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
-    """Give a module random weights that keep what it computes near one."""
+    """Give a module such weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in module.named_parameters():

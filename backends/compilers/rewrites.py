@@ -5,24 +5,26 @@ that suits the layout. The build compares the outcome with the host's own code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..host_api import kitchen
 from ..kinds.layout import CHANNELS_LAST
 from ..torch_api.tracing import realized
 
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    return (group_norm,) if layout == CHANNELS_LAST else ()
+    rotations = (rotate, rotate_both, norm_and_rotate, norm_and_rotate_both)
+    return (group_norm, *rotations) if layout == CHANNELS_LAST else rotations
 
 
 def tracing(layout: str) -> AbstractContextManager[Any]:
-    """While this lasts, torch's operators are the rewritten ones."""
-    return _Rewrites() if layout == CHANNELS_LAST else nullcontext()
+    """While this lasts, operators of torch and of the host's library are the rewritten ones."""
+    return _Rewrites(layout)
 
 
 def group_norm(
@@ -56,10 +58,70 @@ def group_norm(
     return y.to(input.dtype).permute(0, 3, 1, 2)
 
 
+def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The host's rotation of neighbouring elements by a table `[..., width // 2, 2, 2]`, as maths
+    that a compiler fuses with what comes before; the library's kernel is a pass over memory of its
+    own, and measured four times slower than that.
+    """
+    exact = torch.promote_types(table.dtype, torch.float32)
+    pairs = x.to(exact).reshape(*x.shape[:-1], -1, 1, 2)
+    table = table.to(exact)
+    rotated: torch.Tensor = table[..., 0] * pairs[..., 0] + table[..., 1] * pairs[..., 1]
+    return rotated.reshape(x.shape).to(x.dtype)
+
+
+def rotate_both(
+    query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotate` for two."""
+    return rotate(query, table), rotate(key, table)
+
+
+def norm_and_rotate(
+    x: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, epsilon: float = 1e-6
+) -> torch.Tensor:
+    """The host's root-mean-square norm of each row and `rotate`, without rounding in between."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    factor = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
+    return rotate(exact * factor * scale.to(exact.dtype), table).to(x.dtype)
+
+
+def norm_and_rotate_both(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    freqs_cis: torch.Tensor,
+    q_scale: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`norm_and_rotate` for two."""
+    other = q_scale if k_scale is None else k_scale
+    return (
+        norm_and_rotate(q, freqs_cis, q_scale, epsilon),
+        norm_and_rotate(k, freqs_cis, other, epsilon),
+    )
+
+
+#: By the names of operators in `torch.ops`.
+_OF_LIBRARY = {
+    f"{kitchen.PACKAGE}.apply_rope1": rotate,
+    f"{kitchen.PACKAGE}.apply_rope": rotate_both,
+    f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
+    f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
+}
+
+
 class _Rewrites(TorchFunctionMode):
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self._channels_last = layout == CHANNELS_LAST
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.nn.functional.group_norm and args[0].dim() == 4:
-            func = group_norm
+        if func is torch.nn.functional.group_norm:
+            if self._channels_last and args[0].dim() == 4:
+                func = group_norm
+        elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            func = _OF_LIBRARY.get(str(func).removesuffix(".default"), func)
         return func(*args, **(kwargs or {}))

@@ -85,8 +85,17 @@ def opaque(
     beyond = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
     if attn_precision is not None or skip_output_reshape or beyond:
         raise NotImplementedError(f"attention with {', '.join(sorted(beyond)) or 'a precision'}")
+    if skip_reshape:
+        query, key = _by_rows(query), _by_rows(key)
     result: torch.Tensor = OPERATOR(query, key, value, mask, heads, skip_reshape, low_precision)
     return result
+
+
+def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same [batch, heads, rows, width], a row's heads side by side in memory: PyTorch's kernels
+    lay the result out as the queries are, and so it needs no copy to become [batch, rows, ...].
+    """
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 #: What a form's reference calls the host's block with.

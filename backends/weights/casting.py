@@ -54,6 +54,15 @@ def fetch_plain(
     return "streamed", (weight, bias), lambda: casting.let_go(module, weight, bias, token)
 
 
+def fetch_loose(parameter: Any, device: torch.device) -> tuple[str, Any]:
+    """A parameter that is no layer's, and its class: the host's blocks bring such a one over by
+    themselves, as what it is added to or multiplied with.
+    """
+    if not isinstance(parameter, torch.Tensor) or same_device(parameter.device, device):
+        return "resident", parameter
+    return "streamed", parameter.to(device)
+
+
 def fetch_dynamic(
     modules: list[Any], device: torch.device, dtype: torch.dtype
 ) -> tuple[dict[int, tuple[Any, Any]], bool, Callable[[], None]]:

@@ -25,7 +25,7 @@ from ..contract import WeightSpec
 from ..host_api import dynamic_vram
 from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
-from .casting import fetch_dynamic, fetch_plain, is_dynamic, same_device
+from .casting import fetch_dynamic, fetch_loose, fetch_plain, is_dynamic, same_device
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
 
@@ -220,8 +220,10 @@ class RegionWeights:
         for slot in self._slots:
             both = found.get(id(slot.owner))
             if both is None or slot.attribute not in ("weight", "bias"):
-                tensors.append(getattr(slot.owner, slot.attribute))
-                classes.add("resident")
+                parameter = getattr(slot.owner, slot.attribute)
+                weight_class, tensor = fetch_loose(parameter, source.device)
+                tensors.append(tensor)
+                classes.add(weight_class)
             else:
                 tensors.append(both[0 if slot.attribute == "weight" else 1])
         weight_class = max(classes or {"resident"}, key=CLASSES.index)

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..host import end_node
 from ..measure import rel_l2
-from ..pack import ROOT, brief, import_alias, open_engine
-from .common import partial
+from ..pack import ROOT, brief, import_alias, open_engine, settle_wide
+from .common import BUILD_LIMIT_S, partial
 
 #: Latent sides, batch and tokens of the text.
 SIZES = ((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77))
@@ -52,7 +52,9 @@ def small_transformers(
         for size in SIZES:
             eager, found = (_sample(small, kind, model, size) for model in (loaded, ours))
             errors.append(rel_l2(found, eager))
-            builds = engine.report(ours)["builds"] if builds is None else builds
+            if builds is None:  # graphs for larger calls may come later
+                settle_wide(engine, ours, limit_s=BUILD_LIMIT_S)
+                builds = engine.report(ours)["builds"]
         calls: list[Any] = []
         overridden = [_overridden(model, calls) for model in (loaded, ours)]
         eager, found = (_sample(small, kind, model, SIZES[0]) for model in overridden)

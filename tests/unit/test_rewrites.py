@@ -7,6 +7,7 @@ import torch
 
 from warmgraph_backends.compilers.rewrites import group_norm, tracing
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
+from warmgraph_tools.inprocess import Host
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-6}
 
@@ -47,3 +48,33 @@ def test_only_channels_last_images_are_traced_otherwise() -> None:
     assert "aten::group_norm" not in names(CHANNELS_LAST, image)
     assert "aten::group_norm" in names(CHANNELS_LAST, sequence)
     assert "aten::group_norm" in names(CONTIGUOUS, image)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("order", ["heads first", "rows first"])
+def test_rotations_equal_the_hosts_library(host: Host, dtype: torch.dtype, order: str) -> None:
+    kitchen = pytest.importorskip("comfy_kitchen")
+    draw = torch.Generator().manual_seed(0)
+    shape, places = (
+        ((2, 3, 7, 16), (1, 1, 7)) if order == "heads first" else ((2, 7, 3, 16), (1, 7, 1))
+    )
+    query, key = (torch.randn(shape, generator=draw).to(dtype) for _ in range(2))
+    table = torch.randn(*places, 8, 2, 2, generator=draw)
+    scales = [torch.rand(16, generator=draw).to(dtype) for _ in range(2)]
+
+    def results() -> list[torch.Tensor]:
+        return [
+            kitchen.apply_rope1(query, table),
+            *kitchen.apply_rope(query, key, table),
+            kitchen.rms_rope1(query, table, scales[0], 1e-5),
+            *kitchen.rms_rope(query, key, table, *scales, 1e-5),
+            *kitchen.rms_rope(query, key, table, scales[0]),
+        ]
+
+    expected = results()
+    with tracing(CONTIGUOUS), torch.profiler.profile() as seen:
+        found = results()
+    assert not any(event.name.startswith("comfy_kitchen") for event in seen.events())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype is dtype and mine.shape == theirs.shape
+        assert (mine - theirs).float().norm() <= TOLERANCE[dtype] * theirs.float().norm()
