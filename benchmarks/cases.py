@@ -13,7 +13,7 @@ from .memory_cases import small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
 from .transformer_cases import SIZES as TRANSFORMER_SIZES
-from .transformer_cases import transformer
+from .transformer_cases import small_transformers, transformer
 from .users_run_case import ROWS, users_run, users_run_rival
 from .video_vae_case import video_vae
 
@@ -173,7 +173,9 @@ def dispatch(lab: Lab) -> Result:
     return {**result, "lines": lines}
 
 
-def _first_image(*, processes: int, warm: bool) -> Callable[[Lab], Result]:
+def _first_image(
+    *, processes: int, warm: bool, kind: str = "sdxl", steps: int = 20
+) -> Callable[[Lab], Result]:
     """The KSampler node in `background` on an empty store, and without us.
 
     Args:
@@ -183,10 +185,10 @@ def _first_image(*, processes: int, warm: bool) -> Callable[[Lab], Result]:
 
     def run(lab: Lab) -> Result:
         shared: Result = {
-            "model": lab.model("sdxl"),
-            "kind": lab.kind("sdxl"),
+            "model": lab.file(kind),
+            "kind": lab.kind(kind),
             "size": lab.pixels(1024, 1024),
-            "steps": 4 if lab.smoke else 20,
+            "steps": 4 if lab.smoke else steps,
             "warm": warm,
         }
         runs: dict[str, list[Result]] = {"eager": [], "ours": []}
@@ -221,6 +223,7 @@ CASES: dict[str, Case] = {
     "speed_off": Case(_speed("sdxl", OFF), 60),
     "bind": Case(bind, 170),
     "first_image": Case(_first_image(processes=7, warm=False), 290),
+    "first_image_zimage": Case(_first_image(processes=3, warm=False, kind="zimage", steps=8), 150),
     "first_image_warm": Case(_first_image(processes=3, warm=True), 140),
     "changes_default": Case(_changes(DEFAULT, "default"), 90),
     "changes_off": Case(_changes(OFF, "dynamic VRAM off"), 120),
@@ -254,7 +257,10 @@ CASES: dict[str, Case] = {
     "rival_static": Case(rival(dynamic=False), 260),
     "rival_dynamic": Case(rival(dynamic=True), 275),
     "rivals": Case(rivals, 480),
-    "vram_six": Case(vram_six, 60),
+    "vram_six": Case(vram_six("sdxl"), 60),
+    "vram_six_zimage": Case(vram_six("zimage"), 120),
+    "vram_six_flux1": Case(vram_six("flux1"), 150),
+    "small_transformers": Case(small_transformers, 120),
     "small_cards": Case(small_cards, 150),
     "deepcache_sdxl_default": Case(deepcache("sdxl", DEFAULT), 60),
     "deepcache_sdxl_off": Case(deepcache("sdxl", OFF), 60),

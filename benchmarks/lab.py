@@ -16,6 +16,7 @@ from typing import Any
 
 from .models import KINDS
 from .pack import graph_files
+from .transformers import SMALL, TRANSFORMERS
 
 CHILD = Path(__file__).resolve().parent / "child.py"
 SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}
@@ -51,7 +52,9 @@ class Lab:
 
     def kind(self, name: str) -> str:
         """The kind to use for a real one; narrow in a smoke run."""
-        return SMOKE_KINDS[name] if self.smoke else name
+        if not self.smoke:
+            return name
+        return SMALL + name if name in TRANSFORMERS else SMOKE_KINDS[name]
 
     def pixels(self, *sides: int) -> list[int]:
         """A size in pixels; scaled down in a smoke run."""
@@ -64,6 +67,14 @@ class Lab:
     def model(self, kind: str, *, dtype: str = "float16", seed: int = 0) -> str:
         """Path of a model file, made now if it is not there."""
         return self._file(f"{self.kind(kind)}-{dtype}-{seed}", kind, {"dtype": dtype, "seed": seed})
+
+    def transformer(self, name: str) -> str:
+        """Path of a transformer's file, which the first child that loads it writes."""
+        return str(self.work / "models" / f"{name}-{TRANSFORMERS[name].dtype}.safetensors")
+
+    def file(self, kind: str) -> str:
+        """Path of the file of a UNet or a transformer."""
+        return self.transformer(kind) if kind in TRANSFORMERS else self.model(kind)
 
     def lora(self, kind: str, form: str) -> str:
         """Path of a LoRA file, `linear` or `conv`, made now if it is not there."""
@@ -103,7 +114,7 @@ class Lab:
         self.run(
             "cold_build",
             limit_s=400,
-            model=self.model(kind),
+            model=self.file(kind),
             kind=self.kind(kind),
             store=self.store(kind),
             size=self.pixels(1024, 1024),

@@ -88,7 +88,8 @@ class Probe:
                     f"replayed call must have the recorded shapes, got {shapes} for "
                     f"{[_shape(a) for a in recorded]}: the host batched the prompts differently"
                 )
-            data = [a if r is None else r for a, r in zip(args, recorded, strict=False)]
+            # A model may compute in another dtype than the one that was recorded.
+            data = [a if r is None else r.to(a.dtype) for a, r in zip(args, recorded, strict=False)]
             args = (*data, *args[len(recorded) :])
         # x, timesteps, context, y: the inputs that hold data, copied, for a model may write there.
         inputs = tuple(a.clone() if isinstance(a, torch.Tensor) else None for a in args[:4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .lab import BUILD_WORKERS, DEFAULT, OFF, Lab
@@ -19,46 +20,51 @@ SMALL_CARDS: dict[str, tuple[str, ...]] = {
 Result = dict[str, Any]
 
 
-def vram_six(lab: Lab) -> Result:
-    """Six sizes, then the peak of the largest: eager and ours each in a process of its own."""
-    lab.fill("sdxl", workers=BUILD_WORKERS)
-    runs = {
-        name: lab.run(
-            "vram_sizes",
-            DEFAULT,
-            limit_s=600 if lab.smoke else 200,
-            model=lab.model("sdxl"),
-            kind=lab.kind("sdxl"),
-            store=lab.store("sdxl"),
-            sizes=[lab.pixels(width, height) for width, height in SIX_SIZES],
-            ours=name == "ours",
-        )
-        for name in ("eager", "ours")
-    }
-    ratios = {
-        state: {
-            count: round(runs["ours"][state][count] / eager, 3) if eager else None
-            for count, eager in runs["eager"][state].items()
+def vram_six(kind: str) -> Callable[[Lab], Result]:
+    """A case: six sizes, then the peak of the largest: eager and ours, each in its own process."""
+
+    def run(lab: Lab) -> Result:
+        lab.fill(kind, workers=lab.workers(BUILD_WORKERS))
+        runs = {
+            name: lab.run(
+                "vram_sizes",
+                DEFAULT,
+                limit_s=600 if lab.smoke else 200,
+                model=lab.file(kind),
+                kind=lab.kind(kind),
+                store=lab.store(kind),
+                sizes=[lab.pixels(width, height) for width, height in SIX_SIZES],
+                ours=name == "ours",
+            )
+            for name in ("eager", "ours")
         }
-        for state in ("peak", "peak_from_empty")
-    }
-    captured = runs["ours"]["captured"]
-    lines = [
-        f"peak of {runs['ours']['largest']}, MiB: "
-        + ", ".join(f"{name} {run['peak']}" for name, run in runs.items()),
-        f"ratios {ratios}; {captured['signatures']} sizes captured, "
-        f"{captured['vram_bytes'] >> 20} MiB, not replayed {captured['not_replayed']}",
-    ]
-    return {
-        "meaning": "peak: of one more run of the largest size after all six, each run until it was "
-        "captured; device: the driver's count, polled; allocated, reserved: PyTorch's, in which "
-        "what captured calls keep has its place and weights under dynamic VRAM have none; MiB",
-        "peak_ratio": ratios["peak"]["device"],
-        "ratios": ratios,
-        "captured_bytes": captured["vram_bytes"],
-        "runs": runs,
-        "lines": lines,
-    }
+        ratios = {
+            state: {
+                count: round(runs["ours"][state][count] / eager, 3) if eager else None
+                for count, eager in runs["eager"][state].items()
+            }
+            for state in ("peak", "peak_from_empty")
+        }
+        captured = runs["ours"]["captured"]
+        lines = [
+            f"peak of {runs['ours']['largest']}, MiB: "
+            + ", ".join(f"{name} {run['peak']}" for name, run in runs.items()),
+            f"ratios {ratios}; {captured['signatures']} sizes captured, "
+            f"{captured['vram_bytes'] >> 20} MiB, not replayed {captured['not_replayed']}",
+        ]
+        return {
+            "meaning": "peak: of one more run of the largest size after all six, each run until "
+            "it was captured; device: the driver's count, polled; allocated, reserved: PyTorch's, "
+            "in which what captured calls keep has its place and weights under dynamic VRAM have "
+            "none; MiB",
+            "peak_ratio": ratios["peak"]["device"],
+            "ratios": ratios,
+            "captured_bytes": captured["vram_bytes"],
+            "runs": runs,
+            "lines": lines,
+        }
+
+    return run
 
 
 def small_cards(lab: Lab) -> Result:

@@ -103,6 +103,11 @@ def _smallest_against_blocks(*cases: dict[str, Any]) -> float:
     return min(float(row["vs_per_block_torch_compile"]) for row in rows)
 
 
+def _error_ratio(errors: dict[str, list[float]]) -> float:
+    """Of the errors of ours and of eager's calls: means, for single calls scatter."""
+    return round(statistics.mean(errors["ours"]) / statistics.mean(errors["eager"]), 3)
+
+
 def _transformers(*names: str) -> tuple[str, ...]:
     return tuple(f"transformer_{name}" for name in names)
 
@@ -127,6 +132,7 @@ def _transformer_speedups() -> dict[str, Figure]:
 
 
 _SIX = _transformers("zimage", "flux1", "qwen", "wan1_3b", "klein4b", "krea2")
+_LIGHT = _transformers("zimage", "flux1", "klein4b", "wan1_3b")
 _USERS_RIVALS = ("users_run_rival_a", "users_run_rival_b")
 _CHANGES = ("changes_default", "changes_off")
 _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
@@ -140,6 +146,33 @@ FIGURES: dict[str, Figure] = {
         _SIX,
         lambda *cases: max(case["ready_seconds"] for case in cases),
         "<= 25",
+        any_of=True,
+    ),
+    "dit_builds_after_first": Figure(
+        "builds", ("small_transformers",), lambda case: case["builds_after_first"], "== 0"
+    ),
+    "dit_exact_max_abs_diff": Figure(
+        "latent",
+        ("small_transformers", *_LIGHT),
+        lambda *cases: max(case["exact_max_abs_diff"] for case in cases),
+        "== 0",
+        any_of=True,
+    ),
+    "dit_error_ratio": Figure(
+        "ours / eager, against float32",
+        _LIGHT,
+        lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
+        "<= 1.1",
+        any_of=True,
+    ),
+    "zimage_first_image_ratio": Figure(
+        "ours / eager", ("first_image_zimage",), lambda case: case["first_image_ratio"], "<= 1.0"
+    ),
+    "dit_peak_vram_ratio": Figure(
+        "ours / eager",
+        ("vram_six_zimage", "vram_six_flux1"),
+        lambda *cases: max(case["peak_ratio"] for case in cases),
+        "<= 1.1",
         any_of=True,
     ),
     "dit_disk_mb": Figure(

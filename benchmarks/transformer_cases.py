@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .lab import BUILD_WORKERS, DEFAULT, Lab
+from .memory_cases import SIX_SIZES
 
 Result = dict[str, Any]
 
@@ -20,8 +22,14 @@ SIZES = {
     "wan14b": ((832, 480, 21),),
 }
 
+SMALL_KINDS = (
+    *("flux1", "flux2", "chroma", "zimage", "qwen"),
+    *("krea", "wan", "wan_image", "wan_5b"),
+)
 #: Of which one call takes seconds.
 LONG = ("wan14b",)
+#: Whose weights have room beside their own in float32.
+LIGHT = ("zimage", "flux1", "klein4b", "wan1_3b")
 
 
 def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], Result]:
@@ -34,14 +42,18 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
             "transformer",
             flags,
             limit_s=3000 if lab.smoke else 590,
-            name=name,
-            path=str(lab.work / "models" / f"{name}-bfloat16-0.safetensors"),
-            small=lab.smoke,
+            name=lab.kind(name),
+            path=lab.transformer(name),
             store=lab.store(f"transformer-{name}", empty=not lab.smoke),
             sizes=sizes,
             workers=lab.workers(BUILD_WORKERS),
+            truth=name in LIGHT,
+            exact_sizes=[[*lab.pixels(*sides), 1] for sides in SIX_SIZES] if name in LIGHT else [],
+            rival=name not in LONG,
             **quick,
         )
+        # Some have tens of GB, and not every disk has room for all of them.
+        Path(lab.transformer(name)).unlink(missing_ok=True)
         lines = [
             f"ready in {result['ready_seconds']} s, {result['builds']} builds, "
             f"{result['disk_mb']} MB, regions {result['report']['regions']}",
@@ -63,3 +75,32 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
         }
 
     return run
+
+
+def small_transformers(lab: Lab) -> Result:
+    """Every family at small width through all that people change, and quantised blocks."""
+    result = lab.run(
+        "small_transformers",
+        DEFAULT,
+        limit_s=3000 if lab.smoke else 400,
+        kinds=list(SMALL_KINDS),
+        formats=["int8_tensorwise", "float8_e4m3fn"],
+        store=lab.store("small-transformers"),
+        workers=lab.workers(BUILD_WORKERS),
+        **({"dtype": "float32"} if lab.smoke else {}),
+    )
+    rows = result["rows"]
+    whole = [row for row in rows if " " not in row["kind"]]
+    return {
+        "meaning": "sizes, batches, lengths of text and an overridden attention one after the "
+        "other, then eight steps by compiled blocks and by the host's own forward, captured",
+        **result,
+        "builds_after_first": sum(row["builds"] for row in rows),
+        "exact_max_abs_diff": max(row["exact"]["max_abs_diff"] for row in whole),
+        "lines": [
+            f"{row['kind']}: rel L2 {max(row['errors']):.1e}, regions {row['regions']}, builds "
+            f"after the first size {row['builds']}, replayed {row['captured']['replayed']} and "
+            f"{row['exact']['replayed']} exact (differs by {row['exact']['max_abs_diff']})"
+            for row in rows
+        ],
+    }

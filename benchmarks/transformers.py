@@ -8,6 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .host import Size, empty_latent, ksampler
 from .models import write_network
 from .pack import ROOT, import_alias
 
@@ -97,6 +98,7 @@ class Transformer(NamedTuple):
         blocks: the lists of modules that people's compile nodes take one by one.
         pooled: width of the pooled text, if it takes one.
         cfg: guidance; 1 runs one prompt.
+        dtype: of the files that people have.
     """
 
     root: str
@@ -107,8 +109,11 @@ class Transformer(NamedTuple):
     blocks: tuple[str, ...]
     pooled: int | None = None
     cfg: float = 1.0
+    dtype: str = "bfloat16"
 
 
+#: Before the name of a small twin, for a smoke run.
+SMALL = "small_"
 TRANSFORMERS = {
     "zimage": Transformer(
         "comfy.ldm.lumina.model:NextDiT", _ZIMAGE, "zimage", 2560, 128, ("layers",)
@@ -141,13 +146,17 @@ TRANSFORMERS = {
     "krea2": Transformer(
         "comfy.ldm.krea2.model:SingleStreamDiT", {}, "krea", 12 * 2560, 128, ("blocks",)
     ),
-    "wan1_3b": Transformer("comfy.ldm.wan.model:WanModel", _WAN, "wan", 4096, 512, ("blocks",)),
-    "wan14b": Transformer("comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",)),
+    "wan1_3b": Transformer(
+        "comfy.ldm.wan.model:WanModel", _WAN, "wan", 4096, 512, ("blocks",), dtype="float16"
+    ),
+    "wan14b": Transformer(
+        "comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",), dtype="float16"
+    ),
 }
 
 
 def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
-    """Write a file of a full-size model in bfloat16; returns its size in bytes."""
+    """Write a file of a full-size model; returns its size in bytes."""
     import torch
 
     from .models import operations
@@ -158,10 +167,53 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
     with torch.device("meta"):
         root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
     shapes = {key: tuple(value.shape) for key, value in root.state_dict().items()}
-    return write_network(path, shapes, dtype="bfloat16", seed=seed, device=device)
+    return write_network(path, shapes, dtype=kind.dtype, seed=seed, device=device)
 
 
-def load_small(name: str) -> Any:
+def is_transformer(name: str) -> bool:
+    """Tell whether a kind of a model is one of these, or the small twin of one."""
+    return name.removeprefix(SMALL) in TRANSFORMERS
+
+
+def load(name: str, path: Path, *, dtype: Any = None) -> Any:
+    """Load a file as the UNETLoader node does, written now if it is not there; or a small twin.
+
+    Args:
+        dtype: what it computes in; None is what the host takes for this file.
+    """
+    if name.startswith(SMALL):
+        return _load_small(name.removeprefix(SMALL))
+    import comfy.sd
+    import torch
+
+    if not path.exists():
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        write_transformer(path, name, seed=0, device=device)
+    options = {} if dtype is None else {"dtype": dtype}
+    return comfy.sd.load_diffusion_model(str(path), model_options=options)
+
+
+def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:
+    """Sample as the KSampler node does.
+
+    Args:
+        size: [width, height, frames] in pixels and frames of the latent.
+    """
+    width, height, frames = size
+    return ksampler(
+        model,
+        _prompt(name, seed=1),
+        _prompt(name, seed=2),
+        Size(width, height),
+        steps=steps,
+        cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg,
+        seed=seed,
+        scheduler="simple",
+        latent=empty_latent(model, Size(width, height), frames=frames),
+    )
+
+
+def _load_small(name: str) -> Any:
     """The MODEL of a small twin."""
     import_alias("warmgraph_tools", ROOT / "tools")
     from warmgraph_tools import small_transformers
@@ -169,12 +221,12 @@ def load_small(name: str) -> Any:
     return small_transformers.load(TRANSFORMERS[name].small)
 
 
-def prompt(name: str, *, seed: int, small: bool) -> list[Any]:
+def _prompt(name: str, *, seed: int) -> list[Any]:
     """A CONDITIONING made by hand, on the CPU."""
     import torch
 
-    kind = TRANSFORMERS[name]
-    if small:
+    kind = TRANSFORMERS[name.removeprefix(SMALL)]
+    if name.startswith(SMALL):
         from warmgraph_tools import small_transformers
 
         found: list[Any] = small_transformers.conditioning(kind.small, 13, seed=seed)

@@ -8,7 +8,7 @@ from typing import Any
 from ..host import Size, load_unet
 from ..measure import Stopwatch
 from ..pack import brief, graph_files, import_engine, open_engine, settle
-from .common import BUILD_LIMIT_S, sample, unserved
+from .common import BUILD_LIMIT_S, load_kind, sample, unserved
 
 FIRST_RUNS = 20  # graphs that load beside the first steps are waited for at most this many runs
 
@@ -26,7 +26,7 @@ def cold_build(
     folder = Path(store)
     if graph_files(folder):
         raise RuntimeError(f"store must be empty for a cold build, got files in {folder}")
-    loaded = load_unet(Path(model))
+    loaded = load_kind(kind, Path(model))
     import_engine()
     watch = Stopwatch()
     engine = open_engine(folder, workers=workers)

@@ -10,6 +10,9 @@ from typing import Any
 from ..host import Size, conditioning, ksampler, load_unet
 from ..measure import Call, Mode, Probe, Stopwatch, rel_l2
 from ..pack import brief, settle, settle_special
+from ..transformers import is_transformer
+from ..transformers import load as load_transformer
+from ..transformers import sample as sample_transformer
 
 BUILD_LIMIT_S = 420.0
 #: Steps after which a call is captured: the new graphs' first uses are compared, two run cleanly.
@@ -19,6 +22,11 @@ CAPTURE_STEPS = 6
 def partial(value: dict[str, Any]) -> None:
     """Report what is known so far, for the case that this process is stopped."""
     print(json.dumps({"partial": value}), flush=True)
+
+
+def load_kind(kind: str, path: Path) -> Any:
+    """Load a kind's file as the UNETLoader node does."""
+    return load_transformer(kind, path) if is_transformer(kind) else load_unet(path)
 
 
 def start_libraries(device: Any) -> None:
@@ -42,6 +50,8 @@ def sample(
     seed: int = 0,
 ) -> Any:
     """One image's latent with the kind's hand-made conditioning."""
+    if is_transformer(kind):
+        return sample_transformer(kind, model, [size.width, size.height, 1], steps=steps, seed=seed)
     positive = conditioning(kind, tokens=tokens, seed=1)
     negative = conditioning(kind, tokens=negative_tokens or tokens, seed=2)
     return ksampler(model, positive, negative, size, steps=steps, cfg=cfg, seed=seed)

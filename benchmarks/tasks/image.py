@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..host import Size, load_unet
+from ..host import Size
 from ..measure import Stopwatch
 from ..pack import brief, graph_files, open_engine
-from .common import sample, start_libraries
+from .common import load_kind, sample, start_libraries
 
 
 def first_image(
@@ -31,7 +31,7 @@ def first_image(
     """
     if ours and graph_files(Path(store)):
         raise RuntimeError(f"store must be empty for a first image, got files in {store}")
-    loaded = load_unet(Path(model))
+    loaded = load_kind(kind, Path(model))
     start_libraries(loaded.load_device)
     target = Size(*size)
     if warm:

@@ -8,12 +8,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ..host import Size, empty_latent, ksampler, load_unet
 from ..kernels import kernel_times
-from ..measure import Mode, Probe, Stopwatch, summary
+from ..measure import Call, Mode, Probe, Stopwatch, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
-from ..transformers import TRANSFORMERS, load_small, prompt, write_transformer
-from .common import BUILD_LIMIT_S, call_errors, partial
+from ..transformers import SMALL, TRANSFORMERS, load, sample
+from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
 from .rival import skip_transformer_options, without_dynamic
 
 logger = logging.getLogger(__name__)
@@ -29,9 +28,10 @@ def transformer(
     path: str,
     store: str,
     sizes: list[list[int]],
-    small: bool = False,
     rival: bool = True,
     exact: bool = True,
+    exact_sizes: list[list[int]] | None = None,
+    truth: bool = False,
     rounds: int = 3,
     steps: int = 8,
     workers: int = 0,
@@ -41,26 +41,28 @@ def transformer(
     Args:
         path: of its file, written now if it is not there.
         sizes: [width, height, frames] in pixels and frames of the latent.
-        small: run its small twin instead.
         rival: whether blocks compiled one by one by `torch.compile` take turns, too, at the first
             size.
         exact: whether the host's own forward, captured, takes turns.
+        exact_sizes: at which it is compared with eager, bit for bit.
+        truth: also compare ours and eager with the same file computed in float32.
 
     Returns:
         {"file_seconds", "ready_seconds" from an empty store, "builds", "disk_mb", "rows": {size:
         {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile",
+        "exact_max_abs_diff", "errors" against float32 of each call, {"ours", "eager"},
         "attention_ms": of the kernels to choose from}
     """
+    import torch
+
     result: dict[str, Any] = {"rows": {}}
     watch = Stopwatch()
-    if not small and not Path(path).exists():
-        write_transformer(Path(path), name, seed=0, device=_device())
-        result["file_seconds"] = round(watch.seconds(), 1)
-    loaded = load_small(name) if small else load_unet(Path(path))
+    loaded = load(name, Path(path))
+    result["file_seconds"] = round(watch.seconds(), 1)
     engine = open_engine(Path(store), workers=workers)
     probes = {form: Probe() for form in ("eager", "ours")}
     models = {form: probe.attach(loaded) for form, probe in probes.items()}
-    run = functools.partial(_sample, name, small=small)
+    run = functools.partial(sample, name)
     run(models["eager"], sizes[0], steps=1)
     watch = Stopwatch()
     models["ours"] = engine.compile_model(models["ours"], when_missing="wait", form="any shape")
@@ -74,7 +76,7 @@ def transformer(
     if rival:
         probes["per_block"] = Probe()
         attached = probes["per_block"].attach(without_dynamic(loaded))
-        models["per_block"] = _per_block(attached, TRANSFORMERS[name].blocks)
+        models["per_block"] = _per_block(attached, TRANSFORMERS[name.removeprefix(SMALL)].blocks)
     if exact:
         probes["exact"] = Probe()
         attached = probes["exact"].attach(loaded)
@@ -101,6 +103,16 @@ def transformer(
             result["captured_exact"] = engine.report(models["exact"])["captured"]
         partial(result)
     result["builds"] = result["report"]["builds"]
+    differences = [_difference(run, models, size) for size in exact_sizes or []]
+    if differences:
+        result["exact_max_abs_diff"] = max(differences)
+        result["captured_exact"] = engine.report(models["exact"])["captured"]
+        partial(result)
+    if truth:
+        exact32 = Probe()
+        exactly = exact32.attach(load(name, Path(path), dtype=torch.float32))
+        result["errors"] = _true_errors(run, models, probes, exactly, exact32, sizes[-1])
+        partial(result)
     times = Path(store + "-private") / ATTENTION_TIMES
     result["attention_ms"] = json.loads(times.read_text()) if times.exists() else {}
     engine.close()
@@ -154,22 +166,39 @@ def _time(
     return row
 
 
-def _sample(
-    name: str, model: Any, size: list[int], *, small: bool, steps: int, seed: int = 0
-) -> Any:
-    """Sample as the KSampler node does."""
-    width, height, frames = size
-    return ksampler(
-        model,
-        prompt(name, seed=1, small=small),
-        prompt(name, seed=2, small=small),
-        Size(width, height),
-        steps=steps,
-        cfg=TRANSFORMERS[name].cfg,
-        seed=seed,
-        scheduler="simple",
-        latent=empty_latent(model, Size(width, height), frames=frames),
-    )
+def _difference(run: Any, models: dict[str, Any], size: list[int]) -> float:
+    """The largest difference of a latent after steps of which the last ones are replayed."""
+    eager, exact = (run(models[form], size, steps=CAPTURE_STEPS) for form in ("eager", "exact"))
+    return float((eager - exact).abs().max())
+
+
+def _true_errors(
+    run: Any,
+    models: dict[str, Any],
+    probes: dict[str, Probe],
+    exactly: Any,
+    exact32: Probe,
+    size: list[int],
+) -> dict[str, list[float]]:
+    """Relative L2 error of each call of ours and of eager's, on the same inputs."""
+
+    def outputs(model: Any, probe: Probe, mode: Mode, replay: list[Call]) -> list[Call]:
+        probe.start(mode, replay)
+        run(model, size, steps=3)
+        calls = probe.calls
+        probe.start(Mode.OFF)
+        return calls
+
+    recorded = outputs(models["eager"], probes["eager"], Mode.RECORD, [])
+    calls = {
+        "eager": recorded,
+        "ours": outputs(models["ours"], probes["ours"], Mode.REPLAY, recorded),
+    }
+    truth = outputs(exactly, exact32, Mode.REPLAY, recorded)
+    return {
+        form: [rel_l2(c.output, t.output) for c, t in zip(made, truth, strict=True)]
+        for form, made in calls.items()
+    }
 
 
 def _per_block(model: Any, lists: tuple[str, ...]) -> Any:
@@ -185,9 +214,3 @@ def _per_block(model: Any, lists: tuple[str, ...]) -> Any:
     options = {"guard_filter_fn": skip_transformer_options}
     set_torch_compile_wrapper(clone, "inductor", options=options, keys=keys)
     return clone
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..host import Size, load_unet
+from ..host import Size
 from ..measure import MIB, vram_used_mib
 from ..pack import brief, open_engine
-from .common import CAPTURE_STEPS, partial, sample
+from .common import CAPTURE_STEPS, load_kind, partial, sample
 from .residency import empty_caches
 
 _POLL_S = 0.005
@@ -32,7 +32,7 @@ def vram_sizes(
         the allocator's cache was emptied; each {"device": the driver's count, "allocated" and
         "reserved": PyTorch's}, "captured"}
     """
-    patcher: Any = load_unet(Path(model))
+    patcher: Any = load_kind(kind, Path(model))
     engine = None
     if ours:
         engine = open_engine(Path(store))
