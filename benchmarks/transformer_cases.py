@@ -50,6 +50,7 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
             truth=name in LIGHT,
             exact_sizes=[[*lab.pixels(*sides), 1] for sides in SIX_SIZES] if name in LIGHT else [],
             rival=name not in LONG,
+            exact=name not in LONG,
             **quick,
         )
         # Some have tens of GB, and not every disk has room for all of them.
