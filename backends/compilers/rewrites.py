@@ -4,7 +4,7 @@ that suits the layout. The build compares the outcome with the host's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,10 +15,13 @@ from ..host_api import kitchen
 from ..kinds.layout import CHANNELS_LAST
 from ..torch_api.tracing import realized
 
+#: The rows of a query `[batch, heads, rows, width]`.
+_ROWS = 2
+
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    rotations = (rotate, rotate_both, norm_and_rotate, norm_and_rotate_both)
+    rotations = (rotate, rotate_joined, norm_and_rotate, norm_and_rotate_both)
     return (group_norm, *rotations) if layout == CHANNELS_LAST else rotations
 
 
@@ -70,11 +73,16 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return rotated.reshape(x.shape).to(x.dtype)
 
 
-def rotate_both(
-    query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rotate` for two."""
-    return rotate(query, table), rotate(key, table)
+def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
+    """`rotate` for parts `[batch, heads, rows, width]` that the host joined by their rows before:
+    each is rotated where it is made and written to its place, rows first in memory.
+    """
+    rotated, begin = [], 0
+    for part in parts:
+        rows = part.shape[_ROWS]
+        rotated.append(rotate(part, table.narrow(_ROWS, begin, rows)).transpose(1, _ROWS))
+        begin = begin + rows
+    return torch.cat(rotated, 1).transpose(1, _ROWS)
 
 
 def norm_and_rotate(
@@ -102,10 +110,8 @@ def norm_and_rotate_both(
     )
 
 
-#: By the names of operators in `torch.ops`.
-_OF_LIBRARY = {
-    f"{kitchen.PACKAGE}.apply_rope1": rotate,
-    f"{kitchen.PACKAGE}.apply_rope": rotate_both,
+_APPLY = f"{kitchen.PACKAGE}.apply_rope"
+_NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
     f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
 }
@@ -115,13 +121,41 @@ class _Rewrites(TorchFunctionMode):
     def __init__(self, layout: str) -> None:
         super().__init__()
         self._channels_last = layout == CHANNELS_LAST
+        #: What was joined by its rows, and of which parts.
+        self._joined: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is torch.nn.functional.group_norm:
             if self._channels_last and args[0].dim() == 4:
                 func = group_norm
+        elif func is torch.cat:
+            return self._cat(*args, **kwargs)
         elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            func = _OF_LIBRARY.get(str(func).removesuffix(".default"), func)
-        return func(*args, **(kwargs or {}))
+            name = str(func).removesuffix(".default")
+            if name == f"{_APPLY}1":
+                func = self._rotate
+            elif name == _APPLY:
+                func = self._rotate_both
+            else:
+                func = _NORM.get(name, func)
+        return func(*args, **kwargs)
+
+    def _cat(self, tensors: Any, dim: int = 0, **others: Any) -> torch.Tensor:
+        result: torch.Tensor = torch.cat(tensors, dim, **others)
+        if dim == _ROWS and result.dim() == 4:
+            self._joined.append((result, tuple(tensors)))
+        return result
+
+    def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        parts = next((parts for joined, parts in self._joined if joined is x), None)
+        if parts is None or table.shape[_ROWS] != x.shape[_ROWS]:
+            return rotate(x, table)
+        return rotate_joined(parts, table)
+
+    def _rotate_both(
+        self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rotate(query, table), self._rotate(key, table)

@@ -25,13 +25,15 @@ from .casting import same_device
 from .fetching import ModelWeights
 
 MOVED = "weights moved since the last step"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Addresses(NamedTuple):
     """The weights at one moment.
 
     Attributes:
-        loose: the parameters and buffers on the device, outside dynamic VRAM.
+        loose: the parameters and buffers on the device, outside dynamic VRAM; of a quantised one,
+            its parts.
         pointers: their addresses.
         places: address and size of each module in dynamic VRAM that the host filled.
         pages: the signature of their pages; None without dynamic VRAM.
@@ -55,6 +57,7 @@ class AddressBook:
         self._epoch = -1
         self._addresses: Addresses | None = None
         self._slots: list[tuple[dict[str, Any], str]] = []
+        self._found: list[torch.Tensor] = []
         self._idle: frozenset[int] = frozenset()
         #: Why nothing can be captured or replayed now.
         self.problem: str | None = MOVED
@@ -85,7 +88,7 @@ class AddressBook:
 
     def forget(self) -> None:
         """Let go of all weights, when a run has ended."""
-        self._slots = []
+        self._slots, self._found = [], []
         self._move()
 
     def hold(self, addresses: Addresses) -> bool:
@@ -122,13 +125,14 @@ class AddressBook:
         self._addresses, self.problem = None, MOVED
 
     def _stands(self) -> bool:
-        assert self._addresses is not None
         live = [table.get(name) for table, name in self._slots]
-        return all(map(operator.is_, live, self._addresses.loose))
+        return all(map(operator.is_, live, self._found))
 
     def _find(self) -> Addresses | None:
         device = self._weights.device
-        fixed, loose, slots = [], [], []
+        fixed, slots = [], []
+        found: list[torch.Tensor] = []
+        loose: list[torch.Tensor] = []
         for module in self._modules:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
@@ -140,20 +144,22 @@ class AddressBook:
                 for name, tensor in table.items():
                     if tensor is None or (dynamic and not same_device(tensor.device, device)):
                         continue
-                    if not same_device(tensor.device, device):
+                    parts = _parts(tensor)
+                    if not all(same_device(part.device, device) for part in parts or [tensor]):
                         self.problem = "a part of the model is not in VRAM"
                         return None
-                    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                    if parts is None:
                         self.problem = f"weights are of a special kind ({type(tensor).__name__})"
                         return None
                     slots.append((table, name))
-                    loose.append(tensor)
+                    found.append(tensor)
+                    loose += parts
         pages = None
         if fixed:
             pages = self._pages(fixed)
             if pages is None:
                 return None
-        self._slots = slots
+        self._slots, self._found = slots, found
         self.problem = None
         places = frozenset(map(dynamic_vram.place, fixed))
         return Addresses(loose, [tensor.data_ptr() for tensor in loose], places, pages)
@@ -173,3 +179,13 @@ class AddressBook:
             return signature
         finally:
             self._weights.let_range_go()
+
+
+def _parts(tensor: Any) -> list[torch.Tensor] | None:
+    """The plain tensors that a parameter consists of, None where that is not known."""
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return parts if all(type(part) in _PLAIN for part in parts) else None

@@ -71,10 +71,31 @@ def test_rotations_equal_the_hosts_library(host: Host, dtype: torch.dtype, order
             *kitchen.rms_rope(query, key, table, scales[0]),
         ]
 
-    expected = results()
+    with torch.profiler.profile() as seen:
+        expected = results()
+    assert any("rope" in event.name for event in seen.events())
     with tracing(CONTIGUOUS), torch.profiler.profile() as seen:
         found = results()
-    assert not any(event.name.startswith("comfy_kitchen") for event in seen.events())
+    assert not any("rope" in event.name for event in seen.events())
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype is dtype and mine.shape == theirs.shape
         assert (mine - theirs).float().norm() <= TOLERANCE[dtype] * theirs.float().norm()
+
+
+def test_rows_that_the_host_joins_are_rotated_as_joined(host: Host) -> None:
+    kitchen = pytest.importorskip("comfy_kitchen")
+    draw = torch.Generator().manual_seed(0)
+    parts = [torch.randn(2, 3, rows, 16, generator=draw) for rows in (4, 7)]
+    table = torch.randn(2, 1, 11, 8, 2, 2, generator=draw)
+
+    def results() -> list[torch.Tensor]:
+        query, key = torch.cat(parts, dim=2), torch.cat(parts[::-1], 2)
+        one_for_all = table[:, :, :1]
+        return [*kitchen.apply_rope(query, key, table), kitchen.apply_rope1(query, one_for_all)]
+
+    expected = results()
+    with tracing(CONTIGUOUS):
+        found = results()
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert found[0].transpose(1, 2).is_contiguous()
