@@ -21,7 +21,7 @@ _ROWS = 2
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    rotations = (rotate, rotate_joined, norm_and_rotate, norm_and_rotate_both)
+    rotations = (rotate, rotate_joined, join_rows, norm_and_rotate, norm_and_rotate_both)
     return (group_norm, *rotations) if layout == CHANNELS_LAST else rotations
 
 
@@ -80,9 +80,18 @@ def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.T
     rotated, begin = [], 0
     for part in parts:
         rows = part.shape[_ROWS]
-        rotated.append(rotate(part, table.narrow(_ROWS, begin, rows)).transpose(1, _ROWS))
+        own = table.narrow(_ROWS, begin, rows).transpose(1, _ROWS)
+        # Realized, or it waits in float32 for a pass that joins them.
+        rotated.append(realized(rotate(part.transpose(1, _ROWS), own)))
         begin = begin + rows
     return torch.cat(rotated, 1).transpose(1, _ROWS)
+
+
+def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join parts `[batch, heads, rows, width]` by their rows, rows first in memory, as the products
+    that they come from give them.
+    """
+    return torch.cat([part.transpose(1, _ROWS) for part in parts], 1).transpose(1, _ROWS)
 
 
 def norm_and_rotate(
@@ -144,9 +153,11 @@ class _Rewrites(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _cat(self, tensors: Any, dim: int = 0, **others: Any) -> torch.Tensor:
-        result: torch.Tensor = torch.cat(tensors, dim, **others)
-        if dim == _ROWS and result.dim() == 4:
-            self._joined.append((result, tuple(tensors)))
+        plain = not others and not self._channels_last
+        if dim != _ROWS or not plain or any(tensor.dim() != 4 for tensor in tensors):
+            return torch.cat(tensors, dim, **others)
+        result = join_rows(tensors)
+        self._joined.append((result, tuple(tensors)))
         return result
 
     def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -91,7 +91,8 @@ def test_rows_that_the_host_joins_are_rotated_as_joined(host: Host) -> None:
     def results() -> list[torch.Tensor]:
         query, key = torch.cat(parts, dim=2), torch.cat(parts[::-1], 2)
         one_for_all = table[:, :, :1]
-        return [*kitchen.apply_rope(query, key, table), kitchen.apply_rope1(query, one_for_all)]
+        rotated = kitchen.apply_rope(query, key, table)
+        return [*rotated, kitchen.apply_rope1(query, one_for_all), key]
 
     expected = results()
     with tracing(CONTIGUOUS):
