@@ -179,10 +179,9 @@ def _read(path: Path) -> dict[str, dict[str, dict[str, float]]]:
         table: Any = json.loads(path.read_text("utf-8"))
         return {
             str(machine): {
-                str(size_class): {
-                    name: float(times[name]) for name in (HOST, CUDNN) if name in times
-                }
+                str(size_class): {name: float(times[name]) for name in times.keys() & {HOST, CUDNN}}
                 for size_class, times in classes.items()
+                if HOST in times
             }
             for machine, classes in table.items()
         }

@@ -25,6 +25,7 @@ from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.weights.addresses import AddressBook
 from warmgraph_backends.weights.fetching import ModelWeights
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab
@@ -135,6 +136,26 @@ def test_weights_that_a_graph_cannot_read_are_named(
         assert place.problem == "a part of the model is not in VRAM"
     finally:
         layer.weight = before
+
+
+@pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])
+def test_a_quantised_weight_is_known_by_its_parts(host: Host, form: str) -> None:
+    root = transformers.load_quantised("flux1", form).model.diffusion_model
+    weights = ModelWeights(root, torch.device("cpu"), torch.float32)
+    weights.begin_run()
+    weights.begin_step()
+    place = AddressBook(root, weights)
+    first = place.look()
+    assert first is not None and place.problem is None
+    layer = root.double_blocks[0].img_mlp[0]
+    parts = [layer.weight._qdata.data_ptr(), layer.weight.params.scale.data_ptr()]
+    assert set(parts) <= set(first.pointers)
+    assert all(type(part) in (torch.Tensor, torch.nn.Parameter) for part in first.loose)
+    assert place.look() is first
+    before = layer.weight
+    layer.weight = torch.nn.Parameter(before.clone(), requires_grad=False)  # as a LoRA leaves it
+    second = place.look()
+    assert second is not None and second.pointers != first.pointers
 
 
 def test_weights_are_not_kept_beyond_a_run(lab: Lab, host: Host) -> None:
@@ -480,6 +501,25 @@ def test_cancel_while_a_call_is_captured_ends_the_prompt(
     with pytest.raises(InterruptProcessingException):
         step("any shape")
     assert weights.undone == 1 and made.captured == 0
+
+
+def test_a_call_that_takes_long_is_not_captured(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    seconds = 2.9
+    made._limit_s = lambda: 0.5
+    monkeypatch.setattr(replays.driver, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: seconds)
+    for _ in range(CLEAN_CALLS + 3):
+        step("any shape")
+    assert _Graph.tries == 0 and made.captured == 0
+    (reason,) = made.reasons
+    assert reason == "one call takes 2.9 s, of which replaying it would save nothing"
+    seconds = 0.1
+    for _ in range(CLEAN_CALLS + 2):
+        step("of its own size")
+    assert made.captured == 1
 
 
 def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(

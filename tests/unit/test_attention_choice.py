@@ -1,0 +1,147 @@
+"""Which kernel attention runs with: chosen by times, which are kept; without a GPU there is nothing
+to choose.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.kernels import attention_choice
+from warmgraph_backends.kernels.attention_choice import FILE_NAME, AttentionChoice, quicker
+
+MACHINE = "card/torch"
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({"host": 0.8, "cudnn": 0.4}, "cudnn"),
+        ({"host": 0.45, "cudnn": 0.4}, "host"),  # its plan would not be earned back
+        ({"host": 0.4, "cudnn": 0.8}, "host"),
+        ({"host": 60.0}, "host"),  # refused by this card
+        ({}, "host"),
+    ],
+)
+def test_the_kernel_that_saves_enough_is_chosen(times: dict[str, float], chosen: str) -> None:
+    assert quicker(times) == chosen
+
+
+class Card:
+    """A GPU that takes these milliseconds, and what it was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
+        self.times = times
+        self.timed = 0
+        self.calls: list[str] = []
+        self.refuses = False
+        self.is_capturing = False
+        monkeypatch.setattr(attention_choice, "_is_open", lambda query: True)
+        monkeypatch.setattr(attention_choice, "by_turns", self._time)
+        monkeypatch.setattr(attention_choice, "_cudnn", self._cudnn)
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
+        )
+
+    def _time(self, runs: Any) -> dict[str, float]:
+        assert set(runs) == {"host", "cudnn"}
+        self.timed += 1
+        return self.times
+
+    def _cudnn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        self.calls.append("cudnn")
+        if self.refuses:
+            raise RuntimeError("no plan for these sizes")
+        return query.transpose(1, 2).flatten(2)
+
+    def attend(
+        self, choice: AttentionChoice, rows: int = 2048, heads: int = 2, *, keys: int | None = None
+    ) -> torch.Tensor:
+        query = torch.zeros(1, rows, heads * 64, dtype=torch.bfloat16)
+        key = torch.zeros(1, keys or rows, heads * 64, dtype=torch.bfloat16)
+
+        def host() -> torch.Tensor:
+            self.calls.append("host")
+            return query
+
+        found = choice.attend(query, key, key, heads, split=False, host=host)
+        assert found.shape == query.shape
+        return found
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch, {"host": 1.0, "cudnn": 0.5})
+
+
+def test_a_class_of_sizes_is_timed_once_and_remembered_by_the_next_process(
+    card: Card, tmp_path: Path
+) -> None:
+    choice = AttentionChoice(tmp_path, MACHINE)
+    card.attend(choice)
+    card.attend(choice, 2080)  # of the same class
+    assert card.timed == 1 and card.calls == ["cudnn"] * 2
+    card.attend(AttentionChoice(tmp_path, MACHINE))
+    assert card.timed == 1
+    card.attend(AttentionChoice(tmp_path, "another card"))
+    assert card.timed == 2
+    card.attend(choice, 8192)
+    assert card.timed == 3
+
+
+def test_short_and_unequal_attentions_are_the_hosts_unasked(card: Card, tmp_path: Path) -> None:
+    choice = AttentionChoice(tmp_path, MACHINE)
+    card.attend(choice, 512)
+    wide = torch.zeros(1, 4096, 2 * 512, dtype=torch.bfloat16)
+    choice.attend(wide, wide, wide, 2, split=False, host=lambda: wide)
+    assert card.timed == 0 and card.calls == ["host"]
+
+
+def test_nothing_is_timed_while_a_call_is_captured(card: Card, tmp_path: Path) -> None:
+    choice = AttentionChoice(tmp_path, MACHINE)
+    card.is_capturing = True
+    card.attend(choice)
+    card.is_capturing = False
+    card.attend(choice)
+    assert card.timed == 1 and card.calls == ["host", "cudnn"]
+
+
+def test_sizes_that_a_kernel_refuses_are_the_hosts_from_then_on(card: Card, tmp_path: Path) -> None:
+    choice = AttentionChoice(tmp_path, MACHINE)
+    card.refuses = True
+    card.attend(choice)
+    card.attend(choice)
+    assert card.calls == ["cudnn", "host", "host"]
+
+
+def test_out_of_memory_while_timing_decides_nothing(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(runs: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for two results")
+
+    choice = AttentionChoice(tmp_path, MACHINE)
+    monkeypatch.setattr(attention_choice, "by_turns", full)
+    card.attend(choice)
+    monkeypatch.setattr(attention_choice, "by_turns", card._time)
+    card.attend(choice)
+    assert card.calls == ["host", "cudnn"]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"card/torch": 3}', '{"card/torch": {"a": ["b"]}}'])
+def test_a_broken_file_is_made_anew(card: Card, tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    card.attend(AttentionChoice(tmp_path, MACHINE))
+    kept = json.loads((tmp_path / FILE_NAME).read_text())
+    assert list(kept[MACHINE].values()) == [{"host": 1.0, "cudnn": 0.5}]
+
+
+def test_without_a_gpu_there_is_no_choice(tmp_path: Path) -> None:
+    query = torch.zeros(1, 2048, 64, dtype=torch.bfloat16)
+    choice = AttentionChoice(tmp_path, MACHINE)
+    assert choice.attend(query, query, query, 1, split=False, host=lambda: query) is query
+    assert not (tmp_path / FILE_NAME).exists()
