@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,91 +14,12 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .controlled import error, recorded
-from .lab import TOLERANCE, Lab, Probe, relative
+from .lab import TOLERANCE, Lab, relative
+from .transformer_runs import EXPECTED, Run
 
 SIZES = ((8, 8, 1, 13), (17, 31, 1, 300), (12, 10, 2, 1), (16, 16, 4, 77))
 ATTENTION = "optimized_attention_override"
 IMAGE = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(0))
-
-
-class Expected(NamedTuple):
-    """What a small model has: kinds of regions, places, attentions in each call, and how many
-    places are there for another way to call their blocks.
-    """
-
-    kinds: int
-    places: int
-    attentions: int
-    others: int = 0
-
-
-EXPECTED = {
-    "flux1": Expected(3, 5, 4),
-    "flux2": Expected(3, 5, 4),
-    "chroma": Expected(2, 4, 4),
-    "zimage": Expected(3, 7, 6),
-    "qwen": Expected(3, 5, 2, 2),
-    "krea": Expected(4, 7, 6),
-    "wan": Expected(2, 3, 4),
-    "wan_image": Expected(2, 3, 6),
-    "wan_5b": Expected(3, 5, 4, 2),
-    "wan_vace": Expected(2, 3, 8),
-    "wan_camera": Expected(2, 3, 4),
-}
-
-
-class Run:
-    """A small transformer under a probe, with Compile Model inside the probe."""
-
-    def __init__(self, host: Host, lab: Lab, kind: str) -> None:
-        self.host, self.lab, self.kind = host, lab, kind
-        self.expected = EXPECTED[kind]
-        self.probe = Probe()
-        self.plain = self.probe.attach(transformers.load(kind))
-        self.model = lab.compiled(self.plain)
-
-    def sample(
-        self,
-        height: int = 8,
-        width: int = 8,
-        batch: int = 1,
-        tokens: int = 13,
-        *,
-        model: Any = None,
-        frames: int = 1,
-        latent: Any = None,
-        negative_tokens: int | None = None,
-        cfg: float = 3.0,
-        **facts: Any,
-    ) -> torch.Tensor:
-        """One step; `facts` are of both prompts, for the model besides their text."""
-        self.probe.calls.clear()
-        size = {"height": height, "width": width, "batch": batch, "frames": frames}
-        result: torch.Tensor = self.host.sample(
-            self.model if model is None else model,
-            transformers.conditioning(self.kind, tokens, **facts),
-            transformers.conditioning(self.kind, negative_tokens or tokens, seed=2, **facts),
-            latent=transformers.latent(self.kind, **size) if latent is None else latent,
-            steps=1,
-            cfg=cfg,
-            scheduler="simple",
-        )
-        assert result.isfinite().all()
-        return result
-
-    def check(self, *size: int, **options: Any) -> None:
-        """Sample; every call was all compiled and the host's within tolerance, at no build."""
-        engine, model = self.lab.engine, options.get("model", self.model)
-        jobs, before = self.lab.jobs(), engine.report(model)["calls"]
-        self.sample(*size, **options)
-        report = engine.report(model)
-        assert self.lab.jobs() == jobs
-        assert report["regions"]["eager"] == 0, report["eager"]
-        assert report["calls"]["eager"] == before["eager"]
-        modules = self.expected.places - self.expected.others
-        compiled = report["calls"]["compiled"] - before["compiled"]
-        assert compiled == len(self.probe.calls) * modules > 0
-        assert max(call.error for call in self.probe.calls) <= TOLERANCE
 
 
 # What others take, too, or next to it: their builds are for `--all`.
