@@ -102,11 +102,15 @@ class Host(NamedTuple):
     ) -> Any:
         """Run KSamplerAdvanced once for each part (first step, last step) of `steps`, with leftover
         noise in between; returns the latent tensor.
+
+        Args:
+            model: a MODEL, or a list of one for each part.
         """
+        models = model if isinstance(model, list) else [model] * len(parts)
         for number, (start, end) in enumerate(parts):
             (latent,) = self.node(
                 "KSamplerAdvanced",
-                model=model,
+                model=models[number],
                 add_noise="disable" if number else "enable",
                 noise_seed=5,
                 steps=steps,

@@ -309,12 +309,17 @@ class Nets:
         self.ours = lab.controlled(self.plain)
         self.model = transformers.load("flux1")
 
-    def sample(self, control: Any, height: int, width: int, tokens: int) -> torch.Tensor:
-        """One step under a control."""
-        prompts = [transformers.conditioning("flux1", tokens, seed=seed) for seed in (1, 2)]
-        positive, negative = self.host.control(tuple(prompts), control, image=IMAGE)
+    def sample(
+        self, control: Any, height: int, width: int, tokens: int, model: Any = None
+    ) -> torch.Tensor:
+        """One step under a control, if there is one."""
+        positive, negative = (
+            transformers.conditioning("flux1", tokens, seed=seed) for seed in (1, 2)
+        )
+        if control is not None:
+            positive, negative = self.host.control((positive, negative), control, image=IMAGE)
         result: torch.Tensor = self.host.sample(
-            self.model,
+            self.model if model is None else model,
             positive,
             negative,
             latent=transformers.latent("flux1", height, width),
@@ -352,5 +357,14 @@ def test_a_controlnet_for_flux_runs_compiled_by_the_graphs_of_its_model(
         ours = {kind["key"]: kind["state"] for kind in lab.engine.report(model)["kinds"]}
         for kind in shared.engine.report(nets.ours)["kinds"]:
             assert ours[kind["key"]] == "ready"
+        # The residuals, which the host adds between the model's blocks, of a compiled network.
+        eager, found = nets.sample(nets.plain, 8, 12, 13), nets.sample(nets.ours, 8, 12, 13, model)
+        assert relative(found, eager) < TOLERANCE
+        assert not torch.equal(found, nets.sample(None, 8, 12, 13))
+        report = lab.engine.report(model)
+        assert report["regions"] == {"total": 5, "compiled": 4, "eager": 1}, (
+            "but for the last layer"
+        )
+        assert report["calls"]["compiled"] > 0 and lab.jobs() == 0
     finally:
         lab.engine.close()

@@ -181,3 +181,27 @@ def test_the_hosts_nodes_make_their_image(host: Host, shared: Lab, case: Case) -
         assert reasons == ({case.reason} if case.reason else set())
     assert relative(_sample(host, kind, ours), without) <= 10 * TOLERANCE
     assert shared.jobs() == jobs
+
+
+def test_two_models_of_one_prompt_share_their_graphs(host: Host, shared: Lab) -> None:
+    """As Wan 2.2 is run: one model for the noisy steps, another one for the rest."""
+    plain = [transformers.load("wan", seed=seed) for seed in (0, 1)]
+    high, low = (shared.compiled(model) for model in plain)
+    jobs = shared.jobs()
+    prompts = [transformers.conditioning("wan", 13, seed=seed) for seed in (1, 2)]
+    latent = transformers.latent("wan", 8, 12, frames=FRAMES)
+
+    def image(*models: Any) -> torch.Tensor:
+        parts, steps = [(0, 2), (2, 4)], 4
+        result: torch.Tensor = host.sample_parts(
+            list(models), *prompts, parts, steps=steps, latent=latent, scheduler="simple"
+        )
+        return result
+
+    eager = image(*plain)
+    assert relative(image(high, low), eager) <= 10 * TOLERANCE
+    assert relative(image(low, high), eager) > 1e-2
+    for model in (high, low):
+        report = shared.engine.report(model)
+        assert report["regions"]["eager"] == 0 and report["calls"]["compiled"] > 0
+    assert shared.jobs() == jobs
