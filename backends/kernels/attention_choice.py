@@ -169,8 +169,11 @@ def _heads(tensor: torch.Tensor, heads: int, split: bool) -> torch.Tensor:
 
 
 def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    result: torch.Tensor = operator(query, key, value, None, False)[0]
+    try:
+        operator = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        result: torch.Tensor = operator(query, key, value, None, False)[0]
+    except (AttributeError, TypeError) as error:  # another PyTorch's takes other arguments
+        raise RuntimeError(f"PyTorch's cuDNN attention is not the known one: {error}") from error
     return result.transpose(1, 2).flatten(2)
 
 

@@ -145,3 +145,20 @@ def test_without_a_gpu_there_is_no_choice(tmp_path: Path) -> None:
     choice = AttentionChoice(tmp_path, MACHINE)
     assert choice.attend(query, query, query, 1, split=False, host=lambda: query) is query
     assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_another_pytorchs_operator_is_a_kernel_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
+
+    class Operator:
+        @staticmethod
+        def default(query: torch.Tensor) -> tuple[torch.Tensor]:
+            return (query,)
+
+    monkeypatch.setattr(
+        torch.ops.aten, "_scaled_dot_product_cudnn_attention", Operator, raising=False
+    )
+    with pytest.raises(RuntimeError, match="not the known one"):
+        attention_choice._cudnn(query, query, query)
