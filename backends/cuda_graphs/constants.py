@@ -17,8 +17,8 @@ _ALIGNMENT = 64
 
 
 class Constants(TorchFunctionMode):
-    """While this is entered, in this thread, `tensor.to` copies from the CPU by way of memory that
-    lives as long as this.
+    """While this is entered, in this thread, `tensor.to` from the CPU and `torch.tensor` for a GPU
+    copy by way of memory that lives as long as its owner.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -34,6 +34,8 @@ class Constants(TorchFunctionMode):
         if func is torch.Tensor.to and (device := _target(*args, **kwargs)) is not None:
             source, *rest = args
             args = (self.kept(source, device), *rest)
+        elif func is torch.tensor and (device := _on_gpu(kwargs.get("device"))) is not None:
+            return self.kept(func(*args, **{**kwargs, "device": "cpu"}), device)
         return func(*args, **kwargs)
 
     def kept(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -57,7 +59,10 @@ def _target(source: Any, *args: Any, **kwargs: Any) -> torch.device | None:
     known = (str, torch.device, torch.Tensor)
     given = (*args, *kwargs.values())
     wanted = next((each for each in given if isinstance(each, known)), None)
-    if isinstance(wanted, torch.Tensor):
-        wanted = wanted.device
+    return _on_gpu(wanted.device if isinstance(wanted, torch.Tensor) else wanted)
+
+
+def _on_gpu(wanted: Any) -> torch.device | None:
+    """The device that is meant, None where it is no GPU."""
     device = None if wanted is None else torch.device(wanted)
     return device if device is not None and device.type == "cuda" else None

@@ -33,6 +33,47 @@ FOUND = {
     "wan_5b": ["sinusoidal_embedding_1d copies"],
 }
 
+#: What else people's graphs put into a call, by the names of the forward's arguments: shapes of
+#: tensors, lists of them, and plain values.
+WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "flux1": {
+        "references": {"ref_latents": [(1, 16, 8, 8), (1, 16, 6, 10)]},
+        "references by index": {"ref_latents": [(1, 16, 8, 8)], "ref_latents_method": "index"},
+        "references side by side": {"ref_latents": [(1, 16, 8, 8)], "ref_latents_method": "uxo"},
+        "a mask": {"attention_mask": (1, 1, 272, 272)},
+    },
+    "flux2": {
+        "references": {"ref_latents": [(1, 128, 4, 4), (1, 128, 6, 4)]},
+        "references at no noise": {
+            "ref_latents": [(1, 128, 4, 4)],
+            "ref_latents_method": "index_timestep_zero",
+        },
+    },
+    "chroma": {"a mask": {"attention_mask": (1, 1, 272, 272)}},
+    "zimage": {
+        "a mask": {"attention_mask": (1, 64)},
+        "references": {"ref_latents": [(1, 16, 8, 8)], "ref_contexts": [(1, 32, 64)]},
+    },
+    "qwen": {
+        "references": {"ref_latents": [(1, 16, 1, 8, 8), (1, 16, 1, 6, 10)]},
+        "references by index": {"ref_latents": [(1, 16, 1, 8, 8)], "ref_latents_method": "index"},
+        "layers": {"ref_latents": [(1, 16, 1, 8, 8)], "ref_latents_method": "negative_index"},
+        "references at no noise": {
+            "ref_latents": [(1, 16, 1, 8, 8)],
+            "ref_latents_method": "index_timestep_zero",
+        },
+        "a mask": {"attention_mask": (1, 64)},
+    },
+    "krea": {
+        "references": {"ref_latents": [(1, 16, 1, 8, 8)]},
+        "a mask": {"attention_mask": (1, 64)},
+    },
+    "wan": {
+        "frames beside": {"time_dim_concat": (1, 16, 1, 8, 8)},
+        "context": {"context_latents": [(1, 16, 1, 8, 8), (1, 16, 1, 4, 4)]},
+    },
+}
+
 
 class _Crossings(TorchDispatchMode):
     """Notes what goes from one device to the other."""
@@ -76,9 +117,19 @@ def _host_function() -> str:
     return frames[-1].name if frames else "torch"
 
 
-def crossings(kind: str, *, captured: bool = False) -> list[str]:
+def _made(value: Any) -> Any:
+    """Empty tensors of a GPU in the place of shapes."""
+    if isinstance(value, list):
+        return [_made(each) for each in value]
+    return torch.empty(value, device="cuda") if isinstance(value, tuple) else value
+
+
+def crossings(kind: str, *, captured: bool = False, **more: Any) -> list[str]:
     """What crosses in one call of a small transformer on empty inputs, as it is or as a capture
     runs it.
+
+    Args:
+        more: arguments of its forward, tensors by their shapes.
     """
     serving = _Served(torch.empty(0)) if captured else contextlib.nullcontext()
     patcher = transformers.load(kind)
@@ -88,10 +139,7 @@ def crossings(kind: str, *, captured: bool = False) -> list[str]:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         root = transformers.make(kind, device="cuda").diffusion_model
         x = torch.empty(latent["samples"].shape, device="cuda")
-        given = {
-            name: torch.empty(value, device="cuda") if isinstance(value, tuple) else value
-            for name, value in inputs.items()
-        }
+        given = {name: _made(value) for name, value in {**inputs, **more}.items()}
         if "c_concat" in given:
             x = torch.cat((x, given.pop("c_concat")), 1)
         context = given.pop("c_crossattn")
@@ -109,6 +157,15 @@ def test_what_crosses_between_devices_in_a_call(host: Host, kind: str) -> None:
 def test_nothing_crosses_in_a_captured_call(host: Host, kind: str) -> None:
     assert may_be_captured(transformers.load(kind).model.diffusion_model)
     assert crossings(kind, captured=True) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [(kind, way) for kind, ways in WAYS.items() for way in ways]
+)
+def test_nothing_crosses_in_what_people_add_to_a_captured_call(
+    host: Host, kind: str, way: str
+) -> None:
+    assert crossings(kind, captured=True, **WAYS[kind][way]) == []
 
 
 def test_a_read_is_seen(host: Host) -> None:
