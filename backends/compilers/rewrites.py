@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..host_api import kitchen
 from ..kinds.layout import CHANNELS_LAST
-from ..torch_api.tracing import realized
+from ..torch_api.tracing import operator_name, realized
 
 #: The rows of a query `[batch, heads, rows, width]`.
 _ROWS = 2
@@ -64,7 +64,7 @@ def group_norm(
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """The host's rotation of neighbouring elements by a table `[..., width // 2, 2, 2]`, as maths
     that a compiler fuses with what comes before; the library's kernel is a pass over memory of its
-    own, and measured four times slower than that.
+    own, some 2 of the 93 ms of a step of Z-Image at 1024x1024 on an H200.
     """
     exact = torch.promote_types(table.dtype, torch.float32)
     pairs = x.to(exact).reshape(*x.shape[:-1], -1, 1, 2)
@@ -142,8 +142,7 @@ class _Rewrites(TorchFunctionMode):
                 func = group_norm
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
-        elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            name = str(func).removesuffix(".default")
+        elif (name := operator_name(func)) is not None:
             if name == f"{_APPLY}1":
                 func = self._rotate
             elif name == _APPLY:

@@ -28,6 +28,13 @@ def size_oblivious() -> Any:
     return config.patch(backed_size_oblivious=True)
 
 
+def operator_name(function: Any) -> str | None:
+    """Return the name of an operator of `torch.ops`, "library.operator"; None for all else."""
+    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return None
+    return str(function).removesuffix(".default")
+
+
 def realized(value: torch.Tensor) -> torch.Tensor:
     """Have a traced value computed once and kept in memory, where Inductor would compute it anew
     for every element that reads it.

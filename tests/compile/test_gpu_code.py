@@ -1,0 +1,47 @@
+"""What a transformer's graph does on a GPU, read from the code that is written for one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _summary(host_tree: Path, kind: str, form: str) -> list[str]:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton, which torch for CPUs does not bring")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "gpu_code.py"), kind, form],
+        env={**os.environ, "WARMGRAPH_HOST": str(host_tree)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [line for line in done.stdout.splitlines() if "(" in line]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "streams", "joins"),
+    [
+        ("qwen", "block", 2, 3),
+        pytest.param("flux2", "double", 2, 3, marks=pytest.mark.slow),
+        pytest.param("flux2", "single", 1, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
+    host_tree: Path, kind: str, form: str, streams: int, joins: int
+) -> None:
+    """One kernel for each stream, then what joins the streams; nothing waits in float32."""
+    lines = _summary(host_tree, kind, form)
+    (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
+    before = [line for line in lines[:attention] if ".run(" in line]
+    assert sum("rms_norm" in line for line in before) == streams, before
+    assert sum("_cat_host_attention" in line for line in before) == joins, before
+    assert not any("float32" in line for line in lines), lines

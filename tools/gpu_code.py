@@ -1,0 +1,198 @@
+"""Print what Inductor writes for a GPU, on a machine without one: which kernels a graph has, and
+what lies in memory between them. Nothing is compiled and nothing runs.
+
+    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--source]
+
+KIND is of `small_transformers`, FORM one of its family's forms. The process pretends to have one
+H200; it is of no other use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_H200 = SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    total_memory=141 << 30,
+    max_threads_per_multi_processor=2048,
+    regs_per_multiprocessor=65536,
+    warp_size=32,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    gcnArchName="",
+    L2_cache_size=60 << 20,
+)
+
+
+class _WrittenError(BaseException):
+    """Ends the compilation once the code is written."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the code, or the lines of its launches and of the buffers in float32."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind")
+    parser.add_argument("form")
+    parser.add_argument("--source", action="store_true", help="all of the code")
+    options = parser.parse_args(argv)
+    for name, folder in (("warmgraph_backends", "backends"), ("warmgraph_tools", "tools")):
+        _alias(name, ROOT / folder)
+    source = gpu_code(options.kind, options.form)
+    print(source if options.source else "\n".join(summary(source)))
+    return 0
+
+
+def summary(source: str) -> list[str]:
+    """The launches of kernels, calls of our operators, and what is kept in float32, in order."""
+    lines = (line.strip() for line in source[source.index("def call(") :].splitlines())
+    return [
+        line
+        for line in lines
+        if ".run(" in line
+        or "torch.ops.warmgraph" in line
+        or ("empty_strided" in line and "float32" in line)
+    ]
+
+
+def gpu_code(kind: str, form: str) -> str:
+    """Return what Inductor writes for one form of a small transformer in bfloat16.
+
+    Raises:
+        ValueError: the family has no such form.
+    """
+    from warmgraph_tools import inprocess
+
+    tree = Path(os.environ.get("WARMGRAPH_HOST") or ROOT / ".host" / "0.30.0")
+    inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
+    import torch
+
+    from warmgraph_backends.compilers.inductor import _config
+    from warmgraph_backends.families.catalogue import form_of, plan_model
+    from warmgraph_backends.families.plan import describe_place
+    from warmgraph_backends.torch_api import compiling
+    from warmgraph_backends.worker.export import export
+    from warmgraph_tools import small_transformers
+
+    found: list[str] = []
+    _pretend(found)
+    plan = plan_model(small_transformers.make(kind, dtype=torch.bfloat16).diffusion_model)
+    places = {place.form.name: place for place in plan.places}
+    if form not in places:
+        raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
+    description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
+    program = export(description, form_of(description.family, description.form))
+    _cuda().is_available = lambda: True  # now Inductor asks
+    try:
+        compiling.compile_wrapper(program.graph_module, _config(description))
+    except BaseException as error:
+        if not found:
+            raise RuntimeError(f"Inductor wrote nothing: {error}") from error
+    return found[0]
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda
+
+
+def _pretend(found: list[str]) -> None:
+    """Have torch and Triton believe in a GPU as far as writing code asks for one.
+
+    Args:
+        found: takes the code.
+    """
+    import torch
+    import triton.runtime.driver as driver
+    from torch._dynamo import device_interface
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._subclasses import fake_tensor
+    from triton.backends.compiler import GPUTarget
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def zero(*_: Any, **__: Any) -> int:
+        return 0
+
+    def card(*_: Any, **__: Any) -> Any:
+        return _H200
+
+    def write(code: Any, *_: Any, **__: Any) -> None:
+        found.append(str(code))
+        raise _WrittenError
+
+    private: Any = torch._C
+    interface: Any = device_interface.get_interface_for_device("cuda")
+    answers: list[tuple[Any, dict[str, Any]]] = [
+        (
+            _cuda(),
+            {
+                **dict.fromkeys(("get_device_properties", "_get_device_properties"), card),
+                **dict.fromkeys(("current_device", "_exchange_device"), zero),
+                **dict.fromkeys(("_maybe_exchange_device",), zero),
+                **dict.fromkeys(("synchronize", "set_device", "_lazy_init"), nothing),
+                "get_device_capability": lambda *_: (9, 0),
+                "device_count": lambda: 1,
+            },
+        ),
+        (_cuda().random, {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
+        (_cuda(), {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
+        (private, {"_cuda_init": nothing, "_cuda_getCurrentRawStream": zero}),
+        (fake_tensor, {"init_gpu_context": nothing}),
+        (
+            interface,
+            {
+                "get_device_properties": staticmethod(card),
+                "get_compute_capability": staticmethod(lambda *_: 90),
+                "current_device": staticmethod(zero),
+                "is_triton_capable": staticmethod(lambda *_: True),
+                "raise_if_triton_unavailable": staticmethod(nothing),
+                "synchronize": staticmethod(nothing),
+            },
+        ),
+        (interface.Worker, {"get_device_properties": staticmethod(card)}),
+        # Their patterns are traced on the GPU; none of them is in a block that calls our attention.
+        *((module, {"lazy_init": nothing}) for module in (joint_graph, post_grad)),
+        (PyCodeCache, {"write": write}),
+    ]
+    for owner, names in answers:
+        for name, answer in names.items():
+            setattr(owner, name, answer)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            get_current_device=zero,
+            get_active_torch_device=lambda: torch.device("cuda", 0),
+            get_current_stream=zero,
+        )
+    )
+
+
+def _alias(name: str, folder: Path) -> None:
+    """Import a package of this pack by its folder."""
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
