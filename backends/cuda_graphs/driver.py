@@ -53,6 +53,11 @@ def mark(device: torch.device) -> Any:
     return event
 
 
+def is_passed(mark: Any) -> bool:
+    """Tell whether the device has come to a mark; nothing waits where there is none."""
+    return mark is None or bool(mark.query())
+
+
 def seconds_between(begin: Any, end: Any) -> float:
     """Return the time between two marks, once the second is passed; 0.0 without marks."""
     if begin is None or end is None:

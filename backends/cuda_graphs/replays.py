@@ -39,6 +39,7 @@ _TRIED_AGAIN = (_NO_ROOM, _NO_MEMORY, OUT_OF_MEMORY)
 #: The driver gives a graph its memory outside of what the host can make room for.
 MIN_FREE_BYTES = 2**30
 _NO_GAIN = "one call takes {:.1f} s, of which replaying it would save nothing"
+_NO_WAIT = "graphs are on their way, and until then the GPU is what its calls wait for"
 
 
 class Runner(Protocol):
@@ -150,7 +151,7 @@ class Replays:
                     result = self._replay(graph, book, addresses, call)
                 except CaptureError as error:
                     known.refused = str(error)
-        elif known.like is not None and known.clean >= CLEAN_CALLS and self._pays(known):
+        elif known.like is not None and known.clean >= CLEAN_CALLS and self._pays(known, complete):
             rerun = partial(_rerun, runner, host, compiled=complete)
             result = self._capture(known, call, rerun, book, addresses)
         in_place = book.problem is None
@@ -228,13 +229,19 @@ class Replays:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
 
-    def _pays(self, known: _Signature) -> bool:
-        """Whether the last clean call was short enough for the processor to be what held it up."""
-        seconds = driver.seconds_between(*known.marks) if known.marks is not None else 0.0
-        if seconds <= self._limit_s():
+    def _pays(self, known: _Signature, complete: bool) -> bool:
+        """Whether the processor may be what held the last clean call up: it was short, and for what
+        serves only until all graphs are there, the GPU has come to its end by now.
+        """
+        if known.marks is None:
             return True
-        known.refused = _NO_GAIN.format(seconds)
-        return False
+        if not complete and not driver.is_passed(known.marks[1]):
+            known.refused = _NO_WAIT
+            return False
+        seconds = driver.seconds_between(*known.marks)
+        if seconds > self._limit_s():
+            known.refused = _NO_GAIN.format(seconds)
+        return known.refused is None
 
     def _replay(
         self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: Call

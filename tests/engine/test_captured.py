@@ -433,14 +433,14 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
     call = read_call((torch.zeros(2, 4),), {})
 
-    def step(form: str, others: str = "any shape") -> None:
+    def step(form: str, others: str = "any shape", *, complete: bool = True) -> None:
         attempt = made.attempt(
             lambda x: x + 1,
             call,
             book=weights,  # type: ignore[arg-type]
             form=form,
             others=others,
-            complete=True,
+            complete=complete,
             runner=lambda run, compiled=True: run(),
         )
         result = attempt.result
@@ -510,6 +510,7 @@ def test_a_call_that_takes_long_is_not_captured(
     seconds = 2.9
     made._limit_s = lambda: 0.5
     monkeypatch.setattr(replays.driver, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: True)
     monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: seconds)
     for _ in range(CLEAN_CALLS + 3):
         step("any shape")
@@ -520,6 +521,30 @@ def test_a_call_that_takes_long_is_not_captured(
     for _ in range(CLEAN_CALLS + 2):
         step("of its own size")
     assert made.captured == 1
+
+
+def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    behind = True
+    monkeypatch.setattr(replays.driver, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: not behind)
+    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: 0.1)
+    for _ in range(CLEAN_CALLS + 3):
+        step("any shape", complete=False)
+    assert _Graph.tries == 0
+    (reason,) = made.reasons
+    assert reason.startswith("graphs are on their way")
+    for _ in range(CLEAN_CALLS + 2):
+        step("any shape")
+    assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"
+
+    behind = False
+    made.drop()
+    for _ in range(CLEAN_CALLS + 2):
+        step("any shape", complete=False)
+    assert (made.captures, made.replayed) == (2, 4)
 
 
 def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(
