@@ -127,6 +127,159 @@ _CHROMA = {
     "vec_in_dim": None,
     "out_channels": 64,
 }
+_SD3 = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": 2,
+    "depth": 4,  # which gives the width, too
+    "input_size": None,
+    "adm_in_channels": 32,
+    "context_embedder_config": {
+        "target": "torch.nn.Linear",
+        "params": {"in_features": 64, "out_features": 256},
+    },
+    "num_patches": 64 * 64,
+    "pos_embed_max_size": 64,
+    "pos_embed_scaling_factor": None,
+    "qk_norm": "rms",
+    "x_block_self_attn_layers": [0],
+}
+_HUNYUAN = {
+    "image_model": "hunyuan_video",
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": [1, 2, 2],
+    "vec_in_dim": 32,
+    "axes_dim": [16, 56, 56],
+    "context_in_dim": 64,
+    "hidden_size": 256,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "theta": 256,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "byt5": False,
+    "meanflow": False,
+    "meanflow_sum": False,
+    "use_cond_type_embedding": False,
+    "vision_in_dim": None,
+}
+_HUNYUAN_15 = {
+    **_HUNYUAN,
+    "in_channels": 65,
+    "out_channels": 32,
+    "patch_size": [1, 1, 1],
+    "vec_in_dim": None,
+    "guidance_embed": False,
+    "byt5": True,
+    "meanflow_sum": True,
+    "use_cond_type_embedding": True,
+    "vision_in_dim": 1152,
+}
+_HUNYUAN_IMAGE = {
+    **_HUNYUAN,
+    "in_channels": 64,
+    "out_channels": 64,
+    "patch_size": [1, 1],
+    "axes_dim": [64, 64],
+    "vec_in_dim": None,
+    "guidance_embed": False,
+    "byt5": True,
+}
+_COSMOS = {
+    "image_model": "cosmos",
+    "max_img_h": 240,
+    "max_img_w": 240,
+    "max_frames": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "model_channels": 256,
+    "block_config": "FA-CA-MLP",
+    "concat_padding_mask": True,
+    "crossattn_emb_channels": 64,
+    "pos_emb_cls": "rope3d",
+    "pos_emb_learnable": False,
+    "pos_emb_interpolation": "crop",
+    "block_x_format": "THWBD",
+    "affline_emb_norm": True,
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 32,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "extra_per_block_abs_pos_emb": True,
+    "extra_per_block_abs_pos_emb_type": "learnable",
+    "rope_h_extrapolation_ratio": 1.0,
+    "rope_w_extrapolation_ratio": 1.0,
+    "rope_t_extrapolation_ratio": 2.0,
+}
+_PREDICT2 = {
+    **{name: value for name, value in _COSMOS.items() if not name.startswith(("block_", "aff"))},
+    "image_model": "cosmos_predict2",
+    "pos_emb_learnable": True,
+    "min_fps": 1,
+    "max_fps": 30,
+    "extra_per_block_abs_pos_emb": False,
+    "rope_h_extrapolation_ratio": 4.0,
+    "rope_w_extrapolation_ratio": 4.0,
+    "rope_t_extrapolation_ratio": 1.0,
+    "extra_h_extrapolation_ratio": 1.0,
+    "extra_w_extrapolation_ratio": 1.0,
+    "extra_t_extrapolation_ratio": 1.0,
+    "rope_enable_fps_modulation": False,
+}
+del _PREDICT2["extra_per_block_abs_pos_emb_type"]
+_ANIMA = {**_PREDICT2, "image_model": "anima"}
+_AURA = {
+    "cond_seq_dim": 64,
+    "max_seq": 64 * 64,
+    "n_double_layers": 2,
+    "n_layers": 4,
+    "dim": 256,
+    "n_heads": 2,
+    "global_conddim": 256,
+}
+_KANDINSKY = {
+    "image_model": "kandinsky5",
+    "in_text_dim": 64,
+    "in_text_dim2": 32,
+    "time_dim": 64,
+    "model_dim": 256,
+    "ff_dim": 512,
+    "visual_embed_dim": 132,
+    "num_text_blocks": 1,
+    "num_visual_blocks": 2,
+    "axes_dims": (16, 24, 24),
+}
+_OMNIGEN = {
+    "image_model": "omnigen2",
+    "axes_dim_rope": [32, 48, 48],
+    "axes_lens": [1024, 1664, 1664],
+    "ffn_dim_multiplier": None,
+    "hidden_size": 256,
+    "in_channels": 16,
+    "multiple_of": 256,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 2,
+    "num_kv_heads": 1,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "out_channels": None,
+    "patch_size": 2,
+    "text_feat_dim": 64,
+    "timestep_scale": 1000.0,
+}
+_ERNIE = {
+    "image_model": "ernie",
+    "hidden_size": 256,
+    "num_attention_heads": 2,
+    "num_layers": 2,
+    "ffn_hidden_size": 512,
+    "text_in_dim": 64,
+}
 
 
 class Small(NamedTuple):
@@ -159,7 +312,23 @@ KINDS = {
     "wan_5b": Small(_WAN_5B, "WAN22_T2V", 48, 64, True),
     "wan_vace": Small(_WAN_VACE, "WAN21_Vace", 16, 64, True),
     "wan_camera": Small(_WAN_CAMERA, "WAN22_Camera", 16, 64, True),
+    "sd3": Small(_SD3, "SD3", 16, 64),
+    "hunyuan": Small(_HUNYUAN, "HunyuanVideo", 16, 64, True),
+    "hunyuan_15": Small(_HUNYUAN_15, "HunyuanVideo15", 32, 64, True),
+    "hunyuan_image": Small(_HUNYUAN_IMAGE, "HunyuanImage21", 64, 64),
+    "cosmos": Small(_COSMOS, "CosmosT2V", 16, 64, True),
+    "predict2": Small(_PREDICT2, "CosmosT2IPredict2", 16, 64, True),
+    "anima": Small(_ANIMA, "Anima", 16, 64, True),
+    "aura": Small(_AURA, "AuraFlow", 4, 64),
+    "kandinsky": Small(_KANDINSKY, "Kandinsky5", 16, 64, True),
+    "omnigen": Small(_OMNIGEN, "Omnigen2", 16, 64),
+    "ernie": Small(_ERNIE, "ErnieImage", 128, 64),
 }
+#: Those that have no regions.
+WHOLE = (
+    *("sd3", "hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
+    *("aura", "kandinsky", "omnigen", "ernie"),
+)
 
 
 def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
@@ -177,9 +346,13 @@ def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any
 
 def make(kind: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """Return the host's model within a MODEL, whose weights are not set."""
+    return make_small(KINDS[kind], dtype=dtype, device=device)
+
+
+def make_small(small: Small, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """As `make`, of a model that has no name here."""
     from comfy import supported_models
 
-    small = KINDS[kind]
     config = getattr(supported_models, small.name)(dict(small.settings))
     config.set_inference_dtype(dtype, None)
     return config.get_model({}, "", device=torch.device(device))
@@ -215,9 +388,13 @@ def load_quantised(kind: str, form: str, *, seed: int = 0) -> Any:
 
 
 def weights(
-    kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changed: Any
 ) -> dict[str, torch.Tensor]:
-    """Random weights that keep what a model computes near one, by the names in its file."""
+    """Random weights that keep what a model computes near one, by the names in its file.
+
+    Args:
+        changed: Settings that are to differ from the kind's.
+    """
     import comfy.ops
     from comfy import supported_models
 
@@ -225,19 +402,19 @@ def weights(
         Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
 
     small = KINDS[kind]
-    config = getattr(supported_models, small.name)(dict(small.settings))
+    config = getattr(supported_models, small.name)({**small.settings, **changed})
     config.set_inference_dtype(dtype, None)
     config.custom_operations = Operations
     root = config.get_model({}, "", device=torch.device("cpu")).diffusion_model
     fill(root, seed=seed)
-    return {name: weight.detach() for name, weight in root.named_parameters()}
+    return {name: weight.detach() for name, weight in _learned(root).items()}
 
 
 def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
     """Give a module such weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in module.named_parameters():
+        for name, weight in _learned(module).items():
             weight.copy_(_values(name, weight, generator))
 
 
@@ -251,6 +428,8 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
         "guidance": 3.5,
         **facts,
     }
+    if small.name == "Omnigen2":  # which counts the tokens by it
+        facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
     if small.settings.get("model_type") == "i2v":
         from comfy.clip_vision import Output
 
@@ -270,6 +449,12 @@ def reference(kind: str, height: int, width: int, *, seed: int = 3) -> torch.Ten
     """The latent of an image that a model is to look at."""
     shape = latent(kind, height, width)["samples"].shape
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _learned(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a file brings: of buffers SD3's positions alone."""
+    buffers = {name: each for name, each in module.named_buffers() if name == "pos_embed"}
+    return {**dict(module.named_parameters()), **buffers}
 
 
 def _values(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -8,6 +8,7 @@ words.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ _FUNCTIONS = {
     options.ATTENTION: "another node's attention may do something else at each step",
 }
 _SEQUENCES = (list, tuple, torch.Size)
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
 
 class FixedCallError(Exception):

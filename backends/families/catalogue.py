@@ -10,7 +10,7 @@ import torch
 
 from ..host_api.options import UNREAD
 from ..kinds.packs import foreign_class, is_known
-from . import adapter, control, flux, krea, lumina, qwen, unet, vae, wan, wan_vae
+from . import adapter, control, flux, krea, lumina, qwen, unet, vae, wan, wan_vae, whole
 from .family import Family, Inputs
 from .plan import Form, Plan
 
@@ -23,6 +23,7 @@ FAMILIES = (
     lumina.FAMILY,
     qwen.FAMILY,
     wan.FAMILY,
+    whole.FAMILY,
     vae.FAMILY,
     wan_vae.FAMILY,
 )
@@ -55,6 +56,8 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
     except _UNLIKE as error:
         words = f"this {cls.__name__} is not built as the host's that is known here"
         return f"{words} ({type(error).__name__}: {error}): runs as without this node"
+    if isinstance(plan, str):
+        return plan
     if not plan.dispatches:
         reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
         return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
@@ -62,12 +65,13 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
 
 
 def may_be_swapped(root: torch.nn.Module) -> bool:
-    """Tell whether a model's class may have been put in place of one that is known here: packs do
-    so for as long as their clone of the model is loaded. A class of the host that derives from a
-    known one is an architecture of its own.
+    """Tell whether a model's class may have been put in place of one that is cut here: packs do so
+    for as long as their clone of the model is loaded. A class of the host that derives from such a
+    one is an architecture of its own.
     """
     own, *parents = type(root).__mro__
-    return not is_known(own.__module__) and any(_family(parent) for parent in parents)
+    families = filter(None, map(_family, parents))
+    return not is_known(own.__module__) and any(family.forms for family in families)
 
 
 def may_be_captured(root: torch.nn.Module) -> bool:

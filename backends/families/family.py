@@ -31,11 +31,12 @@ class Family:
     """Models that are cut into regions alike.
 
     Attributes:
-        roots: by the full name of a class of the host ("module:Class"), what cuts such a module; a
-            subclass is another class.
+        roots: by the full name of a class of the host ("module:Class"), what cuts such a module, or
+            says in a line why it has no regions; a subclass is another class.
         forms: the sorts of regions, by name.
         may_be_captured: tells whether a root's forward is known to do nothing that a CUDA graph
-            must not meet: it neither waits for the GPU nor keeps a tensor beyond the call.
+            must not meet: it neither waits for the GPU nor keeps a tensor beyond the call, but in
+            the root's own attributes, which are put back.
         unread: names of the `transformer_options` that a root's own forward does not read; they are
             there for patches of other nodes.
         special_pays: whether graphs of one size were measured to be quicker on GPUs.
@@ -43,7 +44,7 @@ class Family:
         empty: makes what an empty call needs, for Warm Up.
     """
 
-    roots: Mapping[str, Callable[[Any], Plan]]
+    roots: Mapping[str, Callable[[Any], Plan | str]]
     forms: Mapping[str, Form]
     may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)
     unread: frozenset[str] = options.UNREAD

@@ -14,10 +14,15 @@ from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
 from ..runtime.faults import STEP
+from ..runtime.placing import called_next
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from ..runtime.variant import Variant
+from ..runtime.wiring import is_own_method
 from .attached import KEY, Note, Runs, when_unloaded
+
+_COPY = "another copy of the model runs (hooks or several GPUs)"
+_REPLACED = "another node puts its own function in place of the model's"
 
 
 class AttachedModel:
@@ -29,6 +34,7 @@ class AttachedModel:
         """Clone `model` and take what an earlier node of ours left off the clone."""
         clone = host.clone(model)
         host.unwrap(clone, "DIFFUSION_MODEL", KEY)
+        host.unwrap(clone, "APPLY_MODEL", KEY)
         host.call_no_more(clone, "ON_PRE_RUN", KEY)
         host.call_no_more(clone, "ON_CLEANUP", KEY)
         root = models.diffusion_model(clone)
@@ -45,7 +51,10 @@ class AttachedModel:
         """Hang the session on the clone; the host copies all of it to clones of the clone."""
         clone = self.value
         host.attach(clone, KEY, session)
-        host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(_step, session))
+        if bound_forward(self.root) is not None:
+            host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(_step, session))
+        else:
+            host.wrap(clone, "APPLY_MODEL", KEY, partial(_evaluation, session))
         host.call_back(clone, "ON_PRE_RUN", KEY, _begins(session, runs))
         host.call_back(clone, "ON_CLEANUP", KEY, _ends(session, runs))
         when_unloaded(clone, session)
@@ -86,11 +95,31 @@ def _step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
     own = root.call if isinstance(root, Variant) else bound_forward(root)
     if scope is None:
-        foreign = "another copy of the model runs (hooks or several GPUs)"
+        foreign = _COPY
     elif host.innermost(executor) != own:
-        foreign = "another node puts its own function in place of the model's"
+        foreign = _REPLACED
     inner = None
     if scope is not None and host.wrappers_within(executor):
         inner = "another node wraps the model's own call"
         host.put_innermost(executor, partial(scope.innermost, host.innermost(executor)))
     return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)
+
+
+def _evaluation(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """The host's APPLY_MODEL wrapper, where it lets nothing be put around the model's forward: the
+    one call of it that follows is ours.
+    """
+    root = models.called_module(host.owner(executor))
+    with called_next(root, partial(_forward, session, root)):
+        return executor(*args, **kwargs)
+
+
+def _forward(session: Session, root: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the host's call of such a model goes to."""
+    scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
+    foreign = None
+    if scope is None:
+        foreign = _COPY
+    elif "forward" in vars(root) and not is_own_method(root, "forward", root.forward):
+        foreign = _REPLACED
+    return session.step(root.forward, args, kwargs, scope=scope, foreign=foreign)

@@ -92,5 +92,5 @@ def own_forward(cls: type) -> Any:
 
 
 def bound_forward(root: Any) -> Any:
-    """Return the method that the host puts its wrappers around; None where a class has none."""
+    """Return the method that the host puts its wrappers around; None where it puts none."""
     return getattr(root, "_forward", None)

@@ -27,6 +27,11 @@ def diffusion_model(patcher: Any) -> torch.nn.Module:
     return root
 
 
+def called_module(model: Any) -> Any:
+    """Return the module that a model's next call goes to; another node may have put it there."""
+    return model.diffusion_model
+
+
 def compute_dtype(patcher: Any) -> torch.dtype:
     """Return the dtype in which a model's operators compute."""
     manual: torch.dtype | None = patcher.get_model_object("manual_cast_dtype")

@@ -135,6 +135,7 @@ NEEDS = (
     Need(f"{_PATCHER}.add_callback_with_key", _ALL, "self, kind, key, callback"),
     Need(f"{_PATCHER}.remove_callbacks_with_key", _ALL, "self, kind, key"),
     Need(f"{_EXTENSION}:WrappersMP.DIFFUSION_MODEL", _ALL),
+    Need(f"{_EXTENSION}:WrappersMP.APPLY_MODEL", _ALL),
     Need(f"{_EXTENSION}:WrappersMP.SAMPLER_SAMPLE", _CACHE),
     Need(f"{_EXTENSION}:WrappersMP.PREDICT_NOISE", _CACHE),
     Need(f"{_EXTENSION}:CallbacksMP.ON_PRE_RUN", _ALL),

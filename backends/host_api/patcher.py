@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 #: A place of a run around which a function can be put: all steps of a sampler, one evaluation of
-#: all conditionings, one call of the diffusion model. Names of the host's `WrappersMP`.
-Around = Literal["SAMPLER_SAMPLE", "PREDICT_NOISE", "DIFFUSION_MODEL"]
+#: all conditionings, one call of the model, within it one of the diffusion model, which not all
+#: of these let be wrapped. Names of the host's `WrappersMP`.
+Around = Literal["SAMPLER_SAMPLE", "PREDICT_NOISE", "APPLY_MODEL", "DIFFUSION_MODEL"]
 #: What the host calls back at. Names of its `CallbacksMP`.
 Event = Literal["ON_PRE_RUN", "ON_CLEANUP", "ON_DETACH"]
 

@@ -11,7 +11,8 @@ OWN = __name__.rsplit(".", 2)[0]
 #: Packages whose code is no pack's.
 _HOMES = frozenset(
     (
-        *("comfy", "comfy_extras", "comfy_kitchen", "comfy_aimdo", "torch"),
+        *("comfy", "comfy_extras", "comfy_kitchen", "comfy_aimdo"),
+        *("torch", "torchvision", "einops"),  # what the host's models are written with
         *("abc", "builtins", "collections", "typing"),
     )
 )
@@ -26,7 +27,9 @@ class Pack(NamedTuple):
 
 
 def is_known(module: str | None) -> bool:
-    """Tell whether a module's code is the host's, torch's or Python's own."""
+    """Tell whether a module's code is the host's, of what its models are written with, or Python's
+    own.
+    """
     return (module or "").partition(".")[0] in _HOMES
 
 

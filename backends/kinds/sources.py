@@ -27,6 +27,7 @@ from .watch import Owner, Watch, namespace
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {
     "torch",
+    "torchvision",
     "numpy",
     "einops",
     "logging",

@@ -5,7 +5,8 @@ After it they are the host's again, so another branch that shares a module never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,3 +65,32 @@ class Placing:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = before
+
+
+@contextlib.contextmanager
+def called_next(module: torch.nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Have the next call of a module go to a function, which finds the module as it was."""
+    placing = Placing()
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        placing.replace(())
+        return function(*args, **kwargs)
+
+    placing.replace([(module, once)])
+    try:
+        yield
+    finally:
+        placing.replace(())
+
+
+@contextlib.contextmanager
+def unmarked(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what a call sets in a module's own attributes: tensors there would outlive it."""
+    own = module.__dict__
+    before = dict(own)
+    try:
+        yield
+    finally:
+        for name in own.keys() - before.keys():
+            del own[name]
+        own.update(before)

@@ -26,7 +26,7 @@ from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
 from .graph import Graph, State
 from .kind import Kind, describe_kinds
-from .placing import Placing
+from .placing import Placing, unmarked
 from .shared import Shared
 from .specials import Specials
 
@@ -346,7 +346,7 @@ class Scope:
                 form=step.serving.served,
                 others=self.forwards.any_shape.served,
                 complete=step.complete,
-                runner=run,
+                runner=partial(self._within_capture, run),
             )
         if attempt is None:
             return run(plain)
@@ -355,6 +355,13 @@ class Scope:
         result = run(plain, compiled=attempt.compiled)
         self.faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
         return result
+
+    def _within_capture(
+        self, run: Callable[..., Any], call: Callable[[], Any], *, compiled: bool = True
+    ) -> Any:
+        """Make a call that is captured, of which nothing may be left."""
+        with unmarked(self.root):
+            return run(call, compiled=compiled)
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None

@@ -25,8 +25,8 @@ from ..runtime.specials import Specials
 from .settings import Settings
 
 _EXACT_NEEDS = (
-    "that needs an NVIDIA GPU, a UNet, and VRAM for captured steps in the settings: "
-    "runs as without this node"
+    "that needs an NVIDIA GPU, a model whose steps may be captured, and VRAM for them in the "
+    "settings: runs as without this node"
 )
 
 

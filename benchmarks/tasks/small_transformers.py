@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,35 @@ from .common import BUILD_LIMIT_S, partial
 
 #: Latent sides, batch and tokens of the text.
 SIZES = ((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77))
+WHOLE_SIZES = ((16, 16, 1, 13), (32, 24, 2, 77))
 #: Of a run of which the last ones are replayed.
 STEPS = 8
 OVERRIDE = "optimized_attention_override"
 
 
 def small_transformers(
-    *, kinds: list[str], store: str, dtype: str = "bfloat16", formats: list[str], workers: int = 0
+    *,
+    kinds: list[str],
+    store: str,
+    dtype: str = "bfloat16",
+    formats: list[str],
+    workers: int = 0,
+    whole: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Sample each kind eager and by ours, at several sizes, and with its attention overridden.
 
     Args:
         kinds: of `tools.small_transformers`.
         formats: in which the blocks of a small Flux are quantised, one after the other.
+        whole: kinds without regions, of which whole steps alone are captured.
 
     Returns:
         {"rows": [{"kind", "errors" (relative L2 of latents), "regions", "eager", "calls", "builds"
         after the first size, "overridden": calls of the override, its "override_error",
         "captured" and "exact": of a run of several steps by compiled blocks, and by the host's own
-        forward, {"error", "max_abs_diff", "replayed", "not_replayed"}}]}
+        forward, {"error", "max_abs_diff", "replayed", "not_replayed"}}],
+        "whole": [{"kind", "auto" and "exact": of such runs of the kinds without regions, at several
+        sizes one after the other, "regions", "calls", "notes"}]}
     """
     import torch
 
@@ -79,8 +90,26 @@ def small_transformers(
             }
         )
         partial({"rows": rows})
+    without = []
+    for kind in whole:
+        without.append(_whole(engine, small, kind, getattr(torch, dtype)))
+        partial({"rows": rows, "whole": without})
     engine.close()
-    return {"rows": rows}
+    return {"rows": rows, "whole": without}
+
+
+def _whole(engine: Any, small: Any, kind: str, dtype: Any) -> dict[str, Any]:
+    """Runs of a model without regions, by what Compile Model makes of it and as its exact form."""
+    loaded = small.load(kind, dtype=dtype)
+    forms = {form: engine.compile_model(loaded, form=form) for form in ("auto", "exact")}
+    runs: dict[str, Any] = {form: [] for form in forms}
+    for size in WHOLE_SIZES:
+        eager = _sample(small, kind, loaded, size, steps=STEPS)
+        for form, model in forms.items():
+            found = _sample(small, kind, model, size, steps=STEPS)
+            runs[form].append(_replayed(engine, model, eager, found))
+    report = brief(engine.report(forms["auto"]))
+    return {"kind": kind, **runs, **{key: report[key] for key in ("regions", "calls", "notes")}}
 
 
 def _replayed(engine: Any, model: Any, eager: Any, found: Any) -> dict[str, Any]:

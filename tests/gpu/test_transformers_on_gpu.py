@@ -8,6 +8,11 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 MODES = {"dynamic": (), "legacy": ("--disable-dynamic-vram",), "streamed": ("--novram",)}
+#: They have no regions.
+WHOLE = (
+    *("sd3", "hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
+    *("aura", "kandinsky", "omnigen", "ernie"),
+)
 KINDS = ("flux1", "flux2", "chroma", "zimage", "qwen", "krea", "wan", "wan_image", "wan_5b")
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
@@ -36,3 +41,28 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
             continue
         assert row["captured"]["replayed"] >= 3 and row["captured"]["error"] <= LONG_TOLERANCE, row
         assert row["exact"]["replayed"] >= 3 and row["exact"]["max_abs_diff"] == 0, row
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_whole_steps_of_models_without_regions_are_captured_bit_for_bit(
+    lab: Any, mode: str
+) -> None:
+    result = lab.run(
+        "small_transformers",
+        MODES[mode],
+        limit_s=580,
+        kinds=[],
+        formats=[],
+        whole=list(WHOLE),
+        store=lab.store("whole-steps"),
+    )
+    assert [row["kind"] for row in result["whole"]] == list(WHOLE)
+    for row in result["whole"]:
+        assert row["regions"]["total"] == 0 and row["calls"]["eager"] == 0, row
+        assert any("its calls are replayed as the host makes them" in n for n in row["notes"]), row
+        for run in (*row["auto"], *row["exact"]):
+            assert run["max_abs_diff"] == 0, row
+        if mode != "streamed":
+            for form in ("auto", "exact"):
+                first, second = (run["replayed"] for run in row[form])
+                assert first >= 3 and second - first >= 3, row

@@ -1,0 +1,50 @@
+"""Diffusion transformers of the host that have no regions: their whole steps alone are captured.
+
+Listed is a model whose own forward neither reads from the GPU nor copies to it, whatever its class
+takes besides its latent (`tests/engine/test_device_copies.py`). Not listed, for theirs does: LTXV
+(keyframes are picked by what they hold), HiDream, MiniMax, and HunyuanVideo with a mean
+flow, which looks its timestep up among the run's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import dit
+from .family import Family
+
+_LDM = "comfy.ldm"
+
+
+def _no_regions(model: Any) -> str:
+    return (
+        f"this {type(model).__name__} has no regions, so nothing of it is compiled; where its "
+        "whole steps cannot be captured, it runs as without this node"
+    )
+
+
+def _may_be_captured(root: torch.nn.Module) -> bool:
+    return getattr(root, "time_r_in", None) is None
+
+
+FAMILY = Family(
+    roots={
+        f"{_LDM}.{name}": _no_regions
+        for name in (
+            "modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper",  # SD3 and SD3.5
+            "hunyuan_video.model:HunyuanVideo",  # 1.5 and HunyuanImage, too
+            "cosmos.model:GeneralDIT",
+            "cosmos.predict2:MiniTrainDIT",
+            "anima.model:Anima",
+            "aura.mmdit:MMDiT",
+            "kandinsky5.model:Kandinsky5",
+            "omnigen.omnigen2:OmniGen2Transformer2DModel",
+            "ernie.model:ErnieImageModel",
+        )
+    },
+    forms={},
+    may_be_captured=_may_be_captured,
+    unread=dit.UNREAD_OPTIONS,
+)

@@ -1,0 +1,158 @@
+"""Models without regions: nothing of them is compiled, and their whole steps may be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.compilers.registry import backend_named
+from warmgraph_backends.contract import WhenMissing
+from warmgraph_backends.families.catalogue import may_be_captured, plan_model
+from warmgraph_backends.families.plan import Plan
+from warmgraph_backends.host.model import AttachedModel
+from warmgraph_backends.kinds.watch import Watch
+from warmgraph_backends.runtime.placing import unmarked
+from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.runtime.session import Options, Session
+from warmgraph_backends.runtime.wiring import Wiring, replaced_function
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab, left_behind
+
+# The host puts no wrappers around these models' own forward.
+NOT_WRAPPED = ("sd3", "omnigen", "ernie")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine that builds nothing."""
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    yield made
+    made.engine.close()
+
+
+def _sampled(host: Host, model: Any, kind: str) -> torch.Tensor:
+    result: torch.Tensor = host.sample(
+        model,
+        transformers.conditioning(kind, 13),
+        transformers.conditioning(kind, 7, seed=2),
+        latent=transformers.latent(kind, 8, 8),
+        steps=2,
+        cfg=3.0,
+        scheduler="simple",
+    )
+    assert result.isfinite().all()
+    return result
+
+
+class _Counted(Session):
+    """Counts the calls that come through it."""
+
+    count = 0
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return super().step(*args, **kwargs)
+
+
+def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
+    """A model with a session as it has one on a GPU, without captured calls."""
+    attached, eager = AttachedModel(model), backend_named("eager")
+    assert attached.root is not None
+    scope = Scope(attached.root, attached.holder, Plan, Plan(), eager, lab.engine._shared)
+    options = Options(WhenMissing.NEVER, "")
+    session = _Counted("model-0", attached.name, eager, options, scope)
+    session.describe(attached.target().device, attached.target().dtype)
+    attached.attach(session, lab.engine)
+    return attached.value, session
+
+
+@pytest.mark.parametrize("kind", transformers.WHOLE)
+def test_without_a_gpu_it_runs_as_the_hosts_and_the_report_says_so(
+    lab: Lab, host: Host, kind: str
+) -> None:
+    model = transformers.load(kind)
+    root = model.model.diffusion_model
+    assert Wiring(root).foreign() is None and replaced_function(root, Watch()) is None
+    jobs = lab.jobs()
+    ours = lab.compiled(model)
+    assert torch.equal(_sampled(host, ours, kind), _sampled(host, model, kind))
+    report = lab.engine.report(ours)
+    assert lab.jobs() == jobs and report["regions"]["total"] == 0 and not report["kinds"]
+    (note,) = report["notes"]
+    assert "has no regions, so nothing of it is compiled" in note
+    assert note.endswith("it runs as without this node")
+
+
+def test_a_forward_that_reads_is_not_captured() -> None:
+    settings = {**transformers.KINDS["hunyuan"].settings, "meanflow": True}
+    flow = transformers.Small(settings, "HunyuanVideo", 16, 64, True)
+    root = transformers.make_small(flow).diffusion_model
+    assert not may_be_captured(root) and isinstance(plan_model(root), str)
+
+
+@pytest.mark.parametrize("kind", [*NOT_WRAPPED, "hunyuan"])
+def test_each_call_comes_through_once_and_nothing_stays_behind(
+    lab: Lab, host: Host, kind: str
+) -> None:
+    model = transformers.load(kind)
+    plain = _sampled(host, model, kind)
+    ours, session = _attached(lab, model)
+    assert torch.equal(_sampled(host, ours, kind), plain)
+    assert session.count == 4, "two steps, two prompts of unequal length"
+    assert left_behind(model.model.diffusion_model) == [] and session.eager_calls == {}
+    assert torch.equal(_sampled(host, ours.clone(), kind), plain) and session.count == 8
+    assert torch.equal(_sampled(host, model, kind), plain) and session.count == 8
+
+
+@pytest.mark.parametrize("kind", NOT_WRAPPED)
+def test_another_nodes_forward_is_called_and_named(lab: Lab, host: Host, kind: str) -> None:
+    ours, session = _attached(lab, transformers.load(kind))
+    root = ours.model.diffusion_model
+    calls: list[int] = []
+
+    def zeros(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        calls.append(len(calls))
+        return torch.zeros_like(x)
+
+    root.forward = zeros
+    try:
+        _sampled(host, ours, kind)
+        assert root.forward is zeros and len(calls) == session.count == 4
+        (reason,) = session.eager_calls
+        assert reason.startswith("another node puts its own function")
+    finally:
+        del root.forward
+    _sampled(host, ours, kind)
+    assert len(calls) == 4 and left_behind(root) == []
+
+
+def test_what_such_a_model_raises_passes_and_nothing_stays_behind(lab: Lab, host: Host) -> None:
+    ours, session = _attached(lab, transformers.load("sd3"))
+    root = ours.model.diffusion_model
+    layer = root.final_layer
+    layer.forward = _broken
+    try:
+        with pytest.raises(ValueError, match="broken"):
+            _sampled(host, ours, "sd3")
+    finally:
+        del layer.forward
+    assert left_behind(root) == [] and session.count == 1
+
+
+def _broken(*_: Any, **__: Any) -> torch.Tensor:
+    raise ValueError("broken")
+
+
+def test_attributes_are_put_back() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.kept = before = torch.zeros(1)
+    with pytest.raises(ValueError, match="broken"), unmarked(module):
+        module.kept, module.more = torch.ones(1), torch.ones(1)
+        _broken()
+    assert module.kept is before and not hasattr(module, "more")
+    assert module(torch.zeros(1, 2)).shape == (1, 2)
