@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..host_api import kitchen
+from ..kernels import host_attention
 from ..kinds.layout import CHANNELS_LAST
 from ..torch_api.tracing import operator_name, realized
 
@@ -21,8 +22,8 @@ _ROWS = 2
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    rotations = (rotate, rotate_joined, join_rows, norm_and_rotate, norm_and_rotate_both)
-    return (group_norm, *rotations) if layout == CHANNELS_LAST else rotations
+    for_all = (rotate, rotate_joined, join_rows, norm_and_rotate, norm_and_rotate_both, by_rows)
+    return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
 
 
 def tracing(layout: str) -> AbstractContextManager[Any]:
@@ -119,6 +120,14 @@ def norm_and_rotate_both(
     )
 
 
+def by_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same `[batch, heads, rows, width]`, a row's heads side by side in memory: PyTorch's
+    kernels lay attention's result out as the queries are, and so it needs no copy to become
+    `[batch, rows, ...]`.
+    """
+    return tensor.transpose(1, _ROWS).contiguous().transpose(1, _ROWS)
+
+
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
@@ -132,6 +141,8 @@ class _Rewrites(TorchFunctionMode):
         self._channels_last = layout == CHANNELS_LAST
         #: What was joined by its rows, and of which parts.
         self._joined: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+        #: What was repeated for the heads that share it, and of what.
+        self._repeated: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -142,6 +153,10 @@ class _Rewrites(TorchFunctionMode):
                 func = group_norm
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
+        elif func is torch.Tensor.repeat_interleave:
+            return self._repeat(*args, **kwargs)
+        elif func is host_attention.OPERATOR:
+            return self._attend(*args, **kwargs)
         elif (name := operator_name(func)) is not None:
             if name == f"{_APPLY}1":
                 func = self._rotate
@@ -158,6 +173,27 @@ class _Rewrites(TorchFunctionMode):
         result = join_rows(tensors)
         self._joined.append((result, tuple(tensors)))
         return result
+
+    def _repeat(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = tensor.repeat_interleave(*args, **kwargs)
+        if result.dim() == tensor.dim() == 4 and result.shape[2:] == tensor.shape[2:]:
+            self._repeated.append((result, tensor))
+        return result
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, mask: Any, heads: int, split: bool, *others: Any
+    ) -> torch.Tensor:
+        if split:
+            key, value = self._grouped(key), self._grouped(value)
+            query, key = by_rows(query), by_rows(key)
+        result: torch.Tensor = host_attention.OPERATOR(
+            query, key, value, mask, heads, split, *others
+        )
+        return result
+
+    def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The operator repeats by itself, where its kernel needs it."""
+        return next((source for result, source in self._repeated if result is tensor), tensor)
 
     def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         parts = next((parts for joined, parts in self._joined if joined is x), None)

@@ -61,8 +61,8 @@ class AttentionChoice:
 
         Args:
             query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
-            key: likewise.
-            value: likewise.
+            key: likewise; of fewer heads where several share theirs.
+            value: as `key`.
             host: does the same by the host's function, which would take PyTorch's own here.
 
         Returns:
@@ -152,11 +152,16 @@ def _class(
     """The class of these sizes, None where the host's kernel is taken unasked."""
     q, k, v = (_heads(tensor, heads, split) for tensor in (query, key, value))
     batch, heads, rows, width = q.shape
-    if k.shape != v.shape or k.shape[:2] != (batch, heads) or width > _WIDEST_HEAD or width % 8:
+    groups = k.shape[1]
+    if k.shape != v.shape or k.shape[0] != batch or width > _WIDEST_HEAD or width % 8:
+        return None
+    if heads % groups:
         return None
     if rows * k.shape[2] < FEWEST_PRODUCTS:
         return None
     order = "split" if q.is_contiguous() else "joint"
+    if groups != heads:
+        order += f" {heads // groups}"
     counts = (round(2 * math.log2(n)) for n in (batch * heads, rows, k.shape[2]))
     return f"{str(q.dtype).removeprefix('torch.')} {width} {order} {' '.join(map(str, counts))}"
 

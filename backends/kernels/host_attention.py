@@ -85,17 +85,8 @@ def opaque(
     beyond = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
     if attn_precision is not None or skip_output_reshape or beyond:
         raise NotImplementedError(f"attention with {', '.join(sorted(beyond)) or 'a precision'}")
-    if skip_reshape:
-        query, key = _by_rows(query), _by_rows(key)
     result: torch.Tensor = OPERATOR(query, key, value, mask, heads, skip_reshape, low_precision)
     return result
-
-
-def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same [batch, heads, rows, width], a row's heads side by side in memory: PyTorch's kernels
-    lay the result out as the queries are, and so it needs no copy to become [batch, rows, ...].
-    """
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 #: What a form's reference calls the host's block with.
@@ -114,14 +105,17 @@ def _attend(
     def host() -> torch.Tensor:
         return attention.attend(
             query,
-            key,
-            value,
+            _for_each(key),
+            _for_each(value),
             mask,
             heads,
             split=split,
             low_precision=low_precision,
             options=_thread.options,
         )
+
+    def _for_each(tensor: torch.Tensor) -> torch.Tensor:
+        return ungrouped(tensor, heads) if split else tensor
 
     def compute() -> torch.Tensor:
         choice = _thread.choice
@@ -130,6 +124,12 @@ def _attend(
         return choice.attend(query, key, value, heads, split=split, host=host)
 
     return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
+
+
+def ungrouped(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat keys or values `[batch, groups, rows, width]` for the heads that share them."""
+    groups = tensor.shape[1]
+    return tensor if groups == heads else tensor.repeat_interleave(heads // groups, dim=1)
 
 
 def _shape(query: torch.Tensor, heads: int, split: bool) -> tuple[Any, ...]:

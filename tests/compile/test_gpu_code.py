@@ -45,3 +45,11 @@ def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
     assert sum("rms_norm" in line for line in before) == streams, before
     assert sum("_cat_host_attention" in line for line in before) == joins, before
     assert not any("float32" in line for line in lines), lines
+
+
+@pytest.mark.slow
+def test_keys_that_heads_share_are_not_copied_for_each(host_tree: Path) -> None:
+    lines = _summary(host_tree, "krea", "single")
+    (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
+    before = [line for line in lines[:attention] if ".run(" in line]
+    assert len(before) == 3, before  # the norm of the rows, queries, keys

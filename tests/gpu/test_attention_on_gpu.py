@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import attention
+from warmgraph_backends.kernels import attention, attention_choice, host_attention
 from warmgraph_backends.kernels.gpu_time import microseconds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -197,3 +197,26 @@ def test_measuring_works_with_either_allocator(allocator: str) -> None:
     for row in rows:
         assert row.keys() >= {"host", "cross"}, row
         assert all(time is not None and 1.0 < time < 1000.0 for time in row.values()), row
+
+
+@pytest.mark.parametrize("chosen", ["host", "cudnn"])
+def test_heads_that_share_keys_attend_as_with_copies(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Krea's 48 heads read 12 of keys and values."""
+    times = {"host": {"host": 1.0}, "cudnn": {"host": 2.0, "cudnn": 1.0}}[chosen]
+    monkeypatch.setattr(attention_choice, "by_turns", lambda _: times)
+    shape = (1, 1111, 48, 128)
+    query, key, value = (
+        torch.randn(*shape[:2], heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (48, 12, 12)
+    )
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        *(t.repeat_interleave(48 // t.shape[1], 1).double() for t in (query, key, value))
+    )
+    choice = attention_choice.AttentionChoice(tmp_path, "card")
+    with host_attention.choosing_by(choice):
+        found = host_attention.OPERATOR(query, key, value, None, 48, True, True)
+    assert set(choice._chosen.values()) == {chosen}  # cuDNN's was not refused
+    difference = (found.double() - truth.transpose(1, 2).flatten(2)).norm() / truth.norm()
+    assert difference <= TOLERANCE[torch.bfloat16]

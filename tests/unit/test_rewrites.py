@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from warmgraph_backends.compilers.rewrites import group_norm, tracing
+from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_tools.inprocess import Host
 
@@ -100,3 +103,29 @@ def test_rows_that_the_host_joins_are_rotated_as_joined(host: Host) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     assert found[0].transpose(1, 2).is_contiguous()
+
+
+def test_keys_that_heads_share_reach_attention_as_they_are(host: Host) -> None:
+    """The host repeats them for each head; a kernel that takes groups need not read copies."""
+    draw = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 5, 16, generator=draw)
+    key, value = (torch.randn(2, 2, 5, 16, generator=draw) for _ in range(2))
+    seen: list[tuple[torch.Size, ...]] = []
+
+    class Sees:
+        def attend(
+            self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **named: Any
+        ) -> torch.Tensor:
+            seen.append((query.shape, key.shape, value.shape))
+            result: torch.Tensor = named["host"]()
+            return result
+
+    def attend() -> torch.Tensor:
+        keys, values = (t.repeat_interleave(3, dim=1) for t in (key, value))
+        return host_attention.opaque(None, query, keys, values, 6, skip_reshape=True)
+
+    expected = attend()
+    with tracing(CONTIGUOUS), host_attention.choosing_by(Sees()):
+        found = attend()
+    assert seen == [(query.shape, key.shape, value.shape)]
+    torch.testing.assert_close(found, expected)
