@@ -90,6 +90,11 @@ class CapturedCall:
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 
+    @property
+    def own_bytes(self) -> int:
+        """What its inputs and outputs hold of the GPU's memory."""
+        return sum(tensor.nbytes for tensor in (*self._inputs, *self._outputs))
+
     def fits(self, addresses: Addresses) -> bool:
         """Tell whether the weights are where this graph reads them, or can be put there."""
         if addresses is self._refreshed:

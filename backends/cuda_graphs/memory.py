@@ -2,6 +2,13 @@
 
 What the host wants to free it looks for among its loaded models; so this memory stands there as
 one, and is given up when it is asked for.
+
+A captured call holds memory of two sorts. Its inputs and outputs are its own: they are free once it
+goes. What it needs in between lies in the pool, where the next call is laid over the last, so how
+much one of them needs cannot be told. PyTorch's allocator frees a pool with the last graph that was
+captured into it; the driver (`cudaMallocAsync`) gives all of it back when asked, and each graph
+that is left takes its part again when it is replayed.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
 """
 
 from __future__ import annotations
@@ -19,6 +26,10 @@ from . import driver
 class Held(Protocol):
     """What holds memory: a `CapturedCall`."""
 
+    @property
+    def own_bytes(self) -> int:
+        """What of it is free once this goes, whatever else is left."""
+
     def free(self) -> None:
         """Give it back."""
 
@@ -26,8 +37,8 @@ class Held(Protocol):
 class Owner(Protocol):
     """Whoever replays a graph, told when it is gone."""
 
-    def forget(self, graph: Any) -> None:
-        """The graph's memory was given back."""
+    def forget(self, graph: Any, *, crowded: bool) -> None:
+        """The graph's memory was given back; `crowded`: to make room for another graph."""
 
 
 class CapturedMemory:
@@ -43,8 +54,10 @@ class CapturedMemory:
         """
         self._budget_bytes = budget_bytes
         self._release = release
+        #: The one that was used last is the last.
         self._owners: dict[Held, weakref.ref[Owner]] = {}
-        self._taken = 0
+        self._own: dict[Held, int] = {}
+        self._shared = 0
         self._pool: Any = None
         self._entry: LoadedEntry | None = None
         self._device: torch.device | None = None
@@ -52,7 +65,7 @@ class CapturedMemory:
     @property
     def used_bytes(self) -> int:
         """Memory that the captured graphs hold together; what they need in between is shared."""
-        return self._taken
+        return self._shared + sum(self._own.values())
 
     def sweep(self) -> None:
         """Let go of what nobody replays any more: its model is gone."""
@@ -68,10 +81,12 @@ class CapturedMemory:
         return self._pool
 
     def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> str | None:
-        """Count a new graph that took `size` bytes more.
+        """Count a new graph, for which the pool grew by `size` bytes.
 
-        Over the budget all graphs go, since memory that they share is free only without any: those
-        that are still wanted are captured anew. A graph that is too large by itself is not kept.
+        Over the budget the graphs that were not used for longest go, one by one, as long as what is
+        their own makes the room that is wanted. Where the pool is what is too large, all go, since
+        it is free only without any: those that are still wanted are captured anew. A graph that is
+        too large by itself is not kept.
 
         Returns:
             Why the graph cannot be kept at all, or None.
@@ -79,11 +94,14 @@ class CapturedMemory:
         alone = not self._owners
         self._device = device
         self._owners[graph] = weakref.ref(owner)
-        self._taken += max(size, 0)
-        if self._taken <= (budget := self._budget_bytes(device)):
+        self._own[graph] = graph.own_bytes
+        self._shared += max(size, 0)
+        budget, needed = self._budget_bytes(device), self.used_bytes
+        if self._shared + self._own[graph] <= budget:
+            while self.used_bytes > budget:
+                self.drop(next(iter(self._owners)), crowded=True)
             self._list()
             return None
-        needed = self._taken
         self.drop_all()
         if not alone:
             return None
@@ -93,14 +111,25 @@ class CapturedMemory:
         """Tell whether a graph was not let go."""
         return graph in self._owners
 
-    def drop(self, graph: Held) -> None:
-        """Let one graph go; its memory serves the others, and after the last one is given back."""
+    def note_use(self, graph: Held) -> None:
+        """Note that a graph was replayed: all others go before it."""
+        if (owner := self._owners.pop(graph, None)) is not None:
+            self._owners[graph] = owner
+
+    def drop(self, graph: Held, *, crowded: bool = False) -> None:
+        """Let one graph go; its part of the pool serves the others, and after the last one all of
+        it is given back.
+
+        Args:
+            crowded: whether it makes room for another one.
+        """
         reference = self._owners.pop(graph, None)
+        self._own.pop(graph, None)
         graph.free()
         if reference is not None and (owner := reference()) is not None:
-            owner.forget(graph)
+            owner.forget(graph, crowded=crowded)
         if not self._owners:
-            self._taken = 0
+            self._shared = 0
             if self._device is not None:
                 self._release(self._device)
 

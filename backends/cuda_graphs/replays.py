@@ -200,11 +200,15 @@ class Replays:
             if known.refused in _TRIED_AGAIN:
                 known.refused = None
 
-    def forget(self, graph: CapturedCall) -> None:
-        """A graph's memory was given back; its signature is captured anew when it comes again."""
+    def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
+        """A graph's memory was given back; its signature is captured anew when it comes again, or
+        comes often where another one needed the room.
+        """
         for known in self._signatures.values():
             if known.graph is graph:
                 known.graph = None
+                if crowded:
+                    known.clean = -_BACK_OFF
 
     def drop_call(self, key: Hashable) -> None:
         """Give back what is captured of one signature."""
@@ -262,6 +266,7 @@ class Replays:
             raise CaptureError(_NO_MEMORY) from error
         finally:
             book.let_go(addresses)
+        self._memory.note_use(graph)
         self.replayed += 1
         self.regions += graph.regions
         return result
@@ -281,12 +286,13 @@ class Replays:
             known.refused = _NO_ROOM
             return None
         marks = book.marks()
-        before = driver.reserved_bytes(device)
+        before = 0
         graph = result = None
         if not book.hold(addresses):
             return None
         try:
             graph = CapturedCall(call, known.like, addresses, self._memory.pool())
+            before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
             if not copied:

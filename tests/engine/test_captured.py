@@ -265,8 +265,9 @@ def test_a_result_is_remembered_by_its_form_alone() -> None:
 class _Held:
     """Holds memory as a captured graph does."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, own: int = 0) -> None:
         self.memory: torch.Tensor | None = torch.empty(size, dtype=torch.uint8)
+        self.own_bytes = own
 
     def free(self) -> None:
         self.memory = None
@@ -275,12 +276,43 @@ class _Held:
 class _Owner:
     def __init__(self) -> None:
         self.gone: list[Any] = []
+        self.crowded: list[bool] = []
 
-    def forget(self, graph: Any) -> None:
+    def forget(self, graph: Any, *, crowded: bool) -> None:
         self.gone.append(graph)
+        self.crowded.append(crowded)
 
 
 CPU = torch.device("cpu")
+
+
+def test_over_the_budget_those_go_that_were_not_used_for_longest_one_by_one(host: Host) -> None:
+    released: list[torch.device] = []
+    memory, owner = CapturedMemory(lambda _: 100, released.append), _Owner()
+    graphs = [_Held(1, own=20) for _ in range(4)]
+    for graph in graphs:
+        assert memory.add(graph, owner, CPU, 10 if graph is graphs[0] else 0) is None
+    assert owner.gone == [] and memory.used_bytes == 90
+    memory.note_use(graphs[0])
+    assert memory.add(fifth := _Held(1, own=40), owner, CPU, 0) is None
+    assert owner.gone == graphs[1:3] and owner.crowded == [True, True]
+    assert memory.holds(graphs[0]) and memory.holds(fifth) and memory.used_bytes == 90
+    assert released == [], "the pool is the others'"
+    memory.drop_all()
+    assert owner.crowded == [True, True, False, False, False] and released == [CPU]
+
+
+def test_where_the_pool_is_over_the_budget_nothing_less_than_all_gives_it_back(host: Host) -> None:
+    memory, owner = CapturedMemory(lambda _: 100, lambda _: None), _Owner()
+    graphs = [_Held(1, own=10) for _ in range(3)]
+    assert [memory.add(graph, owner, CPU, 40) for graph in graphs] == [None, None, None]
+    assert owner.gone == graphs and memory.used_bytes == 0
+    assert "(110 MiB) is over" in (
+        CapturedMemory(lambda _: 100 << 20, lambda _: None).add(
+            _Held(1, own=10 << 20), owner, CPU, 100 << 20
+        )
+        or ""
+    )
 
 
 def test_over_the_budget_all_graphs_go_and_what_never_fits_is_named(host: Host) -> None:
@@ -400,6 +432,7 @@ class _Graph:
     room = True
     tries = 0
     regions = 0
+    own_bytes = 0
 
     def __init__(self, *_: Any) -> None:
         self.freed = False
@@ -483,6 +516,21 @@ def test_a_captured_call_ends_with_a_graph_in_it_that_was_dropped(
     for _ in range(CLEAN_CALLS + 3):
         step("one graph less", others="one graph less")
     assert made.replayed == 1, "what was captured holds the graph"
+
+
+def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("any shape")
+    (graph,) = made._memory._owners
+    made._memory.drop(graph, crowded=True)
+    for _ in range(replays._BACK_OFF + CLEAN_CALLS):
+        step("any shape")
+    assert made.captures == 1
+    step("any shape")
+    assert made.captures == 2
 
 
 def test_cancel_while_a_call_is_captured_ends_the_prompt(
