@@ -85,7 +85,7 @@ class Random:
         return self.normal(shape, deviation)
 
 
-def _shapes(build: Callable[[], torch.nn.Module]) -> dict[str, tuple[int, ...]]:
+def shapes_of(build: Callable[[], torch.nn.Module]) -> dict[str, tuple[int, ...]]:
     """Return the state dict's shapes of a module that `build` makes on the meta device."""
     with torch.device("meta"):
         module = build()
@@ -97,7 +97,7 @@ def _unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     operations = comfy.ops.disable_weight_init
-    return _shapes(lambda: UNetModel(**UNETS[kind], device="meta", operations=operations))
+    return shapes_of(lambda: UNetModel(**UNETS[kind], device="meta", operations=operations))
 
 
 def _steady(weights: Weights, *, channels: int) -> Weights:
@@ -134,7 +134,7 @@ def _unet(kind: str, random: Random) -> Weights:
     return _steady(random.like(_unet_shapes(kind)), channels=4)
 
 
-def _text_encoder(size: tuple[int, int, int], random: Random) -> Weights:
+def clip_text(size: tuple[int, int, int], random: Random) -> Weights:
     """Return a CLIP text model of (width, inner width, layers) under transformers' names."""
     width, inner, layers = size
     shapes: dict[str, tuple[int, ...]] = {
@@ -157,22 +157,23 @@ def _text_encoder(size: tuple[int, int, int], random: Random) -> Weights:
     return _prefixed("text_model.", random.like(shapes))
 
 
-def _vae(scale: float, random: Random) -> Weights:
+def taesd(random: Random, *, scale: float, shift: float = 0.0, channels: int = 4) -> Weights:
     """Return a TAESD whose last layer makes of unit latents pixels of mean 0.5, deviation 0.2."""
     from comfy.taesd.taesd import TAESD
 
-    shapes = {k: s for k, s in _shapes(TAESD).items() if not k.startswith("vae_")}
+    shapes = shapes_of(lambda: TAESD(latent_channels=channels))
+    shapes = {k: s for k, s in shapes.items() if not k.startswith("vae_")}
     weights = random.like(shapes, gain=1.25, damping=0.5)
     last = max(int(k.split(".")[1]) for k in weights if k.startswith("taesd_decoder."))
-    model = TAESD()
+    model = TAESD(latent_channels=channels)
     model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
     with torch.no_grad():
-        pixels = model.taesd_decoder(torch.randn(1, 4, 16, 16, generator=random.generator))
+        pixels = model.taesd_decoder(torch.randn(1, channels, 16, 16, generator=random.generator))
     factor = 0.2 / pixels.std(dim=(0, 2, 3))
     weight, bias = f"taesd_decoder.{last}.weight", f"taesd_decoder.{last}.bias"
     weights[weight] = (weights[weight].float() * factor.view(-1, 1, 1, 1)).half()
     weights[bias] = (0.5 + (weights[bias].float() - pixels.mean(dim=(0, 2, 3))) * factor).half()
-    return weights | {"vae_scale": torch.tensor(scale), "vae_shift": torch.tensor(0.0)}
+    return weights | {"vae_scale": torch.tensor(scale), "vae_shift": torch.tensor(shift)}
 
 
 def _prefixed(prefix: str, weights: Weights) -> Weights:
@@ -184,16 +185,18 @@ def _checkpoint(kind: str, random: Random) -> Weights:
     xl = kind.endswith("xl")
     size = (64, 128, 3 if xl else 1) if kind.startswith("narrow") else _CLIP_L
     weights = _prefixed("model.diffusion_model.", _unet(kind, random))
-    clip_l = _text_encoder(size, random)
+    clip_l = clip_text(size, random)
     if xl:
-        clip_g = _text_encoder(size, random)
+        clip_g = clip_text(size, random)
         projection = random.normal((size[0], size[0]), 1 / math.sqrt(size[0]))
         clip_g["text_projection.weight"] = projection
         weights |= _prefixed("conditioner.embedders.0.transformer.", clip_l)
         weights |= _prefixed("conditioner.embedders.1.model.transformer.", clip_g)
     else:
         weights |= _prefixed("cond_stage_model.transformer.", clip_l)
-    return weights | _prefixed("first_stage_model.", _vae(0.13025 if xl else 0.18215, random))
+    return weights | _prefixed(
+        "first_stage_model.", taesd(random, scale=0.13025 if xl else 0.18215)
+    )
 
 
 def _lora(base: str, random: Random, *, convolutions: bool, rank: int = 4) -> Weights:
@@ -223,7 +226,9 @@ def _controlnet(base: str, random: Random) -> Weights:
     config = {key: value for key, value in UNETS[base].items() if key not in unused}
     operations = comfy.ops.disable_weight_init
     weights = random.like(
-        _shapes(lambda: ControlNet(**config, hint_channels=3, device="meta", operations=operations))
+        shapes_of(
+            lambda: ControlNet(**config, hint_channels=3, device="meta", operations=operations)
+        )
     )
     for name, value in weights.items():
         if name.startswith(("zero_convs.", "middle_block_out.")) and name.endswith("weight"):
@@ -253,7 +258,7 @@ def _t2i(base: str, random: Random) -> Weights:
     channels = [width, 2 * width, 4 * width, 4 * width]
     planes = 3 * (16 if xl else 8) ** 2
     options = {"nums_rb": 2, "ksize": 1, "sk": True, "use_conv": False, "xl": xl}
-    return random.like(_shapes(lambda: Adapter(cin=planes, channels=channels, **options)))
+    return random.like(shapes_of(lambda: Adapter(cin=planes, channels=channels, **options)))
 
 
 def _transformer(kind: str, random: Random) -> Weights:
@@ -264,7 +269,7 @@ def _transformer(kind: str, random: Random) -> Weights:
 
     cls, settings = {"flux": (Flux, FLUX), "sd3": (OpenAISignatureMMDITWrapper, SD3)}[kind]
     operations = comfy.ops.disable_weight_init
-    return random.like(_shapes(lambda: cls(**settings, device="meta", operations=operations)))
+    return random.like(shapes_of(lambda: cls(**settings, device="meta", operations=operations)))
 
 
 def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = False) -> Weights:
@@ -293,14 +298,19 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
     return _lora(base, random, convolutions=kind == "locon")
 
 
-def write(weights: Weights, path: Path) -> None:
-    """Write `weights` in one step: safetensors, or a `.ckpt` that keeps shared storage shared."""
+def write(weights: Weights, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write `weights` in one step: safetensors, or a `.ckpt` that keeps shared storage shared.
+
+    Args:
+        metadata: what else a safetensors file says of itself.
+    """
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{os.getpid()}.{path.name}")
     if path.suffix == ".safetensors":
-        save_file({k: v.contiguous() for k, v in weights.items()}, part, metadata={"format": "pt"})
+        held = {name: value.contiguous() for name, value in weights.items()}
+        save_file(held, part, metadata={"format": "pt", **(metadata or {})})
     else:
         torch.save({"state_dict": weights}, part)
     os.replace(part, path)

@@ -170,6 +170,6 @@ def boot(tree: Path, base: Path) -> Host:
         PromptServer.instance = _ServerStub()
     asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
     torch.set_grad_enabled(False)
-    from . import narrow_arch  # noqa: F401  registers by being imported
+    from . import narrow_arch, narrow_transformers  # noqa: F401  register by being imported
 
     return Host(tree, base, list(sys.argv), nodes, folder_paths)

@@ -43,5 +43,6 @@ def prepare_base(base: Path, tree: Path, *, pack: bool = True, narrow: bool = Tr
     if pack:
         install_pack(base)
     if narrow:
-        shutil.copy2(PACK / "tools" / "narrow_arch.py", base / "custom_nodes" / "narrow_arch.py")
+        for name in ("narrow_arch.py", "narrow_transformers.py"):
+            shutil.copy2(PACK / "tools" / name, base / "custom_nodes" / name)
     return base
