@@ -1,0 +1,111 @@
+"""Shipped workflows on a real server, with and without our nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+from PIL import Image, ImageSequence
+
+from warmgraph_tools.convert import to_prompt
+from warmgraph_tools.host import Graph, Run, Server
+
+FOLDER = Path(__file__).parents[2] / "workflows"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+STEPS = 2
+OURS = (
+    "WarmgraphCompileModel",
+    "WarmgraphLoadCompiledGraph",
+    "WarmgraphCompileControlNet",
+    "WarmgraphCompileVAE",
+)
+
+
+def read(name: str) -> dict[str, Any]:
+    """A workflow as it is shipped."""
+    return dict(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def asked(name: str) -> set[str]:
+    """The names of the model files that a workflow asks for."""
+    return {
+        model["name"]
+        for node in read(name)["nodes"]
+        for model in node["properties"].get("models", [])
+    }
+
+
+class Stage:
+    """A server with the files that workflows ask for.
+
+    Args:
+        values: Inputs of nodes that are not as the workflows have them, by name.
+    """
+
+    def __init__(self, server: Server, **values: Any) -> None:
+        self.server = server
+        self.object_info = server.object_info()
+        self.keys: set[str] = set()  # of all graphs that the workflows have had
+        self._values = values
+        self._seed = 0
+
+    def prompt(self, name: str, *, seed: int, eager: bool = False, **values: Any) -> Graph:
+        """A workflow's prompt with `seed`, few steps and these values."""
+        workflow = read(name)
+        for node in workflow["nodes"]:
+            if eager and node["type"] in OURS:
+                node["mode"] = 4  # bypassed
+            elif eager and node["type"] == "WarmgraphGraphReport":
+                node["mode"] = 2  # muted
+        prompt = to_prompt(workflow, self.object_info)
+        for node in prompt.values():
+            inputs = node["inputs"]
+            changed = {"seed": seed, "noise_seed": seed, **self._values, **values}
+            if "steps" in inputs:
+                changed["steps"] = STEPS
+                for end in ("start_at_step", "end_at_step"):  # of a part of all steps
+                    if 0 < inputs.get(end, 0) < inputs["steps"]:
+                        changed[end] = inputs[end] * STEPS // inputs["steps"]
+            inputs.update({key: value for key, value in changed.items() if key in inputs})
+        return prompt
+
+    def run(self, name: str, *, path: str | None = None) -> dict[str, Any]:
+        """Run a workflow with and without our nodes on one new seed, and compare the pictures.
+
+        Returns the model's report as it was when our run had ended.
+        """
+        return self.run_all(name, path=path)[0]
+
+    def run_all(self, name: str, *, path: str | None = None) -> list[dict[str, Any]]:
+        """As `run`; returns the reports of all that our nodes attached to, the models' first."""
+        self._seed += 1
+        workflow = read(name)
+        if path:  # what our page script adds to a saved workflow's prompt
+            workflow["extra"]["warmgraph"] = {"path": path, "user": "default"}
+        ours = self.server.run(self.prompt(name, seed=self._seed), workflow=workflow)
+        reports = self.server.model_reports(ours)
+        reports.sort(key=lambda report: not report["id"].startswith("model-"))
+        self.keys.update(kind["key"] for report in reports for kind in report["kinds"])
+        texts = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
+        assert any("regions compiled" in text for text in texts)  # Graph Report
+        eager = self.server.run(self.prompt(name, seed=self._seed, eager=True))
+        self.assert_same_picture(ours, eager)
+        return reports
+
+    def pixels(self, run: Run) -> numpy.ndarray[Any, Any]:
+        """All frames of the one file that a run saved."""
+        (file,) = self.server.files(run)
+        frames = ImageSequence.Iterator(Image.open(file))
+        return numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in frames]).astype(
+            numpy.int16
+        )
+
+    def assert_same_picture(self, ours: Run, eager: Run) -> None:
+        """Fail where two runs saved different pictures, or one of nothing."""
+        a, b = self.pixels(ours), self.pixels(eager)
+        assert a.shape == b.shape
+        assert b.std() > 10  # something to see
+        distance = numpy.abs(a - b)
+        assert distance.max() <= 3 and distance.mean() < 0.1  # of 255, both rounded to 8 bits
