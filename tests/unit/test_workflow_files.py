@@ -64,7 +64,7 @@ def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, 
     ]
     assert models
     for node, model in models:
-        assert model["name"] == node["widgets_values"][0]
+        assert model["name"] in node["widgets_values"]
         assert model["url"].startswith("https://") and model["url"].endswith(model["name"])
         expected = (
             f"`{model['name']}` in `models/{model['directory']}` ([download]({model['url']}))"

@@ -1,0 +1,59 @@
+"""The shipped workflows of diffusion transformers, on a real server; steps and sizes are lowered.
+
+Small models with random weights stand under the file names that the workflows ask for: whole ones,
+with text encoders and VAEs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from warmgraph_tools import transformer_files
+from warmgraph_tools.host import Server
+from warmgraph_tools.inprocess import Host
+
+from .stage import NAMES, Stage, asked, read
+
+#: The workflows, and how many models and VAEs each compiles.
+COMPILED = {
+    name: [node["type"] for node in read(name)["nodes"]].count
+    for name in NAMES
+    if asked(name) <= set(transformer_files.FILES)
+}
+
+
+@pytest.fixture(scope="module")
+def stage(start_server: Callable[..., Server], host: Host) -> Stage:
+    server = start_server()
+    server.request("/warmgraph/settings", {"idle_s": 600})  # workers start once
+    for name in transformer_files.FILES:
+        transformer_files.ensure(server.base / "models", name)
+    small = {"width": 256, "height": 256, "length": 5, "megapixels": 0.07}
+    return Stage(server, **small, lossless=True)
+
+
+def test_each_file_is_asked_for() -> None:
+    assert set().union(*map(asked, COMPILED)) == set(transformer_files.FILES)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_workflow_runs_compiled_once_built_and_builds_nothing_more(
+    stage: Stage, name: str
+) -> None:
+    stage.server.run(stage.prompt(name, seed=0), workflow=read(name))  # the builds behind it
+    built = stage.server.wait_until_built()["store"]["files"]
+    reports = stage.run_all(name)
+    for report in reports:
+        assert report["regions"]["eager"] == 0, report["eager"]
+        assert report["regions"]["compiled"] > 0 and report["misses"] == []
+    assert stage.server.report()["store"]["files"] == built
+    nodes = COMPILED[name]
+    assert len(reports) == nodes("WarmgraphCompileModel") + nodes("WarmgraphCompileVAE")
+    graphs = [
+        {kind["key"] for kind in report["kinds"]}
+        for report in reports
+        if report["id"].startswith("model-")
+    ]
+    assert graphs.count(graphs[0]) == len(graphs)  # the same ones, where there are two models
