@@ -1,8 +1,11 @@
 """Which calls of a root module are replayed from CUDA graphs, and when they are captured.
 
-A call with a signature (`calls.Call.key`) that came twice before is captured, and replayed from
-then on. Two sorts of captures: the host's own forward, bit for bit (*exact*), while graphs of
-regions are still to come; and the forward with all regions compiled, once they are there.
+A call with a signature (`signatures.Call.key`) that came twice before is captured, and replayed
+from then on: what came once may never come again, and holds what is done for the first time. Where
+calls of this module were captured before, and the run has steps enough left, as it has for a prompt
+of another length, once is enough. Two sorts of captures: the host's own forward, bit for bit
+(*exact*), while graphs of regions are still to come; and the forward with all regions compiled,
+once they are there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Calls of one signature that run by themselves before it is captured.
 CLEAN_CALLS = 2
+#: Steps that a run must have left, the one that is captured among them, for a call that came once.
+STEPS_LEFT = 4
 EXACT = "exact"
 #: Signatures that are remembered.
 MAX_SIGNATURES = 64
@@ -99,6 +104,7 @@ class Replays:
         self._comparisons = comparisons
         self._limit_s = limit_s
         self._signatures: dict[Hashable, _Signature] = {}
+        self._calls_in_run = 0
         self.captures = 0
         self.replayed = 0
         #: Calls of regions that were replayed within them.
@@ -120,6 +126,7 @@ class Replays:
         others: Hashable,
         complete: bool,
         runner: Runner,
+        steps: int | None = None,
     ) -> Attempt:
         """Compute one call by replay, where it can be; `settle` is to follow where it cannot.
 
@@ -131,7 +138,11 @@ class Replays:
             others: which serve calls of any size; what was captured over them is right, too.
             complete: whether no more graphs will come; until then captures are exact.
             runner: makes the call while it is captured.
+            steps: of the sampler's run, each of which makes one call or more; None: not known.
         """
+        left = 0 if steps is None else steps - self._calls_in_run
+        self._calls_in_run += 1
+        needed = 1 if self.captures and left >= STEPS_LEFT else CLEAN_CALLS
         target = form if complete else EXACT
         known = self._known(call.key)
         if known.target != target:
@@ -151,7 +162,7 @@ class Replays:
                     result = self._replay(graph, book, addresses, call)
                 except CaptureError as error:
                     known.refused = str(error)
-        elif known.like is not None and known.clean >= CLEAN_CALLS and self._pays(known, complete):
+        elif known.like is not None and known.clean >= needed and self._pays(known, complete):
             rerun = partial(_rerun, runner, host, compiled=complete)
             result = self._capture(known, call, rerun, book, addresses)
         in_place = book.problem is None
@@ -196,6 +207,7 @@ class Replays:
 
     def begin_run(self) -> None:
         """Try again in a new run what had no room in the last one."""
+        self._calls_in_run = 0
         for known in self._signatures.values():
             if known.refused in _TRIED_AGAIN:
                 known.refused = None
@@ -235,17 +247,19 @@ class Replays:
 
     def _pays(self, known: _Signature, complete: bool) -> bool:
         """Whether the processor may be what held the last clean call up: it was short, and for what
-        serves only until all graphs are there, the GPU has come to its end by now.
+        serves only until all graphs are there, the GPU has come to its end by now. A no is the last
+        word once as many calls were clean as are wanted.
         """
         if known.marks is None:
             return True
+        problem = None
         if not complete and not driver.is_passed(known.marks[1]):
-            known.refused = _NO_WAIT
-            return False
-        seconds = driver.seconds_between(*known.marks)
-        if seconds > self._limit_s():
-            known.refused = _NO_GAIN.format(seconds)
-        return known.refused is None
+            problem = _NO_WAIT
+        elif (seconds := driver.seconds_between(*known.marks)) > self._limit_s():
+            problem = _NO_GAIN.format(seconds)
+        if known.clean >= CLEAN_CALLS:
+            known.refused = problem
+        return problem is None
 
     def _replay(
         self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: Call

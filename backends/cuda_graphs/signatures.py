@@ -122,6 +122,18 @@ def read_call(
     return Call(tuple(parts), tensors, args, kwargs, unread)
 
 
+def run_steps(call: Call) -> int | None:
+    """Return how many steps the sampler's run has that a call belongs to, None where none is told.
+
+    Nothing is read from the GPU.
+    """
+    for value in (*call.args, *call.kwargs.values()):
+        sigmas = value.get(options.SAMPLE_SIGMAS) if type(value) is dict else None
+        if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
+            return len(sigmas) - 1
+    return None
+
+
 def result_form(result: Any) -> Call:
     """Return the form of what a call gave, which holds no memory; see `read_result`."""
     return read_result(result).without_memory()

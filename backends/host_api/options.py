@@ -11,5 +11,7 @@ UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
 #: Where nodes put functions of their own.
 PATCHES, REPLACEMENTS = "patches", "patches_replace"
 ATTENTION = "optimized_attention_override"
+#: The sigmas of all steps of the sampler's run, and of its end.
+SAMPLE_SIGMAS = "sample_sigmas"
 #: What the host's EasyCache and LazyCache leave there.
 EASY_CACHE = "easycache"

@@ -13,7 +13,7 @@ import torch
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
+from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, run_steps
 from ..families.catalogue import unread_options
 from ..families.plan import Dispatch, Place, Plan
 from ..host_api.needs import Feature
@@ -347,6 +347,7 @@ class Scope:
                 others=self.forwards.any_shape.served,
                 complete=step.complete,
                 runner=partial(self._within_capture, run),
+                steps=run_steps(call),
             )
         if attempt is None:
             return run(plain)

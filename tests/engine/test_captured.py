@@ -19,6 +19,7 @@ from warmgraph_backends.cuda_graphs.signatures import (
     arithmetic,
     read_call,
     result_form,
+    run_steps,
 )
 from warmgraph_backends.families.catalogue import may_be_captured, unread_options
 from warmgraph_backends.kinds.watch import Watch
@@ -138,7 +139,7 @@ def test_weights_that_a_graph_cannot_read_are_named(
         layer.weight = before
 
 
-@pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])
+@pytest.mark.parametrize("form", ["int8", "fp8_e4m3fn"])
 def test_a_quantised_weight_is_known_by_its_parts(host: Host, form: str) -> None:
     root = transformers.load_quantised("flux1", form).model.diffusion_model
     weights = ModelWeights(root, torch.device("cpu"), torch.float32)
@@ -464,23 +465,32 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
     monkeypatch.setattr(_Graph, "tries", 0)
     memory = CapturedMemory(lambda _: 2**40, lambda _: None)
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
-    call = read_call((torch.zeros(2, 4),), {})
 
-    def step(form: str, others: str = "any shape", *, complete: bool = True) -> None:
+    def step(
+        form: str,
+        others: str = "any shape",
+        *,
+        complete: bool = True,
+        rows: int = 2,
+        steps: int | None = None,
+    ) -> None:
+        sigmas = {} if steps is None else {"sample_sigmas": torch.ones(steps + 1)}
+        call = read_call((torch.zeros(rows, 4), sigmas), {}, frozenset(("sample_sigmas",)))
         attempt = made.attempt(
-            lambda x: x + 1,
+            lambda x, _: x + 1,
             call,
             book=weights,  # type: ignore[arg-type]
             form=form,
             others=others,
             complete=complete,
             runner=lambda run, compiled=True: run(),
+            steps=run_steps(call),
         )
         result = attempt.result
         if result is None:
-            result = torch.zeros(2, 4) + 1
+            result = torch.zeros(rows, 4) + 1
             made.settle(attempt, weights, result)  # type: ignore[arg-type]
-        assert torch.equal(result, torch.ones(2, 4))
+        assert torch.equal(result, torch.ones(rows, 4))
 
     return made, weights, step
 
@@ -531,6 +541,53 @@ def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
     assert made.captures == 1
     step("any shape")
     assert made.captures == 2
+
+
+def test_a_call_that_the_run_will_make_often_is_captured_after_one(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, step = steps
+    step("any shape", steps=20)
+    step("any shape", steps=20)
+    assert made.captures == 0, "the first calls of all do what is done once"
+    step("any shape", steps=20)
+    assert made.captures == 1
+    made.begin_run()
+    for rows in (3, 4, 3, 4):  # two prompts of unequal length
+        step("any shape", rows=rows, steps=8)
+    assert made.captures == 3 and made.replayed == 3
+    made.begin_run()
+    for _ in range(CLEAN_CALLS):
+        step("any shape", rows=5, steps=replays.STEPS_LEFT)
+    assert made.captures == 3, "too few are left"
+    made.begin_run()
+    for _ in range(CLEAN_CALLS):
+        step("any shape", rows=6)
+    assert made.captures == 3, "nobody says how many"
+
+
+def test_a_first_call_that_took_long_is_not_the_last_word(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("any shape")
+    made._limit_s = lambda: 0.5
+    times = iter((2.9, 0.1))
+    monkeypatch.setattr(replays.driver, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: next(times))
+    made.begin_run()
+    for _ in range(CLEAN_CALLS + 1):
+        step("any shape", rows=3, steps=20)
+    assert made.captures == 2 and not made.reasons
+
+
+def test_how_many_steps_a_run_has_is_asked_of_its_sigmas_alone() -> None:
+    sigmas = torch.ones(21, device="meta")  # of which nothing could be read
+    options = {"sample_sigmas": sigmas}
+    assert run_steps(read_call(_arguments(**options), {}, frozenset(("sample_sigmas",)))) == 20
+    assert run_steps(read_call(_arguments(), {})) is None
 
 
 def test_cancel_while_a_call_is_captured_ends_the_prompt(

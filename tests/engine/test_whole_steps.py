@@ -10,6 +10,7 @@ import torch
 
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WhenMissing
+from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
 from warmgraph_backends.families.catalogue import may_be_captured, plan_model
 from warmgraph_backends.families.plan import Plan
 from warmgraph_backends.host.model import AttachedModel
@@ -50,13 +51,15 @@ def _sampled(host: Host, model: Any, kind: str) -> torch.Tensor:
 
 
 class _Counted(Session):
-    """Counts the calls that come through it."""
+    """Counts the calls that come through it, and notes what each says of its run."""
 
     count = 0
+    steps: int | None = None
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def step(self, host: Any, args: Any, kwargs: Any, **others: Any) -> Any:
         self.count += 1
-        return super().step(*args, **kwargs)
+        self.steps = run_steps(read_call(args, kwargs))
+        return super().step(host, args, kwargs, **others)
 
 
 def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
@@ -104,6 +107,7 @@ def test_each_call_comes_through_once_and_nothing_stays_behind(
     ours, session = _attached(lab, model)
     assert torch.equal(_sampled(host, ours, kind), plain)
     assert session.count == 4, "two steps, two prompts of unequal length"
+    assert session.steps == 2
     assert left_behind(model.model.diffusion_model) == [] and session.eager_calls == {}
     assert torch.equal(_sampled(host, ours.clone(), kind), plain) and session.count == 8
     assert torch.equal(_sampled(host, model, kind), plain) and session.count == 8
