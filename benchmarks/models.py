@@ -177,10 +177,24 @@ def write_controllora(path: Path, kind: str, *, seed: int, device: str) -> int:
 
 
 def write_network(
-    path: Path, shapes: dict[str, tuple[int, ...]], *, dtype: str, seed: int, device: str
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    dtype: str,
+    seed: int,
+    device: str,
+    form: str | None = None,
 ) -> int:
-    """Write a file of a network with these parameters."""
-    return _write(path, _network(shapes, _Drawer.seeded(seed, device, dtype)))
+    """Write a file of a network with these parameters, its blocks in a format of
+    `tools/quantised.py` if one is named.
+    """
+    tensors = _network(shapes, _Drawer.seeded(seed, device, dtype))
+    if form is not None:
+        import_alias("warmgraph_tools", ROOT / "tools")
+        from warmgraph_tools.quantised import quantised
+
+        tensors = quantised(tensors, form, device=device)
+    return _write(path, tensors)
 
 
 def write_vae(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:

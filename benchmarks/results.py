@@ -124,6 +124,12 @@ def _transformer_speedups() -> dict[str, Figure]:
         "wan14b_480p_81f_speedup": ("wan14b", "832x480x21", ">= 1.35"),
         "klein4b_1024_speedup": ("klein4b", "1024x1024x1", ">= 1.22"),
         "krea2_1024_speedup": ("krea2", "1024x1024x1", ">= 1.22"),
+        "zimage_int8_1024_speedup": ("zimage_int8", "1024x1024x1", ">= 1.2"),
+        "flux1_int8_1024_speedup": ("flux1_int8", "1024x1024x1", ">= 1.25"),
+        "flux1_fp8_1024_speedup": ("flux1_fp8", "1024x1024x1", ">= 1.35"),
+        "qwen_fp8_1328_speedup": ("qwen_fp8", "1328x1328x1", ">= 1.3"),
+        "wan14b_int8_480p_speedup": ("wan14b_int8", "832x480x9", ">= 1.3"),
+        "wan14b_fp8_480p_81f_speedup": ("wan14b_fp8", "832x480x21", ">= 1.35"),
     }
     return {
         name: Figure("eager / ours", _transformers(case), _speedup(size), bar)
@@ -133,6 +139,7 @@ def _transformer_speedups() -> dict[str, Figure]:
 
 _SIX = _transformers("zimage", "flux1", "qwen", "wan1_3b", "klein4b", "krea2")
 _LIGHT = _transformers("zimage", "flux1", "klein4b", "wan1_3b")
+_QUANTISED = _transformers("zimage_int8", "flux1_int8", "flux1_fp8")
 _USERS_RIVALS = ("users_run_rival_a", "users_run_rival_b")
 _CHANGES = ("changes_default", "changes_off")
 _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
@@ -163,6 +170,13 @@ FIGURES: dict[str, Figure] = {
         _LIGHT,
         lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
         "<= 1.1",
+        any_of=True,
+    ),
+    "quantised_error_ratio": Figure(
+        "ours / eager, against float32 of the same weights",
+        _QUANTISED,
+        lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
+        "<= 1.05",
         any_of=True,
     ),
     "zimage_first_image_ratio": Figure(

@@ -8,6 +8,7 @@ from typing import Any
 
 from .lab import BUILD_WORKERS, DEFAULT, Lab
 from .memory_cases import SIX_SIZES
+from .transformers import QUANTISED
 
 Result = dict[str, Any]
 
@@ -20,6 +21,12 @@ SIZES = {
     "krea2": ((1024, 1024, 1),),
     "wan1_3b": ((832, 480, 9),),
     "wan14b": ((832, 480, 21),),
+    "zimage_int8": ((1024, 1024, 1), (512, 512, 1)),
+    "flux1_int8": ((1024, 1024, 1),),
+    "flux1_fp8": ((1024, 1024, 1),),
+    "qwen_fp8": ((1328, 1328, 1),),
+    "wan14b_int8": ((832, 480, 9),),
+    "wan14b_fp8": ((832, 480, 21),),
 }
 
 SMALL_KINDS = (
@@ -27,9 +34,9 @@ SMALL_KINDS = (
     *("krea", "wan", "wan_image", "wan_5b"),
 )
 #: Of which one call takes seconds.
-LONG = ("wan14b",)
+LONG = ("wan14b", "wan14b_int8", "wan14b_fp8")
 #: Whose weights have room beside their own in float32.
-LIGHT = ("zimage", "flux1", "klein4b", "wan1_3b")
+LIGHT = ("zimage", "flux1", "klein4b", "wan1_3b", "zimage_int8", "flux1_int8", "flux1_fp8")
 
 
 def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], Result]:
@@ -49,7 +56,7 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
             workers=lab.workers(BUILD_WORKERS),
             truth=name in LIGHT,
             exact_sizes=[[*lab.pixels(*sides), 1] for sides in SIX_SIZES] if name in LIGHT else [],
-            rival=name not in LONG,
+            rival=name not in LONG and name not in QUANTISED,
             exact=name not in LONG,
             **quick,
         )
@@ -85,7 +92,7 @@ def small_transformers(lab: Lab) -> Result:
         DEFAULT,
         limit_s=3000 if lab.smoke else 400,
         kinds=list(SMALL_KINDS),
-        formats=["int8_tensorwise", "float8_e4m3fn"],
+        formats=["int8", "int8_convrot", "fp8_e4m3fn"],
         store=lab.store("small-transformers"),
         workers=lab.workers(BUILD_WORKERS),
         **({"dtype": "float32"} if lab.smoke else {}),

@@ -4,6 +4,7 @@ and their small twins of `tools/` for a smoke run.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +100,7 @@ class Transformer(NamedTuple):
         pooled: width of the pooled text, if it takes one.
         cfg: guidance; 1 runs one prompt.
         dtype: of the files that people have.
+        form: that such a file's blocks are quantised in, of `tools/quantised.py`.
     """
 
     root: str
@@ -110,6 +112,7 @@ class Transformer(NamedTuple):
     pooled: int | None = None
     cfg: float = 1.0
     dtype: str = "bfloat16"
+    form: str | None = None
 
 
 #: Before the name of a small twin, for a smoke run.
@@ -153,6 +156,19 @@ TRANSFORMERS = {
         "comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",), dtype="float16"
     ),
 }
+#: Quantised files of these, and of which format.
+QUANTISED = {
+    "zimage_int8": ("zimage", "int8_convrot"),
+    "flux1_int8": ("flux1", "int8_convrot"),
+    "flux1_fp8": ("flux1", "fp8_e4m3fn"),
+    "qwen_fp8": ("qwen", "fp8_e4m3fn"),
+    "wan14b_int8": ("wan14b", "int8_convrot"),
+    "wan14b_fp8": ("wan14b", "fp8_e4m3fn"),
+}
+for _name, (_base, _form) in QUANTISED.items():
+    # The host's detection knows a quantised small Flux or Wan alone.
+    _small = "wan" if _base.startswith("wan") else "flux1"
+    TRANSFORMERS[_name] = TRANSFORMERS[_base]._replace(form=_form, small=_small)
 
 
 def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
@@ -167,7 +183,7 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
     with torch.device("meta"):
         root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
     shapes = {key: tuple(value.shape) for key, value in root.state_dict().items()}
-    return write_network(path, shapes, dtype=kind.dtype, seed=seed, device=device)
+    return write_network(path, shapes, dtype=kind.dtype, seed=seed, device=device, form=kind.form)
 
 
 def is_transformer(name: str) -> bool:
@@ -182,15 +198,35 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
         dtype: what it computes in; None is what the host takes for this file.
     """
     if name.startswith(SMALL):
-        return _load_small(name.removeprefix(SMALL))
+        return _exactly(_load_small(name), dtype)
     import comfy.sd
     import torch
 
     if not path.exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
         write_transformer(path, name, seed=0, device=device)
+    if TRANSFORMERS[name].form is not None:
+        return _exactly(comfy.sd.load_diffusion_model(str(path)), dtype)
     options = {} if dtype is None else {"dtype": dtype}
     return comfy.sd.load_diffusion_model(str(path), model_options=options)
+
+
+def _exactly(model: Any, dtype: Any) -> Any:
+    """A MODEL of the weights that a quantised one stands for, in this dtype; itself for None."""
+    if dtype is None:
+        return model
+    import comfy.sd
+    from comfy.quant_ops import QuantizedTensor, get_layout_class
+
+    weights = {}
+    for key, value in model.model.diffusion_model.named_parameters():
+        if isinstance(value.data, QuantizedTensor):
+            params = dataclasses.replace(value.data.params, orig_dtype=dtype)
+            layout = get_layout_class(value.data._layout_cls)
+            weights[key] = layout.dequantize(value.data._qdata, params)
+        else:
+            weights[key] = value.data.to(dtype)
+    return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": dtype})
 
 
 def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:
@@ -218,7 +254,10 @@ def _load_small(name: str) -> Any:
     import_alias("warmgraph_tools", ROOT / "tools")
     from warmgraph_tools import small_transformers
 
-    return small_transformers.load(TRANSFORMERS[name].small)
+    kind = TRANSFORMERS[name.removeprefix(SMALL)]
+    if kind.form is not None:
+        return small_transformers.load_quantised(kind.small, kind.form)
+    return small_transformers.load(kind.small)
 
 
 def _prompt(name: str, *, seed: int) -> list[Any]:

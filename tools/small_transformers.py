@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
+from .quantised import quantised
 
 _FLUX = {
     "image_model": "flux",
@@ -358,33 +361,16 @@ def make_small(small: Small, *, dtype: torch.dtype = torch.float32, device: str 
     return config.get_model({}, "", device=torch.device(device))
 
 
-#: The host's layouts of quantised weights by the formats that files name.
-FORMATS = {
-    "int8_tensorwise": "TensorWiseINT8Layout",
-    "float8_e4m3fn": "TensorCoreFP8E4M3Layout",
-}
-
-
-def load_quantised(kind: str, form: str, *, seed: int = 0) -> Any:
+def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0) -> Any:
     """Return a MODEL as the host's loader makes it of a file whose blocks are quantised; of a kind
     that its detection knows at this size (Flux, Wan).
+
+    Args:
+        form: of `quantised.FORMATS`, or what says which a weight has.
     """
-    import json
-
     import comfy.sd
-    from comfy.quant_ops import QuantizedTensor
 
-    marks = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
-    file: dict[str, torch.Tensor] = {}
-    for name, value in weights(kind, seed=seed).items():
-        if "blocks." not in name or value.dim() != 2 or not name.endswith("weight"):
-            file[name] = value
-            continue
-        quantised = QuantizedTensor.from_float(value, FORMATS[form])
-        file[name] = quantised._qdata
-        file[f"{name}_scale"] = quantised.params.scale
-        file[f"{name.removesuffix('weight')}comfy_quant"] = marks
-    return comfy.sd.load_diffusion_model_state_dict(file)
+    return comfy.sd.load_diffusion_model_state_dict(quantised(weights(kind, seed=seed), form))
 
 
 def weights(

@@ -14,6 +14,7 @@ WHOLE = (
     *("aura", "kandinsky", "omnigen", "ernie"),
 )
 KINDS = ("flux1", "flux2", "chroma", "zimage", "qwen", "krea", "wan", "wan_image", "wan_5b")
+FORMATS = ("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e5m2", "convrot_w4a4", "mxfp8", "nvfp4")
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
 #: After eight steps.
@@ -27,11 +28,11 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
         MODES[mode],
         limit_s=580,
         kinds=list(KINDS),
-        formats=["int8_tensorwise", "float8_e4m3fn"],
+        formats=list(FORMATS),
         store=lab.store("small-transformers"),
         workers=14,
     )
-    assert len(result["rows"]) == len(KINDS) + 2
+    assert len(result["rows"]) == len(KINDS) + len(FORMATS)
     for row in result["rows"]:
         assert max(row["errors"]) <= TOLERANCE, row
         assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
