@@ -10,6 +10,12 @@ import sys
 
 PACKAGE = "comfy_kitchen"
 
+#: Formats whose products may be captured in a CUDA graph, by their names in files. Not so those of
+#: int8 and int4: the library (0.2.22 and newer) takes memory for each stream and size that is new
+#: to it (`ops/cutlass_gemm_int8.cu`), which within a capture ends the process, and frees it once
+#: more is needed, while a graph may still write there. Others were not tried.
+MAY_BE_CAPTURED = frozenset({"float8_e4m3fn"})
+
 
 def facts() -> str:
     """Return its version and the backends that it may choose from: what its operators compute."""

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..host_api import dynamic_vram
-from ..host_api.layers import has_functions
+from ..host_api import dynamic_vram, kitchen
+from ..host_api.layers import has_functions, quantised_as
 from .casting import same_device
 from .fetching import ModelWeights
 
@@ -136,6 +136,10 @@ class AddressBook:
         for module in self._modules:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
+                return None
+            form = quantised_as(module)
+            if form is not None and form not in kitchen.MAY_BE_CAPTURED:
+                self.problem = f"products of {form} weights may take memory while they run"
                 return None
             dynamic = dynamic_vram.has_place(module)
             if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):

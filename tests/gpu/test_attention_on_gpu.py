@@ -215,8 +215,13 @@ def test_heads_that_share_keys_attend_as_with_copies(
         *(t.repeat_interleave(48 // t.shape[1], 1).double() for t in (query, key, value))
     )
     choice = attention_choice.AttentionChoice(tmp_path, "card")
-    with host_attention.choosing_by(choice):
-        found = host_attention.OPERATOR(query, key, value, None, 48, True, True)
+
+    def of_the_host() -> torch.Tensor:
+        copies = (host_attention.ungrouped(t, 48) for t in (key, value))
+        result = torch.nn.functional.scaled_dot_product_attention(query, *copies)
+        return result.transpose(1, 2).flatten(2)
+
+    found = choice.attend(query, key, value, 48, split=True, host=of_the_host)
     assert set(choice._chosen.values()) == {chosen}  # cuDNN's was not refused
     difference = (found.double() - truth.transpose(1, 2).flatten(2)).norm() / truth.norm()
     assert difference <= TOLERANCE[torch.bfloat16]

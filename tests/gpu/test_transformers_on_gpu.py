@@ -14,7 +14,10 @@ WHOLE = (
     *("aura", "kandinsky", "omnigen", "ernie"),
 )
 KINDS = ("flux1", "flux2", "chroma", "zimage", "qwen", "krea", "wan", "wan_image", "wan_5b")
-FORMATS = ("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e5m2", "convrot_w4a4", "mxfp8", "nvfp4")
+#: Not of fp8_e5m2, whose products PyTorch refuses on a GPU with or without this pack.
+FORMATS = ("int8", "int8_convrot", "fp8_e4m3fn", "convrot_w4a4", "mxfp8", "nvfp4")
+#: Four bits are coarse: the last bit of an input moves a result by a large step.
+COARSE = ("convrot_w4a4", "nvfp4")
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
 #: After eight steps.
@@ -34,11 +37,17 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
     )
     assert len(result["rows"]) == len(KINDS) + len(FORMATS)
     for row in result["rows"]:
-        assert max(row["errors"]) <= TOLERANCE, row
+        _, _, form = row["kind"].partition(" ")
+        tolerance = 5 * TOLERANCE if form in COARSE else TOLERANCE
+        assert max(row["errors"]) <= tolerance, row
         assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
         assert row["calls"]["compiled"] > 0 and row["builds"] == 0, row
-        assert row["overridden"] > 0 and row["override_error"] <= TOLERANCE, row
+        assert row["overridden"] > 0 and row["override_error"] <= tolerance, row
         if mode == "streamed":
+            continue
+        if form not in ("", "fp8_e4m3fn"):
+            refused = row["captured"]["not_replayed"]
+            assert any("may take memory while they run" in reason for reason in refused), row
             continue
         assert row["captured"]["replayed"] >= 3 and row["captured"]["error"] <= LONG_TOLERANCE, row
         assert row["exact"]["replayed"] >= 3 and row["exact"]["max_abs_diff"] == 0, row
