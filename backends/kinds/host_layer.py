@@ -11,14 +11,14 @@ import math
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..host_api.layers import quantised_as
 from . import operators
-from .packs import owner_of
+from .packs import is_known, owner_of
 
 #: What stands for the class of such a layer in a description.
 CLASS = "the host's layer"
@@ -73,26 +73,21 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
     return {"class": CLASS, "attributes": attributes, "parameters": {}, "modules": []}
 
 
-def any_in(description: dict[str, Any]) -> bool:
-    """Tell whether a described tree has such layers."""
-    return next(_paths(description), None) is not None
-
-
-def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[str]:
-    """Count such layers of a region by why they are the host's, in words.
-
-    Args:
-        module: the live module.
-        description: of it.
-    """
-    return Counter(map(_words, map(module.get_submodule, _paths(description))))
-
-
-def _paths(description: dict[str, Any]) -> Iterator[str]:
+def paths(description: dict[str, Any]) -> Iterator[str]:
+    """Where such layers are in the module of a described tree."""
     if description["class"] == CLASS:
         yield description["attributes"]["path"]
     for _, child in description["modules"]:
-        yield from _paths(child)
+        yield from paths(child)
+
+
+def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[str]:
+    """Count such layers of a live module by why they are the host's, in words.
+
+    Args:
+        layers: their paths.
+    """
+    return Counter(map(_words, map(module.get_submodule, layers)))
 
 
 def _words(layer: torch.nn.Module) -> str:
@@ -102,6 +97,8 @@ def _words(layer: torch.nn.Module) -> str:
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
         return f"the weight is a {type(weight).__name__}"
+    if is_known(type(layer).__module__):
+        return "plain weights in a quantised file"
     return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
 
 

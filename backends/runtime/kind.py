@@ -21,8 +21,9 @@ from .graph import Graph
 class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
-    `wide` is a second graph, for calls with more elements than 32 bits can count; `left` counts the
-    layers of a place that are the host's, by why; `watch` knows the code that was described.
+    `wide` is a second graph, for calls with more elements than 32 bits can count; `host_layers` are
+    the paths, within a place, of layers that are the host's, and `left` counts these over all
+    places, by why; `watch` knows the code that was described.
     """
 
     label: str
@@ -30,6 +31,7 @@ class Kind:
     graph: Graph | None = None
     reason: str | None = None
     wide: Graph | None = None
+    host_layers: tuple[str, ...] = ()
     left: Counter[str] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
 
@@ -61,6 +63,7 @@ def describe_kinds(
                 place, plan, device, dtype, graph_of, known, why_not
             )
         kind.places.append(place)
+        kind.left.update(host_layer.count(place.module, kind.host_layers))
         of_place[place.name] = kind
     return list({id(kind): kind for kind in quick.values()}.values()), of_place
 
@@ -85,8 +88,8 @@ def _describe(
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         return Kind(label, reason=f"its {label} is not built as the host's: {error}", watch=watch)
     graph = graph_of(description)
-    left = host_layer.count(place.module, description.module)
-    kind = known.setdefault(graph.key, Kind(label, graph=graph, left=left))
+    layers = tuple(host_layer.paths(description.module))
+    kind = known.setdefault(graph.key, Kind(label, graph=graph, host_layers=layers))
     kind.watch.include(watch)
     if place.form.widens and device.type == "cuda" and kind.wide is None:
         kind.wide = graph_of(replace(description, wide=True, label=f"{label} (64-bit)"))

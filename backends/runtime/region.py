@@ -66,7 +66,7 @@ class Region:
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
-        self._has_host_layers = host_layer.any_in(graph.description.module)
+        self._has_host_layers = any(host_layer.paths(graph.description.module))
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}

@@ -198,8 +198,7 @@ def _left(kinds: Sequence[Kind]) -> list[str]:
     """Say which layers within compiled blocks are the host's."""
     layers: Counter[str] = Counter()
     for kind in kinds:
-        for why, count in kind.left.items():
-            layers[why] += count * len(kind.places)
+        layers.update(kind.left)
     return [
         f"{count} products run as without this node ({why}); what lies around them is compiled"
         for why, count in layers.items()
