@@ -1,4 +1,6 @@
-"""Own the settings: a typed table, kept as JSON in the host's system user directory."""
+"""Own the settings: one table of what they are and mean, kept as JSON in the host's system user
+directory.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import shown
 
@@ -22,21 +24,39 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Setting:
-    """One number that a user may change: its default, its range and its unit."""
+    """What a user may change: a number, or a toggle. The page makes its controls of this.
+
+    Attributes:
+        place: of it in the page's settings, "Group.Name"; the page keeps values by it, so it stays.
+        title: what the page calls it.
+        help: what a user gains and loses.
+        unit: of the number, and what its special values mean.
+        control: what the page shows it as.
+        step: of the control; numbers between are taken, too, unless it must be whole.
+    """
 
     name: str
+    place: str
+    title: str
+    help: str
     default: float
-    minimum: float
-    maximum: float
-    unit: str
+    minimum: float = 0
+    maximum: float = 1
+    unit: str = ""
     whole: bool = True
+    control: Literal["number", "slider", "toggle"] = "number"
+    step: float = 1
 
     def validate_value(self, value: object) -> float:
-        """Return `value` as this setting's number.
+        """Return `value` as this setting's number; a toggle's is a bool.
 
         Raises:
             ValueError: it is no number, not whole where it must be, or out of range.
         """
+        if self.control == "toggle":
+            if not isinstance(value, (bool, int)) or value not in (0, 1):
+                raise ValueError(f"{self.name} must be true or false, got {shown(value)}")
+            return bool(value)
         wanted = (
             f"{self.name} must be a {'whole ' if self.whole else ''}number "
             f"from {self.minimum:g} to {self.maximum:g} ({self.unit}), got {shown(value)}"
@@ -55,14 +75,97 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("workers", 0, 0, 64, "processes, 0 = automatic"),
-        Setting("store_cap_gib", 4.0, 0.1, 1024, "GiB", whole=False),
-        Setting("job_limit_s", 600, 30, 86400, "seconds"),
-        Setting("idle_s", 30, 1, 3600, "seconds"),
-        Setting("runs_before_special", 3, 0, 1000, "runs of one size, 0 = only where asked for"),
-        Setting("captured_vram_percent", 10, 0, 90, "percent of the card, 0 = no CUDA graphs"),
-        Setting("captured_limit_s", 0.5, 0.01, 3600, "seconds of one call", whole=False),
-        Setting("keep_captured", 1, 0, 1, "1 = kept between prompts, 0 = given back after each"),
+        Setting(
+            name="workers",
+            place="Builder.Workers",
+            title="Builder processes",
+            help="How many processes build graphs at the same time. With more, graphs are ready "
+            "sooner, and images made meanwhile have fewer cores and less memory. 0 lets the "
+            "machine's cores, RAM and VRAM decide.",
+            default=0,
+            maximum=64,
+            unit="processes, 0 = automatic",
+        ),
+        Setting(
+            name="job_limit_s",
+            place="Builder.JobLimit",
+            title="Time limit of one build",
+            help="A build that takes longer is given up, and its part of the model runs as without "
+            "Warmgraph. Raise it on a slow machine.",
+            default=600,
+            minimum=30,
+            maximum=86400,
+            unit="seconds",
+            step=30,
+        ),
+        Setting(
+            name="idle_s",
+            place="Builder.Idle",
+            title="Builder processes end when idle for",
+            help="Builder processes with nothing to do give their memory back after this time. The "
+            "next build then waits a few seconds for a new one.",
+            default=30,
+            minimum=1,
+            maximum=3600,
+            unit="seconds",
+        ),
+        Setting(
+            name="runs_before_special",
+            place="Builder.RunsBeforeSpecial",
+            title="Runs of one size before it gets graphs of its own",
+            help="Graphs for one size only are quicker. They are built beside the images and take "
+            "disk space; those for all sizes stay beneath. 0: only where a node asks for them.",
+            default=3,
+            maximum=1000,
+            unit="runs of one size, 0 = only where asked for",
+        ),
+        Setting(
+            name="store_cap_gib",
+            place="Store.Cap",
+            title="Size limit of the shared graph store",
+            help="Above it the graphs that were not used for longest go, and are built again when "
+            "they are needed. Graphs beside a saved workflow are never removed.",
+            default=4.0,
+            minimum=0.1,
+            maximum=1024,
+            unit="GiB",
+            whole=False,
+            step=0.5,
+        ),
+        Setting(
+            name="captured_vram_percent",
+            place="Captured.Vram",
+            title="VRAM for captured steps",
+            help="Repeated steps are replayed from CUDA graphs, which hold this much memory at "
+            "most; ComfyUI gets it back when it needs room. 0: no step is captured, and each one "
+            "waits for the processor.",
+            default=10,
+            maximum=90,
+            unit="percent of the card, 0 = no CUDA graphs",
+            control="slider",
+        ),
+        Setting(
+            name="captured_limit_s",
+            place="Captured.Limit",
+            title="Longest step that is captured",
+            help="A step that takes longer does not wait for the processor, so replaying it would "
+            "save nothing and only hold memory.",
+            default=0.5,
+            minimum=0.01,
+            maximum=3600,
+            unit="seconds of one call",
+            whole=False,
+            step=0.1,
+        ),
+        Setting(
+            name="keep_captured",
+            place="Captured.Keep",
+            title="Keep captured steps between prompts",
+            help="Off gives their memory back when a prompt has sampled; each prompt then captures "
+            "its steps anew, which takes up to a third of a second.",
+            default=True,
+            control="toggle",
+        ),
     )
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
 
@@ -228,6 +229,20 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Ser
         " return [setting.defaultValue, setting.attrs.min, setting.attrs.max];"
     )
     assert shown == [4, 0.1, 1024]
+    controls = page.run(
+        "const all = Object.values(app.ui.settings.settingsLookup)"
+        ".filter((setting) => setting.id.startsWith('Warmgraph.'));"
+        " return Object.fromEntries(all.map(({ id, type }) => [id.slice(10), type]));"
+    )
+    kinds = {"number": "number", "slider": "slider", "toggle": "boolean"}
+    assert controls == {s.place: kinds[s.control] for s in SETTINGS.values()}
+    keep = "await app.extensionManager.setting.set('Warmgraph.Captured.Keep', {})"
+    for value in ("false", "true"):
+        page.run(keep.format(value))
+        page.wait_for(
+            f"(await (await fetch('/warmgraph/report')).json()).settings.keep_captured === {value}",
+            seconds=10,
+        )
     set_workers = "await app.extensionManager.setting.set('Warmgraph.Builder.Workers', {})"
     page.run(set_workers.format(1))
     page.wait_for(

@@ -274,12 +274,25 @@ def test_only_what_names_a_workflow_is_taken_from_an_entry(pack: ModuleType) -> 
     assert module.workflow_of(module.take_workflow_entry(posted)["extra_data"]).id is None
 
 
-def test_the_page_has_words_for_each_setting_and_no_numbers_of_its_own() -> None:
-    """Defaults and ranges come from the server."""
+def test_the_page_has_neither_words_nor_numbers_of_a_setting_of_its_own() -> None:
+    """All of them come from the server's one table."""
     script = (ROOT / "web" / "js" / "settings.js").read_text(encoding="utf-8")
-    named = re.findall(r'key: "(\w+)",\s+id: "Warmgraph\.\w+\.\w+".*?name: "', script, re.S)
-    assert sorted(named) == sorted(SETTINGS)
+    for setting in SETTINGS.values():
+        assert not any(word in script for word in (setting.name, setting.place, setting.title))
     assert not re.search(r"\b(min|max|default|defaultValue|minimum|maximum): *[\d.-]", script)
+
+
+def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
+    assert {name: setting.place for name, setting in SETTINGS.items()} == {
+        "workers": "Builder.Workers",
+        "job_limit_s": "Builder.JobLimit",
+        "idle_s": "Builder.Idle",
+        "runs_before_special": "Builder.RunsBeforeSpecial",
+        "store_cap_gib": "Store.Cap",
+        "captured_vram_percent": "Captured.Vram",
+        "captured_limit_s": "Captured.Limit",
+        "keep_captured": "Captured.Keep",
+    }
 
 
 def test_a_deepcache_says_what_it_did_and_what_its_branches_cost(pack: ModuleType) -> None:

@@ -32,6 +32,24 @@ def test_every_default_passes_its_own_check() -> None:
         assert setting.validate_value(setting.default) == setting.default
 
 
+def test_every_setting_says_what_it_is_and_what_it_costs() -> None:
+    for setting in SETTINGS.values():
+        assert setting.title and setting.help.endswith("."), setting.name
+        assert bool(setting.unit) == (setting.control != "toggle"), setting.name
+        assert setting.minimum < setting.maximum and setting.step > 0, setting.name
+    assert len({setting.place for setting in SETTINGS.values()}) == len(SETTINGS)
+
+
+@pytest.mark.parametrize("value", [False, 0])
+def test_a_toggle_is_true_or_false_and_takes_what_older_files_have(
+    tmp_path: Path, value: object
+) -> None:
+    assert Settings(tmp_path).as_dict()["keep_captured"] is True
+    (tmp_path / "settings.json").write_text(json.dumps({"keep_captured": value}))
+    settings = Settings(tmp_path)
+    assert settings.as_dict()["keep_captured"] is False and settings.keeps_captured is False
+
+
 def test_a_change_is_seen_by_the_next_process(tmp_path: Path) -> None:
     Settings(tmp_path).update({"workers": 3, "store_cap_gib": 0.5})
     again = Settings(tmp_path)
@@ -54,6 +72,9 @@ def test_a_change_is_seen_by_the_next_process(tmp_path: Path) -> None:
         ({"w" * 1000: 1}, "got 'wwww"),
         ({"workers": NESTED}, "got a list"),
         ({"workers": {"a": NESTED}}, "got a dict"),
+        ({"keep_captured": 2}, "keep_captured must be true or false, got 2"),
+        ({"keep_captured": 0.5}, "keep_captured must be true or false, got 0.5"),
+        ({"keep_captured": "true"}, "keep_captured must be true or false, got 'true'"),
         ({"store_cap_gib": math.nan}, "store_cap_gib must be a number"),
         ({"store_cap_gib": math.inf}, "store_cap_gib must be a number"),
         ({"workers": 2, "idle_s": 0}, "idle_s must be"),
