@@ -5,18 +5,21 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Any
 
-from ..backends.sessions.report import deepcache_text
+from ..backends.sessions.report import deepcache_text, speed_lines
 
 MAX_REASONS = 3
 MAX_REASON = 120
 
 
 def summary_text(report: dict[str, Any]) -> str:
-    """Return what a node shows of its model: regions, builds that run, what is eager and why."""
-    regions = report["regions"]
+    """Return what a node shows of its model: how quick it is, regions, builds that run, what is
+    eager and why.
+    """
+    regions, speed = report["regions"], speed_lines(report)
     if not regions["total"]:
-        return "\n".join(report["notes"]) or "nothing to compile"
-    lines = [f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled"]
+        return "\n".join([*speed, *report["notes"]]) or "nothing to compile"
+    compiled = f"{regions['compiled']} of {regions['total']} regions compiled"
+    lines = [*speed, f"{report['model']}: {compiled}"]
     building = building_text(report["building"])
     if building:
         lines.append(building)

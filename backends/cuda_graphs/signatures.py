@@ -127,11 +127,8 @@ def run_steps(call: Call) -> int | None:
 
     Nothing is read from the GPU.
     """
-    for value in (*call.args, *call.kwargs.values()):
-        sigmas = value.get(options.SAMPLE_SIGMAS) if type(value) is dict else None
-        if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
-            return len(sigmas) - 1
-    return None
+    sigmas = options.run_sigmas((*call.args, *call.kwargs.values()))
+    return None if sigmas is None else len(sigmas) - 1
 
 
 def result_form(result: Any) -> Call:

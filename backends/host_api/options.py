@@ -6,6 +6,11 @@ Relies on the host's `comfy/samplers.py`, `comfy/model_base.py` (`_apply_model`)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
 #: What no diffusion model reads in its own forward.
 UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
 #: Where nodes put functions of their own.
@@ -15,3 +20,17 @@ ATTENTION = "optimized_attention_override"
 SAMPLE_SIGMAS = "sample_sigmas"
 #: What the host's EasyCache and LazyCache leave there.
 EASY_CACHE = "easycache"
+
+
+def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
+    """Return the sigmas of all steps of the sampler's run that a call belongs to, and of its end;
+    None where none are told.
+
+    Args:
+        values: the call's arguments.
+    """
+    for value in values:
+        sigmas = value.get(SAMPLE_SIGMAS) if type(value) is dict else None
+        if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
+            return sigmas
+    return None

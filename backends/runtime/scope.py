@@ -133,6 +133,11 @@ class Scope:
         """Calls of regions that graphs have served here."""
         return self.forwards.calls + (0 if self.replays is None else self.replays.regions)
 
+    @property
+    def replayed_calls(self) -> int:
+        """Calls of the root module that were replayed here."""
+        return 0 if self.replays is None else self.replays.replayed
+
     def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.

@@ -15,6 +15,7 @@ from ..contract import Backend, CallForm, WhenMissing
 from ..families.catalogue import plan_model
 from .graph import Graph, State
 from .live import Live
+from .pace import COMPILED, EAGER, EXACT, Pace
 from .scope import Scope
 from .variant import Variant
 
@@ -43,6 +44,7 @@ class Session:
         backend: Backend,
         options: Options,
         scope: Scope,
+        pace: Pace,
         notes: Iterable[str] = (),
     ) -> None:
         """Args: an id and a name for reports; the rest as the engine chose it."""
@@ -62,6 +64,8 @@ class Session:
         #: Whether the log has said that all requested graphs have come.
         self._is_told = True
         self._warned: set[str] = set()
+        #: How long its steps take; those of variants are other ones.
+        self.pace = pace
 
     @property
     def scope(self) -> Scope:
@@ -160,7 +164,10 @@ class Session:
             self.count_eager(reason)
             self._warn(reason)
             return host(*args, **kwargs)
-        return scope.call(host, args, kwargs, foreign=inner)
+        call = partial(scope.call, host, args, kwargs, foreign=inner)
+        if scope is not self.scope:
+            return call()
+        return self.pace.timed(call, _form_of(scope), args, kwargs)
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""
@@ -209,3 +216,15 @@ class Session:
         expected = reason.startswith(("its graph is being", "no saved graph"))
         level = logging.DEBUG if expected else logging.WARNING
         logger.log(level, "Warmgraph: parts of %s run eager: %s", self.name, reason)
+
+
+def _form_of(scope: Scope) -> Callable[[], str]:
+    """Return what tells, after a call, how it was made."""
+    compiled, replayed = scope.compiled_calls, scope.replayed_calls
+
+    def form() -> str:
+        if scope.compiled_calls > compiled:
+            return COMPILED
+        return EXACT if scope.replayed_calls > replayed else EAGER
+
+    return form

@@ -12,9 +12,12 @@ from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..runtime.graph import State
 from ..runtime.kind import Kind
+from ..runtime.pace import EAGER, Speed
 from ..runtime.session import Session
 
 _EXAMPLES = 3
+#: By which factor a step must be quicker, or slower, to be called so.
+_FASTER = 1.05
 
 
 def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             "eager": sum(steps.values()),
         },
         "captured": _captured([each.replays for each in session.scopes]),
+        "speed": _speed(session.pace.speed()),
         "misses": [
             {
                 "kind": g.description.label,
@@ -75,6 +79,12 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     }
 
 
+def speed_lines(report: dict[str, Any]) -> list[str]:
+    """Put what a step takes into a line; none while it is not known."""
+    speed = report["speed"]
+    return [] if speed is None else [_speed_line(speed)]
+
+
 def strict_problem(report: dict[str, Any]) -> str | None:
     """Say what of a MODEL would run eager; None when nothing would."""
     if not report["regions"]["total"]:
@@ -88,11 +98,12 @@ def render_text(report: dict[str, Any]) -> str:
     regions, cache = report["regions"], report.get("deepcache")
     cached = [] if cache is None else [deepcache_text(cache)]
     if not regions["total"]:
-        lines = [*_captured_lines(report), *report["notes"], *cached]
+        lines = [*speed_lines(report), *_captured_lines(report), *report["notes"], *cached]
         return "\n".join(lines) or "nothing to report"
     lines = [
+        *speed_lines(report),
         f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled "
-        f"({report['backend']})"
+        f"({report['backend']})",
     ]
     for entry in report["eager"]:
         lines.append(f"  eager: {entry['places']} x {entry['reason']}")
@@ -152,6 +163,33 @@ def deepcache_text(report: dict[str, Any]) -> str:
     )
 
 
+def _speed_line(speed: dict[str, Any]) -> str:
+    now, eager = speed["ms"], speed["eager_ms"]
+    if speed["form"] == EAGER:
+        return f"{_duration(now)} a step, as without this node"
+    if eager is None:
+        return f"{_duration(now)} a step"
+    if eager >= _FASTER * now:
+        factor = eager / now
+        return f"{factor:.1f}x faster: {_duration(now)} a step instead of {_duration(eager)}"
+    if now >= _FASTER * eager:
+        return f"{_duration(now)} a step; without this node {_duration(eager)}"
+    return f"{_duration(now)} a step, about as without this node"
+
+
+def _duration(ms: float) -> str:
+    if ms >= 1000:
+        return f"{ms / 1000:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
+
+
+def _speed(speed: Speed | None) -> dict[str, Any] | None:
+    if speed is None:
+        return None
+    eager = None if speed.eager_ms is None else round(speed.eager_ms, 3)
+    return {"form": speed.form, "ms": round(speed.ms, 3), "eager_ms": eager}
+
+
 def _captured_lines(report: dict[str, Any]) -> list[str]:
     captured = report["captured"]
     if not captured["captures"] and not captured["not_replayed"]:
@@ -196,12 +234,12 @@ def _kind(kind: Any) -> dict[str, Any]:
 
 def _left(kinds: Sequence[Kind]) -> list[str]:
     """Say which layers within compiled blocks are the host's."""
-    layers: Counter[str] = Counter()
+    layers: Counter[tuple[str, str]] = Counter()
     for kind in kinds:
         layers.update(kind.left)
     return [
-        f"{count} products run as without this node ({why}); what lies around them is compiled"
-        for why, count in layers.items()
+        f"{count} {what} run as without this node ({why}); what lies around them is compiled"
+        for (what, why), count in layers.items()
     ]
 
 
@@ -246,6 +284,7 @@ _EMPTY: dict[str, Any] = {
     "reused": 0,
     "calls": {"compiled": 0, "eager": 0},
     "captured": _NOTHING_CAPTURED,
+    "speed": None,
     "misses": [],
     "disk_bytes": 0,
     "vram_bytes": 0,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,6 +19,7 @@ from ..families.plan import Plan
 from ..host.attached import Attached, Left
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..runtime.pace import Pace, Times
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
 from ..runtime.shared import Shared
@@ -37,6 +39,8 @@ class Starter:
         """Args: what all sessions of the process use."""
         self._shared = shared
         self._settings = settings
+        #: What the host's own calls of a model took: a changed LoRA makes a new session of it.
+        self._eager_times: WeakKeyDictionary[torch.nn.Module, Times] = WeakKeyDictionary()
 
     def start(
         self, attached: Attached, options: Options, choice: str, *, identifier: str
@@ -95,7 +99,13 @@ class Starter:
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
-            identifier, attached.name, resolution.backend, options, scope, filter(None, notes)
+            identifier,
+            attached.name,
+            resolution.backend,
+            options,
+            scope,
+            Pace(self._eager_times.setdefault(attached.root, Times())),
+            filter(None, notes),
         )
 
     def _lacks(self, attached: Attached) -> list[str]:

@@ -37,14 +37,21 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     lab = make_lab()
     with lab.held():
         model = Probed(lab, host, when_missing="background")
-        image = model.sample(steps=2)
-        assert torch.equal(image, model.sample(model.plain, steps=2))
+        image = model.sample(steps=3)
+        assert torch.equal(image, model.sample(model.plain, steps=3))
         report = model.report()
         assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
         assert [entry["reason"] for entry in report["eager"]] == ["its graph is being loaded"]
+        eager = report["speed"]
+        assert eager["form"] == "eager" and eager["ms"] >= eager["eager_ms"] > 0
     lab.settle()
-    model.check(steps=2)
+    model.check(steps=3)
     assert lab.counts(model.model) == (0, len(KINDS), 0)
+    for each in (model.model, lab.compiled(model.plain)):  # as after a changed LoRA: a new session
+        model.sample(each, steps=3)
+        speed = lab.engine.report(each)["speed"]
+        assert speed["form"] == "compiled" and speed["ms"] > 0
+        assert speed["eager_ms"] == eager["eager_ms"]
 
 
 def _steps(model: Probed, callback: Callable[..., None], steps: int) -> torch.Tensor:

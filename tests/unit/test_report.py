@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
+
 from warmgraph_backends.sessions.report import render_text
 
 REPORT: dict[str, Any] = {
@@ -20,6 +22,7 @@ REPORT: dict[str, Any] = {
     "loads": 21,
     "reused": 4,
     "calls": {"compiled": 4000, "eager": 0},
+    "speed": {"form": "compiled", "ms": 31.2, "eager_ms": 61.0},
     "captured": {
         "signatures": 2,
         "captures": 3,
@@ -39,6 +42,7 @@ REPORT: dict[str, Any] = {
 def test_all_that_a_user_asks_is_said_once() -> None:
     lines = render_text(REPORT).splitlines()
     assert lines == [
+        "2.0x faster: 31 ms a step instead of 61 ms",
         "SDXL: 200 of 203 regions compiled (inductor)",
         "  eager: 3 x another node patches attn2_patch",
         "         a, b",
@@ -51,6 +55,26 @@ def test_all_that_a_user_asks_is_said_once() -> None:
         "41 s of compiling saved",
         "a note",
     ]
+
+
+@pytest.mark.parametrize(
+    ("speed", "line"),
+    [
+        (("eager", 61.2, 61.0), "61 ms a step, as without this node"),
+        (("compiled", 31.2, None), "31 ms a step"),
+        (("exact", 9.94, 12.0), "1.2x faster: 9.9 ms a step instead of 12 ms"),
+        (("compiled", 2899.0, 3875.0), "1.3x faster: 2.90 s a step instead of 3.88 s"),
+        (("compiled", 60.0, 61.0), "60 ms a step, about as without this node"),
+        (("compiled", 70.0, 61.0), "70 ms a step; without this node 61 ms"),
+    ],
+)
+def test_a_speed_is_told_as_it_was_measured(
+    speed: tuple[str, float, float | None], line: str
+) -> None:
+    form, ms, eager = speed
+    report = {**REPORT, "speed": {"form": form, "ms": ms, "eager_ms": eager}}
+    assert render_text(report).splitlines()[0] == line
+    assert "a step" not in render_text({**REPORT, "speed": None})
 
 
 def test_nothing_is_said_of_builds_when_none_run() -> None:
@@ -66,7 +90,8 @@ NOTHING = {"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0, "not_
 
 def test_a_model_without_regions_is_only_its_note() -> None:
     report = {**REPORT, "regions": {"total": 0, "compiled": 0, "eager": 0}, "captured": NOTHING}
-    assert render_text(report) == "a note"
+    assert render_text(report) == "2.0x faster: 31 ms a step instead of 61 ms\na note"
+    assert render_text({**report, "speed": None}) == "a note"
     captured = {**report, "captured": REPORT["captured"]}
-    assert render_text(captured).startswith("CUDA graphs: 2 sizes captured")
+    assert render_text(captured).splitlines()[1].startswith("CUDA graphs: 2 sizes captured")
     assert render_text({**report, "notes": []}) == "nothing to report"
