@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
-from warmgraph_tools.quantised import FORMATS
+from warmgraph_tools.quantised import FORMATS, quantised
 
-from .lab import Lab, relative
+from .lab import Lab, Probe, relative
 
 #: An input in the middle between two numbers of a format goes to one or the other by its last bit.
 QUANTISED = 2e-3
@@ -30,9 +34,9 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     host: Host, shared: Lab, form: str
 ) -> None:
     model = transformers.load_quantised("flux1", form)
-    jobs = shared.jobs()
+    built = shared.builds()
     compiled = shared.compiled(model)
-    assert shared.jobs() - jobs <= 3
+    assert shared.builds() - built <= 3
     report = shared.engine.report(compiled)
     assert report["regions"] == {"total": 5, "compiled": 5, "eager": 0}, report["eager"]
     for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
@@ -54,13 +58,13 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     assert clone.add_patches({key: ("diff", (0.05 * delta,))}) == [key]
     plain = model.clone()
     plain.add_patches({key: ("diff", (0.05 * delta,))})
-    jobs = shared.jobs()
+    built = shared.builds()
     with_lora, without, theirs = (
         host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
         for each in (clone, compiled, plain)
     )
     assert relative(with_lora, theirs) < 2 * QUANTISED < relative(with_lora, without)
-    assert shared.jobs() == jobs and shared.engine.report(clone)["calls"]["eager"] == 0
+    assert shared.builds() == built and shared.engine.report(clone)["calls"]["eager"] == 0
 
 
 def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: Lab) -> None:
@@ -71,7 +75,7 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
 
     model = transformers.load_quantised("flux1", mixed)
     shared.compiled(transformers.load_quantised("flux1", "int8"))
-    jobs = shared.jobs()
+    built = shared.builds()
     compiled = shared.compiled(model)
     prompt = transformers.conditioning("flux1", 13)
     latent = transformers.latent("flux1", 8, 8)
@@ -79,7 +83,7 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
         host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
         for each in (model, compiled)
     )
-    assert relative(ours, eager) < QUANTISED and shared.jobs() == jobs
+    assert relative(ours, eager) < QUANTISED and shared.builds() == built
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 2 * 5, "eager": 0}, report["eager"]
     products = "{} products run as without this node ({}); what lies around them is compiled"
@@ -104,3 +108,149 @@ def test_quantised_blocks_of_a_video_model(host: Host, shared: Lab, form: str) -
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 4 * 3, "eager": 0}, report["eager"]
+
+
+# --- UNets ----------------------------------------------------------------------------------------
+
+
+def is_of_a_transformer_block(name: str, weight: torch.Tensor) -> bool:
+    """As files of UNets have it: convolutions keep their precision."""
+    return ".transformer_blocks." in name and name.endswith("weight") and weight.dim() == 2
+
+
+def checkpoint(host: Host, form: str) -> tuple[Any, Any, Any]:
+    """(MODEL, CLIP, VAE) of an SD1.5 file whose UNet has quantised layers, by the host's loader."""
+    name = f"narrow15-{form}.safetensors"
+    path = host.base / "models" / "checkpoints" / name
+    if not path.is_file():
+        weights = checkpoints.make("narrow15")
+        file = quantised(weights, form, takes=is_of_a_transformer_block)
+        checkpoints.write(file, path)
+    return host.nodes.CheckpointLoaderSimple().load_checkpoint(name)
+
+
+def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(host: Host, shared: Lab) -> None:
+    lora = host.model_file("lora", base="narrow15")
+    for number, form in enumerate(("fp8_e4m3fn", "int8")):
+        probe = Probe()
+        model, clip, _ = checkpoint(host, form)
+        built = shared.builds()
+        compiled = shared.compiled(probe.attach(model))
+        block = model.model.diffusion_model.middle_block[1].transformer_blocks[0]
+        assert block.attn1.to_q.quant_format == FORMATS[form].marks["format"]
+        prompt, other = host.encode(clip, "a cat on a hill"), host.encode(clip, "blurry")
+        images = []
+        for strength in (None, 1.0, 0.5, 0.0, None):
+            given = compiled
+            if strength is not None:
+                named = {"lora_name": lora, "strength_model": strength}
+                (given,) = host.node("LoraLoaderModelOnly", model=compiled, **named)
+            images.append(host.sample(given, prompt, other, width=72, height=96))
+        assert images[0].isfinite().all() and torch.equal(images[0], images[4])
+        assert relative(images[1], images[0]) > 10 * QUANTISED
+        host.sample(compiled, prompt, other, batch=2)
+        assert max(call.error for call in probe.calls) < QUANTISED
+        report = shared.engine.report(compiled)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+        assert shared.builds() - built == (0 if number else len(report["kinds"]))
+        words = f"products run as without this node (quantised, {FORMATS[form].marks['format']})"
+        assert any(words in note for note in report["notes"]), report["notes"]
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+
+def test_a_fresh_engine_loads_what_was_built(host: Host, shared: Lab, tmp_path: Path) -> None:
+    shared.compiled(transformers.load_quantised("flux1", "int8"))
+    lab = shared.copy_to(tmp_path)
+    try:
+        for form in ("int8", "nvfp4"):
+            run = Both(host, lab, transformers.load_quantised("flux1", form))
+            assert relative(*run.images()) < QUANTISED
+            assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
+    finally:
+        lab.engine.close()
+
+
+# --- damaged files --------------------------------------------------------------------------------
+
+LAYER = "double_blocks.1.img_mlp.0"
+
+
+class Both:
+    """A small Flux as the host runs it, and through Compile Model."""
+
+    def __init__(self, host: Host, lab: Lab, model: Any) -> None:
+        self.host, self.plain, self.ours = host, model, lab.compiled(model)
+
+    def sample(self, model: Any) -> torch.Tensor:
+        prompt = transformers.conditioning("flux1", 13)
+        latent = transformers.latent("flux1", 8, 8)
+        options = {"latent": latent, "steps": 2, "cfg": 1.0}
+        image: torch.Tensor = self.host.sample(model, prompt, prompt, **options)
+        return image
+
+    def images(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ours and eager's."""
+        return self.sample(self.ours), self.sample(self.plain)
+
+
+def damaged(form: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Any:
+    """A MODEL of a file in which something is wrong with one layer."""
+    import comfy.sd
+
+    file = quantised(transformers.weights("flux1"), form)
+    change(file)
+    return comfy.sd.load_diffusion_model_state_dict(file)
+
+
+def marked(form: str) -> torch.Tensor:
+    return torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
+
+
+def test_a_scale_that_is_no_number_gives_the_hosts_image_and_no_graph_the_blame(
+    host: Host, shared: Lab
+) -> None:
+    """Either is no image, of which nothing can be said; the graphs stay what they are."""
+    built = shared.builds()
+    run = Both(
+        host, shared, damaged("int8", lambda file: file[f"{LAYER}.weight_scale"].fill_(torch.nan))
+    )
+    ours, eager = run.images()
+    assert torch.equal(ours.isnan(), eager.isnan()) and eager.isnan().any()
+    good = Both(host, shared, transformers.load_quantised("flux1", "int8"))
+    assert relative(*good.images()) < QUANTISED
+    for model in (run.ours, good.ours):
+        report = shared.engine.report(model)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+    assert shared.builds() - built <= 3
+
+
+@pytest.mark.parametrize("form", ["mxfp8", "int8_convrot"])
+def test_a_scale_that_is_cut_off_raises_what_the_host_raises(
+    host: Host, shared: Lab, form: str
+) -> None:
+    def cut(file: dict[str, torch.Tensor]) -> None:
+        name = f"{LAYER}.weight_scale"
+        file[name] = file[name][: len(file[name]) // 2].clone()
+
+    run = Both(host, shared, damaged(form, cut))
+    for _ in range(2):
+        raised = []
+        for model in (run.plain, run.ours):
+            with pytest.raises(Exception) as caught:  # whatever it is
+                run.sample(model)
+            raised.append((type(caught.value), str(caught.value)))
+        assert raised[0] == raised[1]
+    good = Both(host, shared, transformers.load_quantised("flux1", form))
+    assert relative(*good.images()) < QUANTISED
+    for model in (run.ours, good.ours):
+        report = shared.engine.report(model)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+
+
+def test_a_format_that_the_host_does_not_know_is_its_loaders_to_refuse(shared: Lab) -> None:
+    with pytest.raises(KeyError, match="int3_of_tomorrow"):
+        damaged(
+            "int8", lambda file: file.update({f"{LAYER}.comfy_quant": marked("int3_of_tomorrow")})
+        )
