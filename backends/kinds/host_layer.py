@@ -22,6 +22,7 @@ from .packs import is_known, owner_of
 
 #: What stands for the class of such a layer in a description.
 CLASS = "the host's layer"
+_NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
 class _Thread(threading.local):
@@ -54,14 +55,18 @@ class HostLayer(torch.nn.Module):
 
 
 def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
-    """Return the widths of a layer that computes a product, whosever class it is, or None."""
+    """Return the widths of a layer that computes a product or, twice the same, a norm over the last
+    axis, whosever class it is; None for any other.
+    """
+    if isinstance(layer, _NORMS):  # packs bring theirs along with their products
+        return (layer.normalized_shape * 2)[:2] if len(layer.normalized_shape) == 1 else None
     found = tuple(getattr(layer, name, None) for name in ("in_features", "out_features"))
     named = type(layer).__name__.endswith("Linear") or isinstance(layer, torch.nn.Linear)
     return found if named and all(type(width) is int for width in found) else None  # type: ignore[return-value]
 
 
 def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
-    """Write such a layer down, None where it is no product.
+    """Write such a layer down, None where it is neither a product nor a norm.
 
     Args:
         path: where it is in the region's module.
@@ -81,16 +86,19 @@ def paths(description: dict[str, Any]) -> Iterator[str]:
         yield from paths(child)
 
 
-def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[str]:
-    """Count such layers of a live module by why they are the host's, in words.
+def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Count such layers of a live module by what they are and why they are the host's, in words.
 
     Args:
         layers: their paths.
     """
-    return Counter(map(_words, map(module.get_submodule, layers)))
+    found = map(module.get_submodule, layers)
+    return Counter(
+        ("norms" if isinstance(layer, _NORMS) else "products", _why(layer)) for layer in found
+    )
 
 
-def _words(layer: torch.nn.Module) -> str:
+def _why(layer: torch.nn.Module) -> str:
     form = quantised_as(layer)
     if form is not None:
         return f"quantised, {form}"

@@ -32,7 +32,7 @@ class Kind:
     reason: str | None = None
     wide: Graph | None = None
     host_layers: tuple[str, ...] = ()
-    left: Counter[str] = field(default_factory=Counter)
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
 
 
