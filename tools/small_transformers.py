@@ -109,6 +109,11 @@ _WAN_IMAGE = {**_WAN, "model_type": "i2v", "in_dim": 36}
 _WAN_5B = {**_WAN, "in_dim": 48, "out_dim": 48}
 _WAN_VACE = {**_WAN, "model_type": "vace", "vace_layers": 2, "vace_in_dim": 96}
 _WAN_CAMERA = {**_WAN, "model_type": "camera_2.2", "in_dim": 36}
+# Its face blocks come after every fifth block.
+_WAN_ANIMATE = {**_WAN, "model_type": "animate", "in_dim": 36, "num_layers": 5}
+_WAN_S2V = {**_WAN, "model_type": "s2v", "audio_dim": 64, "audio_inject_layers": [0]}
+_WAN_SCAIL = {**_WAN, "model_type": "scail", "in_dim": 20}
+_WAN_SCAIL2 = {**_WAN_SCAIL, "model_type": "scail2"}
 _CHROMA = {
     "image_model": "chroma",
     "in_channels": 64,
@@ -315,6 +320,10 @@ KINDS = {
     "wan_5b": Small(_WAN_5B, "WAN22_T2V", 48, 64, True),
     "wan_vace": Small(_WAN_VACE, "WAN21_Vace", 16, 64, True),
     "wan_camera": Small(_WAN_CAMERA, "WAN22_Camera", 16, 64, True),
+    "wan_animate": Small(_WAN_ANIMATE, "WAN22_Animate", 16, 64, True),
+    "wan_s2v": Small(_WAN_S2V, "WAN22_S2V", 16, 64, True),
+    "wan_scail": Small(_WAN_SCAIL, "WAN21_SCAIL", 16, 64, True),
+    "wan_scail2": Small(_WAN_SCAIL2, "WAN21_SCAIL2", 16, 64, True),
     "sd3": Small(_SD3, "SD3", 16, 64),
     "hunyuan": Small(_HUNYUAN, "HunyuanVideo", 16, 64, True),
     "hunyuan_15": Small(_HUNYUAN_15, "HunyuanVideo15", 32, 64, True),
@@ -416,12 +425,47 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
     }
     if small.name == "Omnigen2":  # which counts the tokens by it
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
-    if small.settings.get("model_type") == "i2v":
+    if small.settings.get("model_type") in ("i2v", "animate", "scail", "scail2"):
         from comfy.clip_vision import Output
 
         facts["clip_vision_output"] = seen = Output()
         seen.penultimate_hidden_states = torch.randn(batch, 257, 1280, generator=generator)
     return [[text, facts]]
+
+
+def extras(kind: str, height: int, width: int, frames: int, *, seed: int = 5) -> dict[str, Any]:
+    """What the host's nodes put into a CONDITIONING for a variant of Wan, besides a text."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def video(*shape: int) -> torch.Tensor:
+        return torch.randn(1, *shape, generator=generator)
+
+    size, half = (height, width), (height // 2, width // 2)
+    given: dict[str, Any]
+    if kind == "wan_animate":
+        given = {
+            "face_video_pixels": video(3, 1, 512, 512).tanh(),
+            "pose_video_latent": video(16, frames, *size),
+            "concat_latent_image": video(16, frames, *size),
+            "concat_mask": torch.ones(1, 4, frames, *size),
+        }
+    elif kind == "wan_s2v":
+        given = {
+            "audio_embed": video(25, 64, 4 * frames),
+            "reference_latents": [video(16, 1, *size)],
+            "control_video": video(16, frames, *size),
+        }
+    elif kind in ("wan_scail", "wan_scail2"):
+        given = {
+            "reference_latents": [video(16, 1, *size)],
+            "pose_video_latent": video(16, frames, *half),
+        }
+        if kind == "wan_scail2":
+            given["driving_mask_28ch"] = (video(frames, 28, *half) > 0).float()
+            given["ref_mask_28ch"] = (video(1 + frames, 28, *size) > 0).float()
+    else:
+        given = {}
+    return given
 
 
 def latent(kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1) -> Any:

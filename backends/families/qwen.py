@@ -1,4 +1,4 @@
-"""The region plan of the host's Qwen-Image, its Edit and Layered models, and their ControlNet.
+"""The region plan of the host's Qwen-Image, its Edit and Layered models, and their ControlNets.
 
 Regions: blocks, the last norm. Embeddings, the rotation table and the last product stay the host's.
 """
@@ -57,6 +57,17 @@ class Block(Form):
         return host_results(module, img, txt, None, temb, pe, transformer_options=dit.OPTIONS)
 
 
+class ControlBlock(Block):
+    """As `Block`, with two layers more that its network calls by themselves."""
+
+    name = "control_block"
+    children = (
+        *("img_mod", "img_norm1", "img_norm2", "img_mlp"),
+        *("txt_mod", "txt_norm1", "txt_norm2", "txt_mlp", "attn"),
+    )
+    hidden = ("has_before_proj",)
+
+
 class BlockWithReferences(Form):
     """As `Block`, with the tokens of reference images, which have a timestep of their own, apart:
     `ref [batch, ref, C]`, modulated by `temb_ref`. Its `img` result has them at its end.
@@ -113,7 +124,8 @@ class Last(Form):
 
 
 BLOCK, REFERENCED, LAST = Block(), BlockWithReferences(), Last()
-FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, REFERENCED, LAST)}
+CONTROL = ControlBlock()
+FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, REFERENCED, LAST, CONTROL)}
 
 
 def plan_qwen(model: Any) -> Plan:
@@ -138,6 +150,21 @@ def plan_qwen(model: Any) -> Plan:
     return plan
 
 
+def plan_fun_control(model: Any) -> Plan:
+    """Cut a Fun ControlNet into regions: blocks alone, for it calls its model's embeddings."""
+    from comfy.ldm.qwen_image import controlnet as host
+
+    plan = Plan(symbols=SYMBOLS)
+    for i, block in enumerate(model.control_blocks):
+        name = f"control_blocks.{i}"
+        if type(block) is host.QwenImageFunControlBlock:
+            place = Place(name, block, CONTROL)
+            plan.dispatches.append(Dispatch(block, (place,), _block))
+        else:
+            plan.outside.append((name, unknown_layer(block)))
+    return plan
+
+
 def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
     return {"c_crossattn": (latent[0], 64, model.txt_in.in_features)}
 
@@ -146,6 +173,7 @@ FAMILY = Family(
     roots={
         "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": plan_qwen,
         "comfy.ldm.qwen_image.controlnet:QwenImageControlNetModel": plan_qwen,
+        "comfy.ldm.qwen_image.controlnet:QwenImageFunControlNetModel": plan_fun_control,
     },
     forms=FORMS,
     may_be_captured=dit.calls_of("QwenImageTransformer2DModel"),

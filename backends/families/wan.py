@@ -1,12 +1,12 @@
 """The region plan of the host's Wan 2.1 and 2.2: its blocks and the head.
 
 Embeddings and the rotation table stay the host's, and so do the layers that its variants (Vace,
-Camera, Animate, SCAIL, S2V) add.
+Camera, Animate, SCAIL, S2V) add around these blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,11 @@ SYMBOLS = dit.SYMBOLS | {
     )
 }
 
-#: Channels out of the one model (2.2 5B) that gives each frame a timestep of its own.
+#: Channels out of the one plain model (2.2 5B) that may give each frame a timestep of its own.
 _TIMES_FRAMES = 48
 
 _FRAMES = "called with a timestep for each frame"
+_UNEVEN = "called with timesteps whose shares of the tokens are not equal"
 
 
 class Block(Form):
@@ -151,6 +152,9 @@ def plan_wan(model: Any) -> Plan:
         elif type(block.cross_attn) is host.WanI2VCrossAttention:
             place = Place(name, block, IMAGE_BLOCK)
             plan.dispatches.append(Dispatch(block, (place,), _image_block))
+        elif type(model) is host.WanModel_S2V:
+            place = Place(f"{name}:frames", block, FRAME_BLOCK)
+            plan.dispatches.append(Dispatch(block, (place,), _frame_block))
         else:
             places = [Place(name, block, BLOCK)]
             if model.out_dim == _TIMES_FRAMES:
@@ -217,35 +221,79 @@ def _of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
 def _block(calls: Sequence[Call], host: Forward) -> Forward:
     plain, *more = calls
 
-    def forward(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        reason = dit.changed(options)
+    def serve(
+        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
+    ) -> torch.Tensor | None:
         modulation = _of_all_frames(e, 3)
+        if modulation is None and more:
+            return _serve_frames(more[0], x, e, freqs, context, options)
+        reason = _FRAMES if modulation is None else dit.changed(options)
         result: torch.Tensor | None
-        if modulation is not None:
-            result = dit.serve(plain, reason, options, x, modulation, freqs, context)
-        elif more and x.shape[1] % e.shape[1] == 0:
-            parts = _of_frames(x, e.shape[1]), e, _of_frames(freqs, e.shape[1])
-            result = dit.serve(more[0], reason, options, *parts, context)
-        else:
-            result = plain.decline(_FRAMES)
-        if result is not None:
-            return result
-        return host(x, e, freqs, context, context_img_len, transformer_options=options)
+        result = dit.serve(plain, reason, options, x, modulation, freqs, context)
+        return result
 
-    return forward
+    return _forward(serve, host)
+
+
+def _frame_block(calls: Sequence[Call], host: Forward) -> Forward:
+    """Of S2V, where the video has one timestep and what is put behind it another."""
+
+    def serve(
+        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
+    ) -> torch.Tensor | None:
+        return _serve_frames(calls[0], x, e, freqs, context, options)
+
+    return _forward(serve, host)
+
+
+def _serve_frames(
+    call: Call,
+    x: torch.Tensor,
+    e: torch.Tensor,
+    freqs: torch.Tensor,
+    context: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor | None:
+    result: torch.Tensor | None
+    if e.dim() != 4 or x.shape[1] % e.shape[1]:
+        result = call.decline(_UNEVEN)
+    else:
+        parts = _of_frames(x, e.shape[1]), e, _of_frames(freqs, e.shape[1])
+        result = dit.serve(call, dit.changed(options), options, *parts, context)
+    return result
 
 
 def _image_block(calls: Sequence[Call], host: Forward) -> Forward:
     call = calls[0]
 
+    def serve(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: Any,
+        context: torch.Tensor,
+        length: Any,
+        options: dict[str, Any],
+    ) -> torch.Tensor | None:
+        modulation = _of_all_frames(e, 3)
+        reason = dit.changed(options)
+        if modulation is None:
+            reason = _FRAMES
+        elif not isinstance(length, int):
+            reason = "called without an image's tokens"
+        result: torch.Tensor | None
+        if reason is None:
+            image, text = dit.split(context, 1, length)
+            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
+        else:
+            result = call.decline(reason)
+        return result
+
+    return _forward(serve, host)
+
+
+def _forward(serve: Callable[..., torch.Tensor | None], host: Forward) -> Forward:
+    """Make a block's forward: what serves its calls, and the host's for those that it does not."""
+
     def forward(
         x: torch.Tensor,
         e: torch.Tensor,
@@ -255,18 +303,7 @@ def _image_block(calls: Sequence[Call], host: Forward) -> Forward:
         transformer_options: dict[str, Any] | None = None,
     ) -> torch.Tensor:
         options = {} if transformer_options is None else transformer_options
-        modulation = _of_all_frames(e, 3)
-        reason = dit.changed(options)
-        if modulation is None:
-            reason = _FRAMES
-        elif not isinstance(context_img_len, int):
-            reason = "called without an image's tokens"
-        result: torch.Tensor | None
-        if reason is None:
-            image, text = dit.split(context, 1, context_img_len)
-            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
-        else:
-            result = call.decline(reason)
+        result = serve(x, e, freqs, context, context_img_len, options)
         if result is not None:
             return result
         return host(x, e, freqs, context, context_img_len, transformer_options=options)

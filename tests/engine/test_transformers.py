@@ -15,6 +15,7 @@ from warmgraph_tools.inprocess import Host
 
 from .controlled import error, recorded
 from .lab import TOLERANCE, Lab, relative
+from .test_video_vae import make_wan21
 from .transformer_runs import EXPECTED, Run
 
 SIZES = ((8, 8, 1, 13), (17, 31, 1, 300), (12, 10, 2, 1), (16, 16, 4, 77))
@@ -24,12 +25,15 @@ IMAGE = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(0))
 
 # What others take, too, or next to it: their builds are for `--all`.
 SLOW = ("flux1", "chroma")
-# These have the blocks of "wan_5b".
-VARIANTS = ("wan", "wan_vace", "wan_camera")
+# By whose blocks they have.
+VARIANTS = {
+    "wan_5b": ("wan", "wan_vace", "wan_camera", "wan_s2v"),
+    "wan_image": ("wan_animate", "wan_scail", "wan_scail2"),
+}
 FAMILIES = [
     pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
     for kind in EXPECTED
-    if kind not in VARIANTS
+    if kind not in sum(VARIANTS.values(), ())
 ]
 
 
@@ -218,21 +222,43 @@ def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
 
 
 def test_variants_run_through_the_graphs_of_their_blocks(run: Run, tmp_path: Path) -> None:
-    if run.kind != "wan_5b":
+    if run.kind not in VARIANTS:
         pytest.skip("has no variants here")
     lab = run.lab.copy_to(tmp_path)
     try:
-        for kind in VARIANTS:
+        for kind in VARIANTS[run.kind]:
             again = Run(run.host, lab, kind)
-            again.sample(12, 10, 2, 7, frames=2)
+            extras = transformers.extras(kind, 12, 10, 2)
+            again.sample(12, 10, 2, 7, frames=2, cfg=1.0 if extras else 3.0, **extras)
             assert lab.jobs() <= 1, "at most a head for the latents of Wan 2.1"
             report, places = lab.engine.report(again.model), again.expected.places
-            assert report["regions"]["compiled"] == places
-            assert report["calls"]["compiled"] == len(again.probe.calls) * places > 0
+            timed = kind == "wan_s2v"  # and its head is the host's
+            left = (2 if kind == "wan_vace" else 0) + timed
+            assert sum(entry["places"] for entry in report["eager"]) == left, report["eager"]
+            assert report["calls"]["compiled"] == len(again.probe.calls) * (places - timed) > 0
             assert max(call.error for call in again.probe.calls) <= TOLERANCE
-            assert [entry["places"] for entry in report["eager"]] == [2] * (kind == "wan_vace")
+            if timed:
+                _check_motion(again)
     finally:
         lab.engine.close()
+
+
+def _check_motion(run: Run) -> None:
+    """Frames that went before are tokens with timesteps of their own, of a frame's half each, where
+    latents have sides of whole eights.
+    """
+    reasons = {"called with a timestep for each frame"}
+    for height, width in ((8, 16), (12, 10)):
+        extras = transformers.extras(run.kind, height, width, 2)
+        extras["reference_motion"] = transformers.latent(run.kind, height, width, frames=19)[
+            "samples"
+        ]
+        run.sample(height, width, frames=2, cfg=1.0, **extras)
+        if width == 10:
+            reasons.add("called with timesteps whose shares of the tokens are not equal")
+        report = run.lab.engine.report(run.model)
+        assert {entry["reason"] for entry in report["eager"]} == reasons
+        assert max(call.error for call in run.probe.calls) <= TOLERANCE
 
 
 def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
@@ -248,47 +274,94 @@ def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
 # --- ControlNets ----------------------------------------------------------------------------------
 
 
+def flux_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of XLabs' files."""
+    import comfy.controlnet
+    from comfy.ldm.flux.controlnet import ControlNetFlux
+
+    network = ControlNetFlux(**transformers.KINDS["flux1"].settings, **made)
+    transformers.fill(network)
+    return comfy.controlnet.ControlNet(
+        network, load_device=torch.device("cpu"), extra_conds=["y", "guidance"]
+    )
+
+
+def qwen_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of InstantX' files, the union among them."""
+    import comfy.controlnet
+    import comfy.latent_formats
+    from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
+
+    settings = {**transformers.KINDS["qwen"].settings}
+    del settings["default_ref_method"]
+    network = QwenImageControlNetModel(**settings, **made)
+    transformers.fill(network)
+    return comfy.controlnet.ControlNet(
+        network,
+        compression_ratio=1,
+        latent_format=comfy.latent_formats.Wan21(),
+        load_device=torch.device("cpu"),
+        extra_conds=[],
+    )
+
+
+def qwen_fun_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of the Fun union's files, which has no embeddings of its own:
+    its residuals go to the model's first block alone, for a small one has no others.
+    """
+    import comfy.controlnet
+    import comfy.latent_formats
+    from comfy.ldm.qwen_image.controlnet import QwenImageFunControlNetModel
+
+    network = QwenImageFunControlNetModel(
+        inner_dim=256, num_attention_heads=2, num_control_blocks=2, **made
+    )
+    transformers.fill(network)
+    return comfy.controlnet.QwenFunControlNet(
+        network,
+        compression_ratio=1,
+        latent_format=comfy.latent_formats.Wan21(),
+        load_device=torch.device("cpu"),
+        extra_conds=[],
+    )
+
+
 class Nets:
-    """A network for Flux as the host's loader makes one of XLabs' files, plain and compiled."""
+    """A network for a small transformer, plain and compiled."""
 
-    def __init__(self, host: Host, lab: Lab) -> None:
-        import comfy.controlnet
+    def __init__(self, host: Host, lab: Lab, kind: str, make: Any) -> None:
         import comfy.ops
-        from comfy.ldm.flux.controlnet import ControlNetFlux
 
-        settings = transformers.KINDS["flux1"].settings
-        network = ControlNetFlux(
-            **settings, operations=comfy.ops.disable_weight_init, device="cpu", dtype=torch.float32
-        )
-        transformers.fill(network)
-        self.host, self.lab = host, lab
-        self.plain = comfy.controlnet.ControlNet(
-            network, load_device=torch.device("cpu"), extra_conds=["y", "guidance"]
-        )
+        operations = comfy.ops.disable_weight_init
+        self.host, self.lab, self.kind = host, lab, kind
+        self.plain = make({"operations": operations, "device": "cpu", "dtype": torch.float32})
         self.ours = lab.controlled(self.plain)
-        self.model = transformers.load("flux1")
+        self.model = transformers.load(kind)
+        self.options = {"vae": make_wan21()} if kind == "qwen" else {}
 
     def sample(
         self, control: Any, height: int, width: int, tokens: int, model: Any = None
     ) -> torch.Tensor:
         """One step under a control, if there is one."""
         positive, negative = (
-            transformers.conditioning("flux1", tokens, seed=seed) for seed in (1, 2)
+            transformers.conditioning(self.kind, tokens, seed=seed) for seed in (1, 2)
         )
         if control is not None:
-            positive, negative = self.host.control((positive, negative), control, image=IMAGE)
+            positive, negative = self.host.control(
+                (positive, negative), control, image=IMAGE, **self.options
+            )
         result: torch.Tensor = self.host.sample(
             self.model if model is None else model,
             positive,
             negative,
-            latent=transformers.latent("flux1", height, width),
+            latent=transformers.latent(self.kind, height, width),
             steps=1,
             cfg=3.0,
             scheduler="simple",
         )
         return result
 
-    def check(self, *size: int) -> None:
+    def check(self, *size: int, places: int) -> None:
         """Ours gives what the plain one gives, all compiled."""
         with recorded() as theirs:
             eager = self.sample(self.plain, *size)
@@ -298,32 +371,42 @@ class Nets:
         assert relative(image, eager) < TOLERANCE
         assert len(found) == len(theirs) > 0 and error(found[0], theirs[0]) < TOLERANCE
         report = self.lab.engine.report(self.ours)
-        assert report["regions"] == {"total": 4, "compiled": 4, "eager": 0}
+        assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
         assert report["calls"]["eager"] == before["eager"]
-        assert report["calls"]["compiled"] == before["compiled"] + 4 * len(found)
+        assert report["calls"]["compiled"] == before["compiled"] + places * len(found)
 
 
-def test_a_controlnet_for_flux_runs_compiled_by_the_graphs_of_its_model(
-    host: Host, shared: Lab, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "make", "places"),
+    [("flux1", flux_network, 4), ("qwen", qwen_network, 2), ("qwen", qwen_fun_network, 2)],
+)
+def test_a_controlnet_of_a_transformer_runs_compiled_within_its_model(
+    host: Host, shared: Lab, tmp_path: Path, kind: str, make: Any, places: int
 ) -> None:
-    nets = Nets(host, shared)
+    nets = Nets(host, shared, kind, make)
+    jobs = None
     for size in ((8, 12, 13), (16, 8, 40), (12, 12, 1)):
-        nets.check(*size)
+        nets.check(*size, places=places)
+        jobs = shared.jobs() if jobs is None else jobs
+    assert shared.jobs() == jobs
     lab = shared.copy_to(tmp_path)
     try:
         model = lab.compiled(nets.model, when_missing="never")
         lab.settle()
-        ours = {kind["key"]: kind["state"] for kind in lab.engine.report(model)["kinds"]}
-        for kind in shared.engine.report(nets.ours)["kinds"]:
-            assert ours[kind["key"]] == "ready"
+        ours = {graph["key"]: graph["state"] for graph in lab.engine.report(model)["kinds"]}
+        if make is not qwen_fun_network:  # whose blocks have two layers more
+            for graph in shared.engine.report(nets.ours)["kinds"]:
+                assert ours[graph["key"]] == "ready"
+        if kind == "qwen":  # whose blocks run compiled once both ways to call them are
+            model = lab.compiled(nets.model)
+        jobs = lab.jobs()
         # The residuals, which the host adds between the model's blocks, of a compiled network.
         eager, found = nets.sample(nets.plain, 8, 12, 13), nets.sample(nets.ours, 8, 12, 13, model)
         assert relative(found, eager) < TOLERANCE
         assert not torch.equal(found, nets.sample(None, 8, 12, 13))
         report = lab.engine.report(model)
-        assert report["regions"] == {"total": 5, "compiled": 4, "eager": 1}, (
-            "but for the last layer"
-        )
-        assert report["calls"]["compiled"] > 0 and lab.jobs() == 0
+        missing = kind == "flux1"  # the last layer
+        assert report["regions"] == {"total": 5, "compiled": 5 - missing, "eager": missing}
+        assert report["calls"]["compiled"] > 0 and lab.jobs() == jobs
     finally:
         lab.engine.close()

@@ -35,6 +35,10 @@ EXPECTED = {
     "wan_5b": Expected(3, 5, 4, 2),
     "wan_vace": Expected(2, 3, 8),
     "wan_camera": Expected(2, 3, 4),
+    "wan_animate": Expected(2, 6, 15),
+    "wan_s2v": Expected(2, 3, 4),
+    "wan_scail": Expected(2, 3, 6),
+    "wan_scail2": Expected(2, 3, 6),
 }
 
 
