@@ -40,7 +40,7 @@ class AttachedModel:
         root = models.diffusion_model(clone)
         self.value = self.patcher = clone
         self.holder = clone.model
-        self.name = type(clone.model).__name__
+        self.name = models.model_name(clone)
         self.root: torch.nn.Module | None = root
         self.plan: Callable[[], Plan | str] = partial(plan_model, root)
 

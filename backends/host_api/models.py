@@ -1,7 +1,7 @@
 """What a loaded MODEL is asked, and one evaluation of it on empty inputs.
 
-Relies on the host's `comfy/model_patcher.py` (`ModelPatcher`) and `comfy/model_base.py`
-(`BaseModel`).
+Relies on the host's `comfy/model_patcher.py` (`ModelPatcher`), `comfy/model_base.py` (`BaseModel`)
+and, for names, on the classes of `comfy/supported_models.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,52 @@ from typing import Any
 import torch
 
 _CLASS = "diffusion_model.__class__"
+#: What people call a model, by the class by which the host's detection knows its file. Wan 2.2's
+#: 14B models have Wan 2.1's classes.
+_NAMES = {
+    "SD15": "SD1.5",
+    "SD15_instructpix2pix": "SD1.5 InstructPix2Pix",
+    "SD20": "SD2",
+    "SDXL": "SDXL",
+    "SDXLRefiner": "SDXL refiner",
+    "SDXL_instructpix2pix": "SDXL InstructPix2Pix",
+    "SSD1B": "SSD-1B",
+    "Segmind_Vega": "Segmind Vega",
+    "SVD_img2vid": "Stable Video Diffusion",
+    "SD3": "SD3",
+    "AuraFlow": "AuraFlow",
+    "Flux": "Flux 1 dev",
+    "FluxInpaint": "Flux 1 Fill",
+    "FluxSchnell": "Flux 1 schnell",
+    "Flux2": "Flux 2",
+    "Chroma": "Chroma",
+    "Lumina2": "Lumina 2",
+    "ZImage": "Z-Image",
+    "QwenImage": "Qwen-Image",
+    "Krea2": "Krea 2",
+    "WAN21_T2V": "Wan text to video",
+    "WAN21_I2V": "Wan image to video",
+    "WAN21_Vace": "Wan Vace",
+    "WAN21_Camera": "Wan 2.1 Camera",
+    "WAN22_Camera": "Wan 2.2 Camera",
+    "WAN21_FunControl2V": "Wan Fun Control",
+    "WAN22_T2V": "Wan 2.2 5B",
+    "WAN22_S2V": "Wan 2.2 S2V",
+    "WAN22_Animate": "Wan 2.2 Animate",
+    "WAN21_SCAIL": "Wan SCAIL",
+    "HunyuanVideo": "HunyuanVideo",
+    "HunyuanVideo15": "HunyuanVideo 1.5",
+    "HunyuanImage21": "HunyuanImage 2.1",
+    "CosmosT2V": "Cosmos",
+    "CosmosI2V": "Cosmos",
+    "CosmosT2IPredict2": "Cosmos Predict2",
+    "CosmosI2VPredict2": "Cosmos Predict2",
+    "Anima": "Anima",
+    "Omnigen2": "OmniGen2",
+    "ErnieImage": "Ernie-Image",
+    "Kandinsky5": "Kandinsky 5",
+    "Kandinsky5Image": "Kandinsky 5",
+}
 
 
 def is_model(thing: Any) -> bool:
@@ -25,6 +71,15 @@ def diffusion_model(patcher: Any) -> torch.nn.Module:
     """Return the module within a MODEL that makes the steps."""
     root: torch.nn.Module = patcher.model.diffusion_model
     return root
+
+
+def model_name(patcher: Any) -> str:
+    """Return what people call a MODEL: by the class of its file, or a class that this derives from;
+    else the name of the host's class of it.
+    """
+    classes = type(getattr(patcher.model, "model_config", None)).__mro__
+    names = (_NAMES.get(cls.__name__) for cls in classes)
+    return next(filter(None, names), type(patcher.model).__name__)
 
 
 def called_module(model: Any) -> Any:
