@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import FORMATS, quantised
 
-from .lab import Lab, Probe, relative
+from .lab import TOLERANCE, Lab, Probe, relative
 
 #: An input in the middle between two numbers of a format goes to one or the other by its last bit.
 QUANTISED = 2e-3
@@ -254,3 +255,80 @@ def test_a_format_that_the_host_does_not_know_is_its_loaders_to_refuse(shared: L
         damaged(
             "int8", lambda file: file.update({f"{LAYER}.comfy_quant": marked("int3_of_tomorrow")})
         )
+
+
+# --- other packs' files ---------------------------------------------------------------------------
+
+PACK = """
+import torch
+import comfy.ops
+
+NODE_CLASS_MAPPINGS = {}
+
+
+class Bytes(torch.Tensor):
+    # With a scale, and what a LoRA adds kept beside it.
+    scale, added = 1.0, None
+
+
+def packed(weight):
+    scale = weight.abs().max() / 127
+    made = (weight / scale).round().to(torch.int8).as_subclass(Bytes)
+    made = torch.nn.Parameter(made, requires_grad=False)
+    made.scale = scale
+    return made
+
+
+class Ops(comfy.ops.manual_cast):
+    class Linear(comfy.ops.manual_cast.Linear):
+        def forward_comfy_cast_weights(self, input):
+            weight = self.weight
+            if isinstance(weight, Bytes):
+                unpacked = weight.as_subclass(torch.Tensor).to(input.dtype) * weight.scale
+                weight = unpacked if weight.added is None else unpacked + weight.added
+            return torch.nn.functional.linear(input, weight, self.bias)
+
+    class LayerNorm(comfy.ops.manual_cast.LayerNorm):
+        def forward_comfy_cast_weights(self, input):
+            return super().forward_comfy_cast_weights(input)
+"""
+
+
+def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
+    host: Host, shared: Lab, install_pack: Any
+) -> None:
+    """As the pack for GGUF files does it: classes, tensors and LoRAs of its own."""
+    import comfy.sd
+
+    folder = str(install_pack("bytes-pack", {"__init__.py": PACK}))
+    pack = sys.modules[folder.replace(".", "_x_")]
+    model = comfy.sd.load_diffusion_model_state_dict(
+        transformers.weights("wan"),
+        model_options={"custom_operations": pack.Ops},
+        metadata={"config": json.dumps({"transformer": {"text_dim": 64}})},
+    )
+    for block in model.model.diffusion_model.blocks:
+        for layer in block.modules():
+            if isinstance(layer, pack.Ops.Linear):
+                layer.weight = pack.packed(layer.weight.data)
+    compiled = shared.compiled(model)
+    built = shared.builds()
+    prompt, latent = transformers.conditioning("wan", 13), transformers.latent("wan", 8, 8)
+    weight = block.ffn[0].weight
+    images = []
+    for added in (None, 0.05, None):
+        weight.added = added
+        eager, ours = (
+            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
+            for each in (model, compiled)
+        )
+        assert relative(ours, eager) < TOLERANCE
+        images.append(ours)
+    assert torch.equal(images[0], images[2])
+    assert relative(images[1], images[0]) > 10 * TOLERANCE
+    report = shared.engine.report(compiled)
+    assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+    assert shared.builds() == built
+    left = [note for note in report["notes"] if "run as without this node" in note]
+    assert any("products" in note and "Bytes" in note for note in left), left
+    assert any("norms" in note and "Ops.LayerNorm of bytes-pack" in note for note in left), left
