@@ -343,30 +343,51 @@ WHOLE = (
 )
 
 
-def load(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def load(
+    kind: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    stored: torch.dtype | None = None,
+) -> Any:
     """Return a MODEL as the host's loader makes it of a file with these widths, which its detection
     knows at their full size alone.
+
+    Args:
+        stored: the weights' dtype, where that is not the one that the model computes in.
     """
     from comfy import model_management, model_patcher
 
     device = model_management.get_torch_device()
-    model = make(kind, dtype=dtype)
+    model = make(kind, dtype=dtype, stored=stored)
     model.load_model_weights(weights(kind, seed=seed, dtype=dtype))
     patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
     return patcher(model, load_device=device, offload_device=torch.device("cpu"))
 
 
-def make(kind: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def make(
+    kind: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    stored: torch.dtype | None = None,
+) -> Any:
     """Return the host's model within a MODEL, whose weights are not set."""
-    return make_small(KINDS[kind], dtype=dtype, device=device)
+    return make_small(KINDS[kind], dtype=dtype, device=device, stored=stored)
 
 
-def make_small(small: Small, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def make_small(
+    small: Small,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    stored: torch.dtype | None = None,
+) -> Any:
     """As `make`, of a model that has no name here."""
     from comfy import supported_models
 
     config = getattr(supported_models, small.name)(dict(small.settings))
-    config.set_inference_dtype(dtype, None)
+    config.set_inference_dtype(stored or dtype, dtype if stored else None)
     return config.get_model({}, "", device=torch.device(device))
 
 

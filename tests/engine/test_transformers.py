@@ -193,24 +193,79 @@ def test_a_step_cache_in_the_models_place_is_served_and_would_not_be_captured(ru
 
 
 def test_a_lora_changes_the_image_and_no_kind(run: Run) -> None:
-    key = (
-        next(
-            name
-            for name, value in run.plain.model.named_parameters()
-            if name.startswith("diffusion_model.") and "blocks.1" in name and value.dim() == 2
-        )
-        if run.kind != "zimage"
-        else "diffusion_model.layers.1.feed_forward.w1.weight"
-    )
-    weight = dict(run.plain.model.named_parameters())[key]
-    clone = run.model.clone()
-    delta = torch.randn(weight.shape, generator=torch.Generator().manual_seed(9))
-    assert clone.add_patches({key: ("diff", (0.05 * delta,))}) == [key]
+    clone = with_lora(run)
     plain = run.sample()
     run.check(model=clone)
     assert not torch.equal(run.sample(model=clone), plain)
     run.check()
     assert torch.equal(run.sample(), plain)
+
+
+def with_lora(run: Run, strength: float = 0.05) -> Any:
+    """A clone of the compiled model under a LoRA on one product."""
+    key, clone = run.key(), run.model.clone()
+    weight = dict(run.plain.model.named_parameters())[key]
+    delta = torch.randn(weight.shape, generator=torch.Generator().manual_seed(9))
+    assert clone.add_patches({key: ("diff", (strength * delta,))}) == [key]
+    return clone
+
+
+def test_a_lora_of_one_conditioning_is_the_hosts_to_apply_and_no_kind(run: Run) -> None:
+    """As the host's nodes for hooks make one."""
+    import comfy.hooks
+
+    rows, columns = dict(run.plain.model.named_parameters())[run.key()].shape
+    generator = torch.Generator().manual_seed(9)
+    name = run.key().removesuffix(".weight")
+    plain = run.sample()
+    lora = {
+        f"{name}.lora_up.weight": torch.randn(rows, 4, generator=generator),
+        f"{name}.lora_down.weight": torch.randn(4, columns, generator=generator) / columns**0.5,
+    }
+    hooks = comfy.hooks.create_hook_lora(lora=lora, strength_model=1.0, strength_clip=0.0)
+    run.check(hooks=hooks)
+    assert not torch.equal(run.sample(hooks=hooks), plain)
+    run.check()
+    assert torch.equal(run.sample(), plain)
+
+
+def test_weights_that_are_made_anew_in_each_call_build_nothing(run: Run) -> None:
+    """A wrapper of a weight, and a LoRA over a model that does not fit."""
+    plain = run.sample()
+    clone = run.model.clone()
+    clone.add_weight_wrapper(run.key(), lambda weight: weight * -2.0)
+    run.check(model=clone)
+    assert not torch.equal(run.sample(model=clone), plain)
+    run.check()
+    loaded = run.sample(model=with_lora(run))
+    for strength in (0.05, 0.1):
+        clone = with_lora(run, strength)
+        functions: list[Any] = []
+        _keep_nothing_loaded(clone, functions)
+        run.check(model=clone)
+        assert functions, "the host must apply the LoRA in each call here"
+        streamed = run.sample(model=clone)
+        if strength == 0.05:
+            assert relative(streamed, loaded) < TOLERANCE
+        else:
+            assert not torch.equal(streamed, loaded)
+    run.check()
+    assert torch.equal(run.sample(), plain)
+
+
+def _keep_nothing_loaded(model: Any, functions: list[Any]) -> None:
+    """Have the host stream all of a model's weights, as where none fits; keep what it puts on top
+    of them.
+    """
+    from comfy.patcher_extension import CallbacksMP
+
+    def partly(patcher: Any) -> None:
+        patcher.unpatch_model(patcher.offload_device)
+        patcher.patch_model(patcher.load_device, lowvram_model_memory=1)
+        for layer in patcher.model.modules():
+            functions.extend(getattr(layer, "weight_function", ()))
+
+    model.add_callback(CallbacksMP.ON_PRE_RUN, partly)
 
 
 def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
@@ -269,6 +324,26 @@ def test_a_fresh_engine_loads_what_was_built(run: Run, tmp_path: Path) -> None:
         assert lab.jobs() == 0
     finally:
         lab.engine.close()
+
+
+# --- weights in fp8 -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["wan", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux1", "zimage"))]
+)
+def test_weights_in_plain_fp8_are_cast_for_each_call(host: Host, shared: Lab, kind: str) -> None:
+    """As the loader's `weight_dtype` stores those of a file that is not quantised."""
+    run = Run(host, shared, kind, stored=torch.float8_e4m3fn)
+    assert run.plain.model.diffusion_model.dtype == torch.float8_e4m3fn
+    plain = run.sample()
+    for size in ((8, 8, 1, 13), (12, 10, 2, 5)):
+        run.check(*size)
+    for strength in (0.05, 0.1):
+        clone = with_lora(run, strength)
+        run.check(model=clone)
+        assert not torch.equal(run.sample(model=clone), plain)
+    run.check()
 
 
 # --- ControlNets ----------------------------------------------------------------------------------

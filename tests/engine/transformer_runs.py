@@ -45,11 +45,11 @@ EXPECTED = {
 class Run:
     """A small transformer under a probe, with Compile Model inside the probe."""
 
-    def __init__(self, host: Host, lab: Lab, kind: str) -> None:
+    def __init__(self, host: Host, lab: Lab, kind: str, **loading: Any) -> None:
         self.host, self.lab, self.kind = host, lab, kind
         self.expected = EXPECTED[kind]
         self.probe = Probe()
-        self.plain = self.probe.attach(transformers.load(kind))
+        self.plain = self.probe.attach(transformers.load(kind, **loading))
         self.model = lab.compiled(self.plain)
 
     def sample(
@@ -80,6 +80,16 @@ class Run:
         )
         assert result.isfinite().all()
         return result
+
+    def key(self) -> str:
+        """The name of a product's weight within a block, for a LoRA."""
+        if self.kind == "zimage":
+            return "diffusion_model.layers.1.feed_forward.w1.weight"
+        return next(
+            name
+            for name, value in self.plain.model.named_parameters()
+            if name.startswith("diffusion_model.") and "blocks.1" in name and value.dim() == 2
+        )
 
     def check(self, *size: int, **options: Any) -> None:
         """Sample; every call was all compiled and the host's within tolerance, at no build."""
