@@ -18,6 +18,7 @@ import torch
 
 from . import checkpoints, small_transformers
 from .checkpoints import Random, Weights
+from .quantised import quantised
 
 
 class Kind(NamedTuple):
@@ -48,6 +49,13 @@ def _transformer(kind: str, **changed: Any) -> Callable[[Random], Weights]:
     def make(random: Random) -> Weights:
         seed = random.generator.initial_seed()
         return small_transformers.weights(kind, seed=seed, dtype=torch.float16, **changed)
+
+    return make
+
+
+def _quantised(kind: str, form: str, **changed: Any) -> Callable[[Random], Weights]:
+    def make(random: Random) -> Weights:
+        return quantised(_transformer(kind, **changed)(random), form)
 
     return make
 
@@ -168,19 +176,31 @@ def _in_metadata(**transformer: Any) -> dict[str, str]:
     return {"config": json.dumps({"transformer": transformer})}
 
 
-_WAN = Kind("diffusion_models", _transformer("wan"), _in_metadata(text_dim=64))
+def _wan(**changed: Any) -> Kind:
+    make = _quantised("wan", "fp8_e4m3fn", **changed)
+    return Kind("diffusion_models", make, _in_metadata(text_dim=64))
+
+
 _FLUX = {"vec_in_dim": 64}
 FILES = {
     "z_image_turbo_bf16.safetensors": Kind("diffusion_models", _transformer("zimage")),
+    "z_image_turbo_int8_convrot.safetensors": Kind(
+        "diffusion_models", _quantised("zimage", "int8_convrot")
+    ),
     "flux1-dev.safetensors": Kind("diffusion_models", _transformer("flux1", **_FLUX)),
+    "flux1-krea-dev_fp8_scaled.safetensors": Kind(
+        "diffusion_models", _quantised("flux1", "fp8_e4m3fn", **_FLUX)
+    ),
     "flux-2-klein-4b.safetensors": Kind(
         "diffusion_models", _transformer("flux2", context_in_dim=3 * 64)
     ),
     "qwen_image_edit_2509_fp8_e4m3fn.safetensors": Kind(
         "diffusion_models", _transformer("qwen", num_attention_heads=1)
     ),
-    "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": _WAN,
-    "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": _WAN,
+    "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": _wan(),
+    "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": _wan(),
+    "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors": _wan(in_dim=36),
+    "wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors": _wan(in_dim=36),
     "Hyper-FLUX.1-dev-8steps-lora.safetensors": Kind("loras", _lora("flux1", **_FLUX)),
     "clip_l.safetensors": Kind("text_encoders", _clip_l),
     "t5xxl_fp16.safetensors": Kind("text_encoders", _encoder("t5xxl")),

@@ -42,9 +42,12 @@ def test_each_file_is_asked_for() -> None:
 def test_a_workflow_runs_compiled_once_built_and_builds_nothing_more(
     stage: Stage, name: str
 ) -> None:
+    """Of int8 products the last bit of an input may move a whole step of their format: eager's own
+    image of the small Z-Image moves by 2e-3 for 1e-7.
+    """
     stage.server.run(stage.prompt(name, seed=0), workflow=read(name))  # the builds behind it
     built = stage.server.wait_until_built()["store"]["files"]
-    reports = stage.run_all(name)
+    reports = stage.run_all(name, within=(16, 1.0) if "int8" in name else (3, 0.1))
     for report in reports:
         assert report["regions"]["eager"] == 0, report["eager"]
         assert report["regions"]["compiled"] > 0 and report["misses"] == []
