@@ -181,7 +181,8 @@ def describe_place(
     named = {d for spec in inputs for d in spec.dims if isinstance(d, str)}
 
     def weight_dtype(owner: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
-        return dtype if layers.is_operator(owner) else layers.loaded_dtype(owner, name, tensor)
+        loaded = layers.loaded_dtype(owner, name, tensor)
+        return dtype if layers.is_operator(owner) or layers.is_stored(loaded) else loaded
 
     described = describe_module(
         module,

@@ -86,6 +86,11 @@ def loaded_dtype(layer: torch.nn.Module, name: str, tensor: torch.Tensor) -> tor
     return archived if isinstance(archived, torch.dtype) else tensor.dtype
 
 
+def is_stored(dtype: torch.dtype) -> bool:
+    """Tell whether nothing computes in a dtype, which graphs for older GPUs cannot even read."""
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
 def own_forward(cls: type) -> Any:
     """Return the function that a call of a root module comes to, within its wrappers."""
     return getattr(cls, "_forward", cls.forward)  # type: ignore[attr-defined]

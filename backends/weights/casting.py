@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..host_api import casting, dynamic_vram
-from ..host_api.layers import has_functions
+from ..host_api.layers import has_functions, is_stored
 
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
@@ -54,13 +54,20 @@ def fetch_plain(
     return "streamed", (weight, bias), lambda: casting.let_go(module, weight, bias, token)
 
 
-def fetch_loose(parameter: Any, device: torch.device) -> tuple[str, Any]:
+def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, Any]:
     """A parameter that is no layer's, and its class: the host's blocks bring such a one over by
     themselves, as what it is added to or multiplied with.
+
+    Args:
+        dtype: what the graph takes; another one only where nothing computes in the parameter's.
     """
-    if not isinstance(parameter, torch.Tensor) or same_device(parameter.device, device):
+    if not isinstance(parameter, torch.Tensor):
         return "resident", parameter
-    return "streamed", parameter.to(device)
+    to = dtype if is_stored(parameter.dtype) else parameter.dtype
+    here = same_device(parameter.device, device)
+    if here and to == parameter.dtype:
+        return "resident", parameter
+    return "cast" if here else "streamed", parameter.to(device).to(to)
 
 
 def fetch_dynamic(

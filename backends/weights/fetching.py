@@ -217,11 +217,11 @@ class RegionWeights:
             keepable = resident
             classes.add("dynamic" if resident else "streamed")
         tensors = []
-        for slot in self._slots:
+        for slot, (_, dtype) in zip(self._slots, self._specs, strict=True):
             both = found.get(id(slot.owner))
             if both is None or slot.attribute not in ("weight", "bias"):
                 parameter = getattr(slot.owner, slot.attribute)
-                weight_class, tensor = fetch_loose(parameter, source.device)
+                weight_class, tensor = fetch_loose(parameter, source.device, dtype)
                 tensors.append(tensor)
                 classes.add(weight_class)
             else:

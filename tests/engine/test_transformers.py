@@ -337,6 +337,9 @@ def test_weights_in_plain_fp8_are_cast_for_each_call(host: Host, shared: Lab, ki
     run = Run(host, shared, kind, stored=torch.float8_e4m3fn)
     assert run.plain.model.diffusion_model.dtype == torch.float8_e4m3fn
     plain = run.sample()
+    # Wan's blocks have parameters that are no layer's, and older GPUs' graphs cannot read fp8.
+    kinds = run.model.get_attachment("warmgraph").scope.kinds
+    assert not any("float8" in repr(kind.graph.description) for kind in kinds)
     for size in ((8, 8, 1, 13), (12, 10, 2, 5)):
         run.check(*size)
     for strength in (0.05, 0.1):
