@@ -87,7 +87,7 @@ class Lab:
 
     def jobs(self) -> int:
         """Builds that this engine has asked for, whatever became of them."""
-        return self.engine._builder.progress().total
+        return self.engine._builder._number  # progress counts from each idle moment anew
 
     def is_settled(self, model: Any) -> bool:
         """Tell whether no graph of a compiled model is on its way."""
