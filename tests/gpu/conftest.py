@@ -1,5 +1,7 @@
 """A real GPU, graphs that were packed and loaded there, and children: fresh processes with the host
 booted in one of its modes.
+
+Some fill the VRAM on purpose, so on one GPU these tests run one after the other, beside nothing.
 """
 
 from __future__ import annotations
