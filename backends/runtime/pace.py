@@ -11,15 +11,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ..cuda_graphs import driver
 from ..host_api.options import run_sigmas
-
-T = TypeVar("T")
 
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
@@ -40,6 +38,14 @@ class Speed(NamedTuple):
     form: str
     ms: float
     eager_ms: float | None
+
+
+class Begun(NamedTuple):
+    """A call that has begun: the sizes of its tensors, where they are, and when that was."""
+
+    size: Hashable
+    device: torch.device
+    mark: Any
 
 
 class _Open(NamedTuple):
@@ -88,35 +94,24 @@ class Pace:
         self._steps = self._calls = 0
         self._calls_per_step = 1
 
-    def timed(
-        self,
-        call: Callable[[], T],
-        form: Callable[[], str],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> T:
-        """Make a call, and note how long it takes if it is one of a sampler's steps.
-
-        Args:
-            call: makes it.
-            form: tells afterwards how it was made.
-            args: of the call, as `kwargs`.
-        """
-        sigmas = run_sigmas((*args, *kwargs.values()))
-        tensor = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if sigmas is None or tensor is None:
-            return call()
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Begun | None:
+        """Note that a call with these arguments begins; None where it is no sampler's step."""
+        values = (*args, *kwargs.values())
+        sigmas = run_sigmas(values)
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if sigmas is None or not tensors:
+            return None
         self._count(sigmas)
-        begin = _mark(tensor.device)
-        result = call()
-        size = tuple(tuple(a.shape) for a in (*args, *kwargs.values()) if torch.is_tensor(a))
-        made = form()
-        end = _mark(tensor.device)
+        device = tensors[0].device
+        return Begun(tuple(tuple(tensor.shape) for tensor in tensors), device, _mark(device))
+
+    def end(self, begun: Begun, form: str) -> None:
+        """Note that it has ended, and how it was made."""
+        end = _mark(begun.device)
         with self._lock:
-            self._last = size, made
-            self._open.append(_Open(size, made, begin, end))
+            self._last = begun.size, form
+            self._open.append(_Open(begun.size, form, begun.mark, end))
             self._read()
-        return result
 
     def speed(self) -> Speed | None:
         """What a step of the size that came last takes, None while that is not known."""

@@ -13,6 +13,7 @@ import torch
 
 from ..contract import Backend, CallForm, WhenMissing
 from ..families.catalogue import plan_model
+from .faults import TELLING
 from .graph import Graph, State
 from .live import Live
 from .pace import COMPILED, EAGER, EXACT, Pace
@@ -22,6 +23,8 @@ from .variant import Variant
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_TIMING = "timing a step"
 
 
 @dataclass
@@ -164,10 +167,14 @@ class Session:
             self.count_eager(reason)
             self._warn(reason)
             return host(*args, **kwargs)
-        call = partial(scope.call, host, args, kwargs, foreign=inner)
         if scope is not self.scope:
-            return call()
-        return self.pace.timed(call, _form_of(scope), args, kwargs)
+            return scope.call(host, args, kwargs, foreign=inner)
+        pace, faults, form = self.pace, scope.faults, _form_of(scope)
+        begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
+        result = scope.call(host, args, kwargs, foreign=inner)
+        if begun is not None:
+            faults.spare(TELLING, _TIMING, pace.end, begun, form())
+        return result
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""

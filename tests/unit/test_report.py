@@ -94,4 +94,4 @@ def test_a_model_without_regions_is_only_its_note() -> None:
     assert render_text({**report, "speed": None}) == "a note"
     captured = {**report, "captured": REPORT["captured"]}
     assert render_text(captured).splitlines()[1].startswith("CUDA graphs: 2 sizes captured")
-    assert render_text({**report, "notes": []}) == "nothing to report"
+    assert render_text({**report, "notes": [], "speed": None}) == "nothing to report"
