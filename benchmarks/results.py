@@ -103,6 +103,10 @@ def _smallest_against_blocks(*cases: dict[str, Any]) -> float:
     return min(float(row["vs_per_block_torch_compile"]) for row in rows)
 
 
+def _median(case: dict[str, Any], size: str, form: str) -> float:
+    return float(case["rows"][size][form]["step_ms"]["median"])
+
+
 def _error_ratio(errors: dict[str, list[float]]) -> float:
     """Of the errors of ours and of eager's calls: means, for single calls scatter."""
     return round(statistics.mean(errors["ours"]) / statistics.mean(errors["eager"]), 3)
@@ -171,6 +175,14 @@ FIGURES: dict[str, Figure] = {
         lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
         "<= 1.1",
         any_of=True,
+    ),
+    "flux1_fp8_vs_bf16_eager": Figure(
+        "bf16 eager / ours on fp8",
+        _transformers("flux1", "flux1_fp8"),
+        lambda bf16, fp8: round(
+            _median(bf16, "1024x1024x1", "eager") / _median(fp8, "1024x1024x1", "ours"), 3
+        ),
+        ">= 1.7",
     ),
     "quantised_error_ratio": Figure(
         "ours / eager, against float32 of the same weights",
