@@ -177,11 +177,14 @@ def test_svds_video_blocks_run_eager_and_are_named_and_the_rest_is_compiled(lab:
     assert report["regions"]["compiled"] == 5  # two steps down, two up, the head
 
 
-def test_another_architecture_runs_as_without_the_node_and_one_line_says_so(
+def test_a_model_without_regions_runs_as_without_the_node_and_one_line_says_so(
     lab: Lab, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
-    line = "no region plan for OpenAISignatureMMDITWrapper yet: runs as without this node"
+    line = (
+        "this OpenAISignatureMMDITWrapper has no regions, so nothing of it is compiled; where its "
+        "whole steps cannot be captured, it runs as without this node"
+    )
     with caplog.at_level(logging.INFO):
         compiled = lab.compiled(sd3)
     assert [r.getMessage() for r in caplog.records if line in r.getMessage()] == [
@@ -197,7 +200,7 @@ def test_another_architecture_runs_as_without_the_node_and_one_line_says_so(
     assert torch.equal(ours, eager)
     report = lab.engine.report(compiled)
     assert report["notes"] == [line] and report["regions"]["total"] == 0
-    with pytest.raises(StrictError, match="no region plan for OpenAISignatureMMDITWrapper yet"):
+    with pytest.raises(StrictError, match="this OpenAISignatureMMDITWrapper has no regions"):
         lab.engine.load_graphs(sd3, "none", strict=True)
 
 

@@ -15,6 +15,7 @@ from warmgraph_backends.families.catalogue import may_be_captured, plan_model
 from warmgraph_backends.families.plan import Plan
 from warmgraph_backends.host.model import AttachedModel
 from warmgraph_backends.kinds.watch import Watch
+from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.placing import unmarked
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.runtime.session import Options, Session
@@ -68,7 +69,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     assert attached.root is not None
     scope = Scope(attached.root, attached.holder, Plan, Plan(), eager, lab.engine._shared)
     options = Options(WhenMissing.NEVER, "")
-    session = _Counted("model-0", attached.name, eager, options, scope)
+    session = _Counted("model-0", attached.name, eager, options, scope, Pace(Times()))
     session.describe(attached.target().device, attached.target().dtype)
     attached.attach(session, lab.engine)
     return attached.value, session
