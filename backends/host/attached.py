@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..families.plan import Plan
+from ..host_api.models import LatentScale
 from ..host_api.patcher import call_back
 from ..runtime.scope import Target
 from ..runtime.session import Session
@@ -71,6 +72,7 @@ class Left:
     patcher: Any = None
     root: torch.nn.Module | None = None
     holder: Any = None
+    scale: LatentScale | None = None
 
     def __init__(self, thing: Any, why: str, notes: MutableMapping[Any, Note]) -> None:
         """Args: the object, why it is left, and where the note about it is kept."""
@@ -100,6 +102,7 @@ class Attached(Protocol):
         patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
         holder: the module on which the host notes where its weights are.
+        scale: how its latents are to images; None where it makes no sampler's steps.
         plan: cuts `root` into regions, or says in a line why it stays as it is; it refers to
             `root` alone, for a session keeps it.
     """
@@ -110,6 +113,7 @@ class Attached(Protocol):
     patcher: Any
     root: torch.nn.Module | None
     holder: Any
+    scale: LatentScale | None
     plan: Callable[[], Plan | str]
 
     def target(self) -> Target:

@@ -30,6 +30,7 @@ class AttachedControlNet:
     """A copy of a CONTROL_NET; `Attached`. One that is refused comes back itself, unchanged."""
 
     sort = "controlnet"
+    scale: models.LatentScale | None = None
 
     def __init__(self, control: Any, notes: MutableMapping[Any, Note]) -> None:
         """Look at `control`, less what an earlier node of ours left on it.

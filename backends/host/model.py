@@ -41,6 +41,7 @@ class AttachedModel:
         self.value = self.patcher = clone
         self.holder = clone.model
         self.name = models.model_name(clone)
+        self.scale: models.LatentScale | None = models.latent_scale(clone)
         self.root: torch.nn.Module | None = root
         self.plan: Callable[[], Plan | str] = partial(plan_model, root)
 

@@ -34,6 +34,7 @@ class AttachedVAE:
     """A copy of a VAE; `Attached`."""
 
     sort = "vae"
+    scale: models.LatentScale | None = None
 
     def __init__(self, vae: Any, parts: str = BOTH) -> None:
         """Copy `vae`, without what an earlier node of ours left on it.

@@ -7,8 +7,8 @@ and, for names, on the classes of `comfy/supported_models.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,6 +59,25 @@ _NAMES = {
     "Kandinsky5": "Kandinsky 5",
     "Kandinsky5Image": "Kandinsky 5",
 }
+
+
+class LatentScale(NamedTuple):
+    """How many pixels, and frames of a video, an element of a latent stands for."""
+
+    space: int = 8
+    time: int = 1
+
+    def size(self, latent: Sequence[int]) -> str:
+        """Put a latent's size into a user's words: `1024x1024`, `832x480, 81 frames`.
+
+        Args:
+            latent: its shape, [B, C, H, W] or [B, C, T, H, W]; of any other the plain numbers.
+        """
+        if len(latent) not in (4, 5):
+            return " x ".join(map(str, latent[1:]))
+        height, width = (side * self.space for side in latent[-2:])
+        frames = 1 if len(latent) == 4 else (latent[2] - 1) * self.time + 1
+        return f"{width}x{height}" if frames == 1 else f"{width}x{height}, {frames} frames"
 
 
 def is_model(thing: Any) -> bool:
@@ -138,10 +157,18 @@ def latent_shape(patcher: Any, rows: int, width: int, height: int) -> tuple[int,
         rows: of the batch as the model sees it.
         width, height: in pixels.
     """
-    form = patcher.model.latent_format
-    scale = getattr(form, "spacial_downscale_ratio", 8)
+    form, scale = patcher.model.latent_format, latent_scale(patcher).space
     frames = (1,) * (getattr(form, "latent_dimensions", 2) - 2)
     return (rows, form.latent_channels, *frames, height // scale, width // scale)
+
+
+def latent_scale(patcher: Any) -> LatentScale:
+    """Return how a MODEL's latents are to its images."""
+    form, plain = getattr(patcher.model, "latent_format", None), LatentScale()
+    return LatentScale(
+        getattr(form, "spacial_downscale_ratio", plain.space),
+        getattr(form, "temporal_downscale_ratio", plain.time),
+    )
 
 
 def run_forward(patcher: Any, latent: tuple[int, ...], inputs: Mapping[str, Any]) -> None:

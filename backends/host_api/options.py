@@ -18,6 +18,8 @@ PATCHES, REPLACEMENTS = "patches", "patches_replace"
 ATTENTION = "optimized_attention_override"
 #: The sigmas of all steps of the sampler's run, and of its end.
 SAMPLE_SIGMAS = "sample_sigmas"
+#: Which conditionings stand in the rows of a call, one after the other.
+CONDITIONINGS = "cond_or_uncond"
 #: What the host's EasyCache and LazyCache leave there.
 EASY_CACHE = "easycache"
 
@@ -34,3 +36,16 @@ def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
         if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
             return sigmas
     return None
+
+
+def conditionings(values: Iterable[Any]) -> int:
+    """Return how many times each image stands in a call's rows, once for each conditioning.
+
+    Args:
+        values: the call's arguments.
+    """
+    for value in values:
+        found = value.get(CONDITIONINGS) if type(value) is dict else None
+        if isinstance(found, list) and found:
+            return len(found)
+    return 1

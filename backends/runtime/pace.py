@@ -11,13 +11,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..cuda_graphs import driver
-from ..host_api.options import run_sigmas
+from ..host_api.models import LatentScale
+from ..host_api.options import conditionings, run_sigmas
 
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
@@ -26,24 +27,49 @@ KEPT_CALLS, KEPT_SIZES = 20, 32
 FEWEST_CALLS = 3
 
 
+#: The sizes of a call's tensors, its latent's first.
+Size = tuple[tuple[int, ...], ...]
+
+
 class Speed(NamedTuple):
     """What a step of the last size takes.
 
     Attributes:
         form: how it is made: eager, exact (the host's forward, replayed) or compiled.
-        ms: milliseconds, of all calls of the model in it.
-        eager_ms: what eager steps of that size took in this process; None without any.
+        size: of the image, in words.
+        ms: milliseconds of all calls of the model in it, by form; of this form for certain, eager's
+            where it was measured, in this process or an earlier one.
     """
 
     form: str
-    ms: float
+    size: str
+    ms: dict[str, float]
+
+
+class Run(NamedTuple):
+    """A sampler's run that has ended.
+
+    Attributes:
+        size: of the image, in words.
+        batch: images at once.
+        steps: those that were made.
+        form: how the last one was made.
+        ms: milliseconds of a step in that form, None where that is not known.
+        eager_ms: what eager ones of that size take, None where that is not known.
+    """
+
+    size: str
+    batch: int
+    steps: int
+    form: str
+    ms: float | None
     eager_ms: float | None
 
 
 class Begun(NamedTuple):
     """A call that has begun: the sizes of its tensors, where they are, and when that was."""
 
-    size: Hashable
+    size: Size
     device: torch.device
     mark: Any
 
@@ -51,7 +77,7 @@ class Begun(NamedTuple):
 class _Open(NamedTuple):
     """A call whose end was not read yet."""
 
-    size: Hashable
+    size: Size
     form: str
     begin: Any
     end: Any
@@ -60,11 +86,12 @@ class _Open(NamedTuple):
 class Times:
     """The newest times of calls, by their size."""
 
-    def __init__(self) -> None:
-        """None is known."""
-        self._of: dict[Hashable, deque[float]] = {}
+    def __init__(self, remembered: Mapping[Size, float] | None = None) -> None:
+        """Args: the quickest time of each size in an earlier process, where that is known."""
+        self._of: dict[Size, deque[float]] = {}
+        self._remembered = dict(remembered or {})
 
-    def add(self, size: Hashable, milliseconds: float) -> None:
+    def add(self, size: Size, milliseconds: float) -> None:
         """Keep one more."""
         kept = self._of.pop(size, None) or deque(maxlen=KEPT_CALLS)
         self._of[size] = kept
@@ -72,8 +99,28 @@ class Times:
         if len(self._of) > KEPT_SIZES:
             del self._of[next(iter(self._of))]
 
-    def of(self, size: Hashable) -> list[float]:
-        """Return those of a size, none while they are too few."""
+    def typical(self, size: Size) -> float | None:
+        """Return the median of a size's, None while they are too few."""
+        times = self._measured(size)
+        return statistics.median(times) if times else None
+
+    def quickest(self, size: Size) -> float | None:
+        """Return the quickest of a size's, of an earlier process while those of this one are too
+        few.
+        """
+        times = self._measured(size)
+        return min(times) if times else self._remembered.get(size)
+
+    def all_quickest(self) -> dict[Size, float]:
+        """Return the quickest time of each size: those of earlier processes, then this one's."""
+        found = dict(self._remembered)
+        for size in list(self._of):
+            found.pop(size, None)
+            if (quickest := self.quickest(size)) is not None:
+                found[size] = quickest
+        return found
+
+    def _measured(self, size: Size) -> list[float]:
         times = list(self._of.get(size, ()))
         return times if len(times) >= FEWEST_CALLS else []
 
@@ -81,18 +128,22 @@ class Times:
 class Pace:
     """The times of one session's calls."""
 
-    def __init__(self, eager: Times) -> None:
+    def __init__(self, eager: Times, scale: LatentScale | None = None) -> None:
         """Args: where those of the host's own calls are kept, which other sessions of the same
-        model have made, too.
+        model have made, too; and how latents are to images.
         """
         self._lock = threading.Lock()  # a page asks while a prompt's thread goes on
+        self._scale = scale or LatentScale()
         self._open: deque[_Open] = deque(maxlen=256)
         self._times = {EAGER: eager, EXACT: Times(), COMPILED: Times()}
-        self._last: tuple[Hashable, str] | None = None
+        self._last: tuple[Size, str] | None = None
         #: The sigmas of the run, its calls until now, and those of each step of the last one.
         self._run: weakref.ref[torch.Tensor] | None = None
         self._steps = self._calls = 0
         self._calls_per_step = 1
+        #: Images at once, and whether this run was asked for.
+        self._batch = 1
+        self._is_taken = True
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Begun | None:
         """Note that a call with these arguments begins; None where it is no sampler's step."""
@@ -102,14 +153,17 @@ class Pace:
         if sigmas is None or not tensors:
             return None
         self._count(sigmas)
+        size = tuple(tuple(tensor.shape) for tensor in tensors)
+        self._batch = max(1, size[0][0] // conditionings(values)) if size[0] else 1
         device = tensors[0].device
-        return Begun(tuple(tuple(tensor.shape) for tensor in tensors), device, _mark(device))
+        return Begun(size, device, _mark(device))
 
     def end(self, begun: Begun, form: str) -> None:
         """Note that it has ended, and how it was made."""
         end = _mark(begun.device)
         with self._lock:
             self._last = begun.size, form
+            self._is_taken = False
             self._open.append(_Open(begun.size, form, begun.mark, end))
             self._read()
 
@@ -119,14 +173,29 @@ class Pace:
             self._read()
             if self._last is None:
                 return None
-            size, form = self._last
-            calls = self._per_step()
-            times, eager = (self._times[made].of(size) for made in (form, EAGER))
-        if not times:
-            return None
-        # The quickest: the first ones hold what is done once, and builds may have run beside them.
-        eager_ms = min(eager) * calls if eager else None
-        return Speed(form, statistics.median(times) * calls, eager_ms)
+            (size, form), calls = self._last, self._per_step()
+            # Eager's quickest: the first ones hold what is done once, and builds may have run
+            # beside them.
+            known = {
+                made: times.quickest(size) if made == EAGER != form else times.typical(size)
+                for made, times in self._times.items()
+            }
+        ms = {made: calls * time for made, time in known.items() if time is not None}
+        return Speed(form, self._scale.size(size[0]), ms) if form in ms else None
+
+    def take_run(self) -> Run | None:
+        """Return the run that has ended, once; None where there was none since."""
+        with self._lock:
+            if self._last is None or self._is_taken:
+                return None
+            self._is_taken = True
+            (size, _), calls = self._last, self._per_step()
+            steps = min(self._steps, max(1, round(self._calls / calls)))
+            form = self._last[1]
+        speed = self.speed()
+        ms = {} if speed is None else speed.ms
+        words = self._scale.size(size[0])
+        return Run(words, self._batch, steps, form, ms.get(form), ms.get(EAGER))
 
     def _count(self, sigmas: torch.Tensor) -> None:
         """A call of the run of these sigmas begins."""

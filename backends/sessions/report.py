@@ -52,6 +52,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             "eager": sum(steps.values()),
         },
         "captured": _captured([each.replays for each in session.scopes]),
+        "standing": _standing(session, total, total - len(eager)),
         "speed": _speed(session.pace.speed()),
         "misses": [
             {
@@ -164,7 +165,7 @@ def deepcache_text(report: dict[str, Any]) -> str:
 
 
 def _speed_line(speed: dict[str, Any]) -> str:
-    now, eager = speed["ms"], speed["eager_ms"]
+    now, eager = speed["ms"][speed["form"]], speed["ms"].get(EAGER)
     if speed["form"] == EAGER:
         return f"{_duration(now)} a step, as without this node"
     if eager is None:
@@ -186,8 +187,20 @@ def _duration(ms: float) -> str:
 def _speed(speed: Speed | None) -> dict[str, Any] | None:
     if speed is None:
         return None
-    eager = None if speed.eager_ms is None else round(speed.eager_ms, 3)
-    return {"form": speed.form, "ms": round(speed.ms, 3), "eager_ms": eager}
+    ms = {form: round(time, 3) for form, time in speed.ms.items()}
+    return {"form": speed.form, "size": speed.size, "ms": ms}
+
+
+def _standing(session: Session, total: int, compiled: int) -> str:
+    """Say in a word how far a session is."""
+    if compiled < total and any(graph.is_pending for graph in session.graphs):
+        return "building"
+    if compiled:
+        return "compiled" if compiled == total else "partly"
+    replays = [each.replays for each in session.scopes if each.replays is not None]
+    if any(each.replayed for each in replays):
+        return "replayed"
+    return "waiting" if replays and session.pace.speed() is None else "eager"
 
 
 def _captured_lines(report: dict[str, Any]) -> list[str]:
@@ -284,6 +297,7 @@ _EMPTY: dict[str, Any] = {
     "reused": 0,
     "calls": {"compiled": 0, "eager": 0},
     "captured": _NOTHING_CAPTURED,
+    "standing": "eager",
     "speed": None,
     "misses": [],
     "disk_bytes": 0,

@@ -104,7 +104,7 @@ class Starter:
             resolution.backend,
             options,
             scope,
-            Pace(self._eager_times.setdefault(attached.root, Times())),
+            Pace(self._eager_times.setdefault(attached.root, Times()), attached.scale),
             filter(None, notes),
         )
 

@@ -166,7 +166,7 @@ def test_the_node_says_what_runs_what_is_built_and_what_is_eager(pack: ModuleTyp
             building={"done": 4, "total": 23, "seconds_left": 41.7},
             eager=[{"places": 3, "reason": "patched by FreeU"}],
             notes=["the folder is not trusted yet"],
-            speed={"form": "compiled", "ms": 31.2, "eager_ms": 61.0},
+            speed={"form": "compiled", "size": "", "ms": {"compiled": 31.2, "eager": 61.0}},
         )
     )
     assert text.splitlines() == [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from warmgraph_backends.host_api.models import LatentScale
 from warmgraph_backends.runtime import pace as room
-from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Pace, Speed, Times
+from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Pace, Run, Speed, Times
 
 
 class Clock:
@@ -23,6 +26,10 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
+
+
+def _ms(**times: float) -> Any:
+    return pytest.approx(times)
 
 
 def _run(
@@ -50,27 +57,28 @@ def test_a_step_is_told_beside_the_models_own_eager_ones(clock: Clock) -> None:
     _run(pace, clock, EAGER, [500.0, 64.0])
     assert pace.speed() is None  # two calls say nothing: one held what is done once
     _run(pace, clock, EAGER, [61.0, 62.0])
-    assert pace.speed() == pytest.approx(Speed(EAGER, 63.0, 61.0))
+    assert pace.speed() == Speed(EAGER, "64x64", _ms(eager=63.0))
     _run(pace, clock, COMPILED, [90.0, 31.0, 30.0, 31.0])
-    assert pace.speed() == pytest.approx(Speed(COMPILED, 31.0, 61.0))
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(eager=61.0, compiled=31.0))
     _run(pace, clock, EXACT, [40.0, 41.0, 42.0])
-    assert pace.speed() == pytest.approx(Speed(EXACT, 41.0, 61.0))
+    every = _ms(eager=61.0, exact=41.0, compiled=31.0)
+    assert pace.speed() == Speed(EXACT, "64x64", every)
 
 
 def test_nothing_is_compared_with_another_size(clock: Clock) -> None:
     pace = Pace(Times())
     _run(pace, clock, EAGER, [61.0] * 3)
     _run(pace, clock, COMPILED, [120.0] * 3, side=16)
-    assert pace.speed() == pytest.approx(Speed(COMPILED, 120.0, None))
+    assert pace.speed() == Speed(COMPILED, "128x128", _ms(compiled=120.0))
 
 
 def test_a_step_is_all_of_its_calls(clock: Clock) -> None:
     """Prompts of different lengths run one after the other; some samplers look twice."""
     pace = Pace(Times())
     _run(pace, clock, EAGER, [30.0] * 8, steps=4)
-    assert pace.speed() == pytest.approx(Speed(EAGER, 60.0, 30.0 * 2))
+    assert pace.speed() == Speed(EAGER, "64x64", _ms(eager=60.0))
     _run(pace, clock, COMPILED, [15.0] * 3, steps=4)  # still running
-    assert pace.speed() == pytest.approx(Speed(COMPILED, 30.0, 60.0))
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(eager=60.0, compiled=30.0))
 
 
 def test_sessions_of_one_model_share_its_eager_times(clock: Clock) -> None:
@@ -78,7 +86,7 @@ def test_sessions_of_one_model_share_its_eager_times(clock: Clock) -> None:
     _run(Pace(shared), clock, EAGER, [61.0] * 3)
     after = Pace(shared)
     _run(after, clock, COMPILED, [31.0] * 3)
-    assert after.speed() == pytest.approx(Speed(COMPILED, 31.0, 61.0))
+    assert after.speed() == Speed(COMPILED, "64x64", _ms(eager=61.0, compiled=31.0))
 
 
 def test_calls_of_no_sampler_are_not_timed(clock: Clock) -> None:
@@ -99,5 +107,38 @@ def test_few_sizes_are_remembered() -> None:
     times = Times()
     for size in range(room.KEPT_SIZES + 5):
         for _ in range(room.FEWEST_CALLS):
-            times.add(size, 1.0)
-    assert not times.of(4) and times.of(5) == [1.0] * room.FEWEST_CALLS
+            times.add(((size,),), 1.0)
+    assert times.typical(((4,),)) is None and times.typical(((5,),)) == 1.0
+
+
+def test_what_eager_took_in_an_earlier_process_stands_until_it_is_measured_anew(
+    clock: Clock,
+) -> None:
+    before = Times()
+    _run(Pace(before), clock, EAGER, [61.0, 60.0, 62.0])
+    shared = Times(before.all_quickest())
+    pace = Pace(shared)
+    _run(pace, clock, COMPILED, [31.0] * 3)
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(eager=60.0, compiled=31.0))
+    _run(pace, clock, COMPILED, [31.0] * 3, side=16)
+    assert pace.speed() == Speed(COMPILED, "128x128", _ms(compiled=31.0))
+    _run(pace, clock, EAGER, [50.0] * 3)
+    _run(pace, clock, COMPILED, [31.0] * 3)
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(eager=50.0, compiled=31.0))
+    assert list(shared.all_quickest().values()) == pytest.approx([50.0])
+
+
+def test_a_run_is_told_once_when_it_has_ended(clock: Clock) -> None:
+    pace = Pace(Times(), LatentScale(16, 4))
+    assert pace.take_run() is None
+    _run(pace, clock, EAGER, [61.0] * 4)
+    assert pace.take_run() == Run("128x128", 1, 4, EAGER, pytest.approx(61.0), pytest.approx(61.0))
+    assert pace.take_run() is None
+    options = {"sample_sigmas": torch.zeros(9), "cond_or_uncond": [0, 1]}
+    for _ in range(2):  # of eight steps: it was cancelled
+        latent = torch.zeros(6, 16, 5, 3, 4)
+        begun = pace.begin((latent,), {"transformer_options": options})
+        assert begun is not None
+        clock.pass_by(10)
+        pace.end(begun, COMPILED)
+    assert pace.take_run() == Run("64x48, 17 frames", 3, 2, COMPILED, None, None)
