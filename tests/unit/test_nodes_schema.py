@@ -9,38 +9,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .published import NODES, published
 
-WIDGETS = {  # saved workflows hold values by position: append, never insert, never reorder
-    "WarmgraphCompileModel": ["when_missing", "graphs", "backend", "form"],
-    "WarmgraphLoadCompiledGraph": ["folder", "strict"],
-    "WarmgraphGraphReport": [],
-    "WarmgraphWarmUp": ["sizes", "batches"],
-    "WarmgraphCompileVAE": ["when_missing", "graphs", "backend", "parts"],
-    "WarmgraphLoadCompiledGraphVAE": ["folder", "strict", "parts"],
-    "WarmgraphCompileControlNet": ["when_missing", "graphs", "backend"],
-    "WarmgraphDeepCache": [
-        "interval",
-        "branch",
-        "schedule",
-        "start_percent",
-        "end_percent",
-        "center",
-        "power",
-        "full_steps",
-        "threshold",
-    ],
-}
-SOCKETS = {  # input sockets, outputs
-    "WarmgraphCompileModel": (["model"], ["MODEL"]),
-    "WarmgraphLoadCompiledGraph": (["model"], ["MODEL"]),
-    "WarmgraphGraphReport": (["model", "after"], ["STRING"]),
-    "WarmgraphWarmUp": (["model"], ["STRING"]),
-    "WarmgraphCompileVAE": (["vae"], ["VAE"]),
-    "WarmgraphLoadCompiledGraphVAE": (["vae"], ["VAE"]),
-    "WarmgraphCompileControlNet": (["control_net"], ["CONTROL_NET"]),
-    "WarmgraphDeepCache": (["model"], ["MODEL"]),
-}
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -59,30 +30,19 @@ def schemas(classes: dict[str, Any]) -> dict[str, Any]:
     return {node_id: cls.GET_SCHEMA() for node_id, cls in classes.items()}
 
 
-def _is_widget(entry: Any) -> bool:
-    from comfy_api.latest import io
-
-    return isinstance(entry, io.WidgetInput)
-
-
 def test_the_ids_are_the_published_ones(classes: dict[str, Any]) -> None:
-    assert list(classes) == list(WIDGETS)
+    assert list(classes) == list(NODES)
 
 
-@pytest.mark.parametrize("node_id", WIDGETS)
-def test_widgets_keep_their_positions(schemas: dict[str, Any], node_id: str) -> None:
-    inputs = schemas[node_id].inputs
-    assert [entry.id for entry in inputs if _is_widget(entry)] == WIDGETS[node_id]
+@pytest.mark.parametrize("node_id", NODES)
+def test_a_saved_workflow_finds_every_input_and_output_where_it_was(
+    schemas: dict[str, Any], node_id: str
+) -> None:
+    """Workflows hold widgets' values by position: append, never insert, never reorder."""
+    assert published(schemas[node_id]) == NODES[node_id]
 
 
-@pytest.mark.parametrize("node_id", WIDGETS)
-def test_sockets_are_the_published_ones(schemas: dict[str, Any], node_id: str) -> None:
-    schema = schemas[node_id]
-    sockets = [entry.id for entry in schema.inputs if not _is_widget(entry)]
-    assert (sockets, [entry.io_type for entry in schema.outputs]) == SOCKETS[node_id]
-
-
-@pytest.mark.parametrize("node_id", WIDGETS)
+@pytest.mark.parametrize("node_id", NODES)
 def test_everything_says_what_it_is_for(schemas: dict[str, Any], node_id: str) -> None:
     schema = schemas[node_id]
     assert schema.category == "Warmgraph"
@@ -91,7 +51,7 @@ def test_everything_says_what_it_is_for(schemas: dict[str, Any], node_id: str) -
         assert entry.tooltip and entry.tooltip.endswith("."), f"{entry.id} has no tooltip"
 
 
-@pytest.mark.parametrize("node_id", WIDGETS)
+@pytest.mark.parametrize("node_id", NODES)
 def test_each_node_has_a_help_page_that_names_its_inputs(
     schemas: dict[str, Any], node_id: str
 ) -> None:
