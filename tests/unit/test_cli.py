@@ -523,7 +523,7 @@ def test_report_without_a_server_says_so(url: str, words: str) -> None:
 
 
 def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_there() -> None:
-    page = (CLI.parent / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = (CLI.parent / "docs" / "developers.md").read_text("utf-8")
     named = set(re.findall(r"cli\.py ([a-z]+)", page))
     commands = re.search(r"\{([a-z,]+)\}", run("--help").stdout)
     assert commands is not None
