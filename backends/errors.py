@@ -78,6 +78,13 @@ class BuildError(WarmgraphError):
     """A build failed; the graph's regions stay eager."""
 
 
+class CancelledBuildError(BuildError):
+    """The user cancelled a build; the next run that needs its graph asks for it again."""
+
+    def __init__(self) -> None:
+        super().__init__("its build was cancelled")
+
+
 class GraphFileError(WarmgraphError):
     """A graph file must not be used, or could not be written."""
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
+from ..errors import BuildError, CancelledBuildError
 from ..events import Event, Events
 from .pacing import (
     WORKERS_WHILE_BUSY,
@@ -114,6 +114,7 @@ class Builder:
         #: Why nothing can be built while this process lives.
         self._verdict: BuildError | None = None
         self._changed = False
+        self._paused = False
         self._closed = False
         self._supervisor = threading.Thread(
             target=self._supervise, name="warmgraph-builder", daemon=True
@@ -156,8 +157,41 @@ class Builder:
             pending = len(self._pending)
             measured = list(self._seconds)
             workers = min(max(1, self._limit), pending + len(elapsed))
+            alive, paused = len(self._threads), self._paused
         left = estimate_seconds_left(measured, elapsed, pending, workers)
-        return BuildProgress(done, total, labels, left if pending or elapsed else None)
+        known = elapsed or (pending and not paused)
+        return BuildProgress(done, total, labels, left if known else None, alive, paused)
+
+    def pause(self, paused: bool) -> None:
+        """Begin no build, or go on; those that run come to their end."""
+        with self._news:
+            self._paused = paused
+            self._announce()
+
+    def cancel(self) -> int:
+        """Drop what waits and kill what is being built; returns how many jobs those were.
+
+        Their Futures are cancelled, or end with a `CancelledBuildError`.
+        """
+        with self._news:
+            waiting = [entry for _, _, entry in self._pending]
+            self._pending.clear()
+            self._done += len(waiting)
+            for entry in waiting:
+                self._forget(entry)
+            for entry in self._running:
+                entry.cancelled = True
+            number = len(waiting) + len(self._running)
+            # One that still starts is no worker yet; it finds nothing to do.
+            threads = [thread for thread in self._threads if thread.is_ready]
+        for thread in threads:
+            thread.condemn(CancelledBuildError().reason)
+        for entry in waiting:
+            if entry.future.cancel():
+                entry.future.set_running_or_notify_cancel()
+        with self._news:
+            self._announce()
+        return number
 
     def close(self) -> None:
         """Kill all workers and fail what is left; returns when they are gone, or after 5 s.
@@ -193,7 +227,7 @@ class Builder:
             while True:
                 left = until - time.monotonic()
                 going = self._closed or thread.condemned
-                entry = None if going else self._pop()
+                entry = None if going or self._paused else self._pop()
                 if entry:
                     entry.started = time.monotonic()
                     self._running.append(entry)
@@ -208,7 +242,7 @@ class Builder:
     def put_back(self, entry: Entry) -> bool:
         """Queue a job again whose worker was found dead before it got the job; once a job."""
         with self._news:
-            if entry.returned or self._closed:
+            if entry.returned or entry.cancelled or self._closed:
                 return False
             entry.returned = True
             self._running.remove(entry)
@@ -219,6 +253,8 @@ class Builder:
     def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
         """Count a job as done and end its Future, and all that wait if none can be built here."""
         given_up: list[Entry] = []
+        if entry.cancelled and isinstance(outcome, BuildError):
+            outcome = CancelledBuildError()
         with self._news:
             self._running.remove(entry)
             self._done += 1
@@ -274,7 +310,9 @@ class Builder:
         with self._news:
             changed, self._changed = self._changed, False
             threads = list(self._threads)
-            asked = bool(self._pending) and not threads and self._start_deaths == 0
+            asked = (
+                bool(self._pending) and not self._paused and not threads and self._start_deaths == 0
+            )
         if asked:
             limit = self._ask_workers()
             with self._news:
@@ -295,7 +333,8 @@ class Builder:
         busy = bool(self._pending) and self._gate.is_busy()
         with self._news:
             room = WORKERS_WHILE_BUSY if busy else self._limit
-            wanted = min(self._limit, len(self._pending) + len(self._running))
+            waiting = 0 if self._paused else len(self._pending)
+            wanted = min(self._limit, waiting + len(self._running))
             if self._closed or len(self._threads) >= wanted:
                 return None
             if len(self._threads) >= room:

@@ -23,12 +23,21 @@ _POLL_S = 0.2
 
 
 class BuildProgress(NamedTuple):
-    """Where the current batch stands: everything submitted since the queue was last empty."""
+    """Where the current batch stands: everything submitted since the queue was last empty.
+
+    Attributes:
+        running: labels of what is being built now.
+        seconds_left: None where it is not known, or nothing is left.
+        workers: processes that live now.
+        paused: whether the user wants no build to begin.
+    """
 
     done: int
     total: int
     running: list[str]
     seconds_left: float | None
+    workers: int
+    paused: bool
 
 
 def worker_count(

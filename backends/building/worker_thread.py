@@ -57,13 +57,16 @@ class BuildResult(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """A job with its number, the Future of those who wait for it, and when it was handed out."""
+    """A job with its number, the Future of those who wait for it, when it was handed out, whether
+    it was taken back once, and whether the user wants it no more.
+    """
 
     job: Job
     number: int
     future: Future[BuildResult] = field(default_factory=Future)
     started: float | None = None
     returned: bool = False
+    cancelled: bool = False
 
 
 class Desk(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
 from ..contract import Backend, Description
-from ..errors import BuildError, GraphFileError, ManifestError, WarmgraphError
+from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
 from ..kinds import keys
 from ..kinds.target import explain_target
@@ -266,11 +266,11 @@ class Graphs:
             self._give_up(graph, "what was built cannot be used", error)
 
     def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
-        if future.cancelled():
-            graph.reason = "its build was cancelled"
+        error = CancelledBuildError() if future.cancelled() else future.exception()
+        if isinstance(error, CancelledBuildError):
+            graph.reason = error.reason
             self._set(graph, State.MISSING)
             return
-        error = future.exception()
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
             if isinstance(error, WarmgraphError) and error.final:

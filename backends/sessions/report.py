@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..building.builder import Builder
+from ..building.builder import Builder, BuildProgress
 from ..building.claims import BY_ANOTHER_SERVER
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
@@ -281,7 +281,7 @@ _NOTHING_CAPTURED: dict[str, Any] = {
     "vram_bytes": 0,
     "not_replayed": {},
 }
-_NOTHING_BUILT: dict[str, Any] = {"done": 0, "total": 0, "seconds_left": None, "running": []}
+_NOTHING_BUILT = BuildProgress(0, 0, [], None, 0, False)._asdict()
 _EMPTY: dict[str, Any] = {
     "building": _NOTHING_BUILT,
     "id": "",

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import pytest
 from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
-from warmgraph_backends.errors import BuildError
+from warmgraph_backends.errors import BuildError, CancelledBuildError
 from warmgraph_backends.events import Event, Events
 
 from .workers import worker_pids
@@ -505,7 +506,7 @@ def test_a_worker_that_dies_while_it_measures_lets_the_next_one(make):
 
 def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
     builder = make()
-    assert builder.progress() == (0, 0, [], None)
+    assert builder.progress() == (0, 0, [], None, 0, False)
     futures = [
         builder.submit(job("sleep", seconds=0.4, label=f"kind {n}", cost=9 - n)) for n in range(4)
     ]
@@ -519,7 +520,7 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
     assert now.seconds_left is not None and 2 * typical < now.seconds_left <= 3 * typical
     for future in futures:
         result_of(future)
-    assert builder.progress() == (4, 4, [], None)
+    assert builder.progress()[:4] == (4, 4, [], None)
     result_of(builder.submit(job("sleep")))
     assert builder.progress()[:2] == (1, 1)
 
@@ -570,6 +571,60 @@ def test_a_cancelled_job_that_waits_is_dropped_and_one_that_runs_goes_on(make):
     with pytest.raises(CancelledError):
         waiting.result(1)
     assert builder.progress()[:2] == (3, 3)
+
+
+def test_while_it_is_paused_no_job_begins_and_those_that_run_end(make, tmp_path):
+    builder = make(workers=2)
+    running = builder.submit(job("sleep", seconds=0.5, cost=9))
+    assert wait_until(running.running)
+    builder.pause(True)
+    waiting = [builder.submit(job("sleep")) for _ in range(3)]
+    result_of(running)
+    progress = builder.progress()
+    assert progress.paused and progress.seconds_left is None
+    assert (progress.done, progress.total, progress.running) == (1, 4, [])
+    time.sleep(0.5)
+    assert not any(future.running() or future.done() for future in waiting)
+    builder.pause(False)
+    for future in waiting:
+        result_of(future)
+    assert not builder.progress().paused
+
+
+def test_a_paused_builder_starts_no_process(make, tmp_path):
+    builder = make()
+    builder.pause(True)
+    future = builder.submit(job("sleep"))
+    time.sleep(0.7)
+    assert starts(tmp_path) == 0 and builder.progress().workers == 0
+    builder.pause(False)
+    result_of(future)
+
+
+def test_cancelled_builds_end_at_once_and_what_is_asked_after_them_is_built(make, tmp_path, temp):
+    builder = make(workers=2)
+    jobs = [job("sleep", key=f"job{number}", seconds=600) for number in range(5)]
+    futures = [builder.submit(each) for each in jobs]
+    assert wait_until(lambda: sum(future.running() for future in futures) == 2)
+    started = time.monotonic()
+    assert builder.cancel() == 5
+    for future in futures:
+        with suppress(CancelledError):
+            assert isinstance(future.exception(PATIENCE_S), CancelledBuildError)
+    assert time.monotonic() - started < 5 and sum(f.cancelled() for f in futures) == 3
+    assert wait_until(lambda: builder.progress().workers == 0)
+    assert builder.progress()[:3] == (5, 5, []) and list(temp.iterdir()) == []
+    result_of(builder.submit(job("sleep", key="job0")))
+    assert builder.cancel() == 0
+
+
+def test_a_worker_that_still_starts_is_not_blamed_for_a_cancelled_build(make, tmp_path):
+    builder = make()
+    for _ in range(6):  # as often as it takes to give up on workers that only die at their start
+        builder.submit(job("sleep"))
+        time.sleep(0.05)
+        builder.cancel()
+    result_of(builder.submit(job("sleep")))
 
 
 @posix
