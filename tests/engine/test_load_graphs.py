@@ -98,9 +98,7 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
     assert fresh.jobs() == 0
 
 
-def test_a_model_without_regions_passes_through_and_strict_says_why(
-    fresh: Lab, host: Host
-) -> None:
+def test_a_model_without_regions_passes_through_and_strict_says_why(fresh: Lab, host: Host) -> None:
     (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
     loaded = fresh.engine.load_graphs(sd3, NAME, strict=False)
     line = "this OpenAISignatureMMDITWrapper has no regions"
