@@ -12,10 +12,10 @@ from ..backends.compilers.registry import CHOICES
 from ..backends.contract import AUTO, WhenMissing
 from ..backends.engine import Engine, Progress
 from ..backends.errors import StrictError, validate_length
+from ..backends.sessions.lines import line, plain
 from ..backends.storing.folders import validate_graphs_name
 from . import server
 from .progress import node_progress
-from .summary import summary_text
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutpu
         raise
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("The %s runs as without this node", type(thing).__name__)
-        return node_output(thing, "", f"runs as without this node: {error}")
-    return node_output(compiled, report["id"], summary_text(report))
+        return node_output(thing, "", plain([line("failed", error=error)]))
+    return node_output(compiled, report["id"], report["lines"])
 
 
 def validate_name(graphs: str | None) -> bool | str:
@@ -126,6 +126,11 @@ def validate_folder(folder: str | None) -> bool | str:
     return True
 
 
-def node_output(thing: object, report_id: str, text: str) -> io.NodeOutput:
-    """Return `thing` and the `ui` that binds the node to a report; the page keeps its text live."""
-    return io.NodeOutput(thing, ui={"warmgraph": [{"id": report_id, "text": text}]})
+def node_output(thing: object, report_id: str, lines: list[dict[str, Any]]) -> io.NodeOutput:
+    """Return `thing` and the `ui` that binds the node to a report; the page keeps it live.
+
+    Args:
+        lines: what the node shows, as a report has it.
+    """
+    text = "\n".join(each["text"] for each in lines)
+    return io.NodeOutput(thing, ui={"warmgraph": [{"id": report_id, "text": text, "lines": lines}]})

@@ -11,9 +11,9 @@ from typing_extensions import override
 from ..backends.deepcache.run import Options
 from ..backends.deepcache.schedule import Schedule, parse_steps
 from ..backends.errors import shown, validate_length
+from ..backends.sessions.lines import line, plain
 from . import server
 from .attached import node_output
-from .summary import deepcache_summary
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -196,5 +196,5 @@ class WarmgraphDeepCache(io.ComfyNode):
             report = server.get_engine().report(clone)
         except Exception as error:  # nothing may fail a prompt that eager would have finished
             logger.warning("DeepCache is left out: %s", error)
-            return node_output(model, "", str(error))
-        return node_output(clone, identifier, deepcache_summary(report["deepcache"]))
+            return node_output(model, "", plain([line("note", note=error)]))
+        return node_output(clone, identifier, report["deepcache"]["lines"])

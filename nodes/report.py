@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.errors import shown, validate_length
-from ..backends.sessions.report import deepcache_text, render_text
+from ..backends.sessions.lines import line
 from . import server
 from .progress import node_progress
 
@@ -196,12 +196,11 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
         cache = report.get("deepcache")
         parts = []
         if cache is None or report["id"] or report["notes"]:
-            text = render_text({**report, "deepcache": None})
-            parts.append({"id": report["id"], "text": text})
+            parts.append({"id": report["id"], "text": report["text"]})
         if cache is not None:
-            parts.append({"id": cache["id"], "text": deepcache_text(cache)})
+            parts.append({"id": cache["id"], "text": cache["text"]})
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
-        parts = [{"id": "", "text": f"no report: {error}"}]
+        parts = [{"id": "", "text": line("no_report", error=error).text}]
     text = "\n".join(part["text"] for part in parts)
     return io.NodeOutput(text, ui={"warmgraph": parts, "text": [text]})

@@ -23,10 +23,9 @@ from ..backends.debugging import VARIABLE, Debugging, read_debugging
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
-from ..backends.sessions.report import deepcache_text, render_text
+from ..backends.sessions.lines import Line, plain
 from ..backends.sessions.settings import SETTINGS, Settings
 from ..backends.storing.folders import list_folders
-from .summary import deepcache_summary, summary_text
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 
 logger = logging.getLogger(__name__)
@@ -139,17 +138,8 @@ def graph_folders() -> list[str]:
 
 
 def report_payload() -> dict[str, Any]:
-    """Return the engine's snapshot, each model's and DeepCache's report also in words."""
-    snapshot = get_engine().snapshot()
-    models = [
-        {**report, "summary": summary_text(report), "text": render_text(report)}
-        for report in snapshot["models"]
-    ]
-    caches = [
-        {**report, "summary": deepcache_summary(report), "text": deepcache_text(report)}
-        for report in snapshot["deepcaches"]
-    ]
-    return {**snapshot, "models": models, "deepcaches": caches}
+    """Return all that the pages show."""
+    return get_engine().snapshot()
 
 
 async def get_report(_request: web.Request) -> web.Response:
@@ -206,12 +196,13 @@ async def _read_body(request: web.Request) -> bytes:
     raise ValueError("it is larger")
 
 
-def send_node_text(text: str, node_id: str | None) -> None:
-    """Show a text on a node of the page that started the running prompt, if a page did."""
+def send_node_line(line: Line, node_id: str | None) -> None:
+    """Show a line on a node of the page that started the running prompt, if a page did."""
     instance = getattr(PromptServer, "instance", None)
     page = None if instance is None else page_of_prompt(instance)
     if page is not None and node_id is not None:
-        instance.send_sync(EVENT, {"node": node_id, "text": text}, page)
+        shown = {"node": node_id, "text": line.text, "lines": plain([line])}
+        instance.send_sync(EVENT, shown, page)
 
 
 def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:

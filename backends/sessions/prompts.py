@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ..building.builder import Builder
+from ..building.builder import Builder, BuildProgress
 from ..runtime.graph import Graph
+from .lines import Line, line
 
-Progress = Callable[[int, int, str], None]
+#: Called with what is done, of how much, and what goes on.
+Progress = Callable[[int, int, Line], None]
 
 _POLL_S = 0.1
 #: How long after a Compile node a prompt counts as running although it does not sample yet.
@@ -50,7 +52,7 @@ class Prompts:
         """Wait until none of these graphs is on its way.
 
         Args:
-            on_progress: (done, total, text), called at each change.
+            on_progress: called at each change.
 
         Raises:
             What `check_cancelled` raises.
@@ -65,20 +67,28 @@ class Prompts:
         self, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
     ) -> None:
         total = len(graphs)
-        told: tuple[int, str] | None = None
+        told: tuple[int, Line] | None = None
         while True:
             self._check_cancelled()
             pending = [g for g in graphs if g.is_pending]
-            progress = builder.progress()
-            left = progress.seconds_left
-            text = f"building {progress.done}/{progress.total}" if progress.total else "loading"
-            if elsewhere := sum(g.built_elsewhere for g in pending):
-                text += f", {elsewhere} built by another server"
-            if left is not None and pending:
-                text += f", about {left:.0f} s left"
-            if on_progress is not None and told != (total - len(pending), text):
-                told = (total - len(pending), text)
-                on_progress(total - len(pending), total, text)
+            now = (total - len(pending), _awaited(pending, builder.progress()))
+            if on_progress is not None and told != now:
+                told = now
+                on_progress(now[0], total, now[1])
             if not pending:
                 return
             time.sleep(_POLL_S)
+
+
+def _awaited(pending: Sequence[Graph], progress: BuildProgress) -> Line:
+    """Say what a prompt waits for."""
+    if elsewhere := sum(graph.built_elsewhere for graph in pending):
+        return line("waits_elsewhere", count=elsewhere)
+    if not progress.total:
+        return line("waits_loading")
+    counts = {"done": progress.done, "total": progress.total}
+    if progress.paused:
+        return line("waits_paused", **counts)
+    if progress.seconds_left is None or not pending:
+        return line("waits_building", **counts)
+    return line("waits_building_left", **counts, seconds=f"{progress.seconds_left:.0f}")

@@ -1,4 +1,4 @@
-"""What runs compiled, what does not and why: plain data, and the same in words."""
+"""What runs compiled, what does not and why, as plain data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..runtime.graph import State
 from ..runtime.kind import Kind
-from ..runtime.pace import EAGER, Speed
+from ..runtime.pace import Speed
 from ..runtime.session import Session
+from .lines import Line, in_english, plain
+from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
 
 _EXAMPLES = 3
-#: By which factor a step must be quicker, or slower, to be called so.
-_FASTER = 1.05
 
 
 def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
@@ -28,14 +28,14 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     """
     building = builder.progress()._asdict()
     if session is None:
-        return {**_EMPTY, "notes": [note] if note else []}
+        return _in_words(_EMPTY, notes_of([note] if note else [], [], {}, {}))
     scope, steps = session.scope, session.eager_calls
     total = len(scope.plan.places) + len(scope.plan.outside)
     eager = scope.eager_places()
     ours = session.all_graphs
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if session.is_new(g)]
-    return {
+    report = {
         "id": session.id,
         "model": session.name,
         "backend": session.backend.name,
@@ -71,19 +71,18 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         ),
         # The count is the server's: a session shows it while it waits for something itself.
         "building": building if any(g.is_pending for g in ours) else _NOTHING_BUILT,
-        "notes": [
-            *session.notes,
-            *_guests(scope.plan.guests),
-            *_left(scope.kinds),
-            *(f"{n} steps eager: {r}" for r, n in steps.items()),
-        ],
     }
+    return _in_words(report, notes_of(session.notes, scope.plan.guests, _left(scope.kinds), steps))
 
 
-def speed_lines(report: dict[str, Any]) -> list[str]:
-    """Put what a step takes into a line; none while it is not known."""
-    speed = report["speed"]
-    return [] if speed is None else [_speed_line(speed)]
+def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
+    """Return a report with what people read of it."""
+    return {
+        **report,
+        "notes": [each.text for each in notes],
+        "lines": plain(node_lines(report, notes)),
+        "text": in_english(report_lines(report, notes)),
+    }
 
 
 def strict_problem(report: dict[str, Any]) -> str | None:
@@ -94,45 +93,10 @@ def strict_problem(report: dict[str, Any]) -> str | None:
     return f"parts would run eager: {'; '.join(lines)}" if lines else None
 
 
-def render_text(report: dict[str, Any]) -> str:
-    """Put a report into words, a line each."""
-    regions, cache = report["regions"], report.get("deepcache")
-    cached = [] if cache is None else [deepcache_text(cache)]
-    if not regions["total"]:
-        lines = [*speed_lines(report), *_captured_lines(report), *report["notes"], *cached]
-        return "\n".join(lines) or "nothing to report"
-    lines = [
-        *speed_lines(report),
-        f"{report['model']}: {regions['compiled']} of {regions['total']} regions compiled "
-        f"({report['backend']})",
-    ]
-    for entry in report["eager"]:
-        lines.append(f"  eager: {entry['places']} x {entry['reason']}")
-        lines.append(f"         {', '.join(entry['examples'])}")
-    building = report["building"]
-    if building["done"] < building["total"]:
-        left = building["seconds_left"]
-        rest = "" if left is None else f", about {left:.0f} s left"
-        lines.append(f"building: {building['done']} of {building['total']}{rest}")
-    lines.append(
-        f"graphs: {report['builds']} built, {report['loads']} loaded, {report['reused']} in use "
-        f"before, {len(report['misses'])} missing; {report['calls']['compiled']} calls compiled"
-    )
-    for miss in report["misses"]:
-        lines.append(f"  missing: {miss['kind']}: {miss['reason']}")
-    lines += _captured_lines(report)
-    lines.append(
-        f"disk {report['disk_bytes'] / 2**20:.1f} MiB, VRAM {report['vram_bytes'] / 2**20:.1f} MiB "
-        f"(kernels; weights are the host's own), {report['seconds_saved']:.0f} s of compiling saved"
-    )
-    lines += [*report["notes"], *cached]
-    return "\n".join(lines)
-
-
 def deepcache_report(cache: DeepCache) -> dict[str, Any]:
     """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
-    return {
+    report = {
         "id": cache.id,
         "schedule": options.schedule.value,
         "interval": options.interval,
@@ -146,42 +110,11 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "vram_bytes": 0 if tally is None else tally.feature_bytes,
         "problem": cache.problem,
     }
-
-
-def deepcache_text(report: dict[str, Any]) -> str:
-    """Put what a DeepCache did in its last run into a line."""
-    if report["problem"] is not None:
-        return f"DeepCache: {report['problem']}"
-    if not report["ran"]:
-        return "DeepCache: what it did is shown here once a run has ended"
-    counts = ", ".join(
-        f"{chunk['role']} {chunk['full']} full + {chunk['shallow']} shallow"
-        for chunk in report["chunks"]
-    )
-    return (
-        f"DeepCache, last run: {counts or 'no calls of the UNet'}; about "
-        f"{report['seconds_saved']:.2f} s saved, {report['vram_bytes'] / 2**20:.0f} MiB of features"
-    )
-
-
-def _speed_line(speed: dict[str, Any]) -> str:
-    now, eager = speed["ms"][speed["form"]], speed["ms"].get(EAGER)
-    if speed["form"] == EAGER:
-        return f"{_duration(now)} a step, as without this node"
-    if eager is None:
-        return f"{_duration(now)} a step"
-    if eager >= _FASTER * now:
-        factor = eager / now
-        return f"{factor:.1f}x faster: {_duration(now)} a step instead of {_duration(eager)}"
-    if now >= _FASTER * eager:
-        return f"{_duration(now)} a step; without this node {_duration(eager)}"
-    return f"{_duration(now)} a step, about as without this node"
-
-
-def _duration(ms: float) -> str:
-    if ms >= 1000:
-        return f"{ms / 1000:.2f} s"
-    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
+    return {
+        **report,
+        "lines": plain(deepcache_lines(report)),
+        "text": in_english(deepcache_run(report)),
+    }
 
 
 def _speed(speed: Speed | None) -> dict[str, Any] | None:
@@ -201,17 +134,6 @@ def _standing(session: Session, total: int, compiled: int) -> str:
     if any(each.replayed for each in replays):
         return "replayed"
     return "waiting" if replays and session.pace.speed() is None else "eager"
-
-
-def _captured_lines(report: dict[str, Any]) -> list[str]:
-    captured = report["captured"]
-    if not captured["captures"] and not captured["not_replayed"]:
-        return []
-    return [
-        f"CUDA graphs: {captured['signatures']} sizes captured, {captured['replayed']} steps "
-        f"replayed, {captured['vram_bytes'] / 2**20:.0f} MiB",
-        *(f"  {n} steps not: {reason}" for reason, n in captured["not_replayed"].items()),
-    ]
 
 
 def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
@@ -245,23 +167,12 @@ def _kind(kind: Any) -> dict[str, Any]:
     }
 
 
-def _left(kinds: Sequence[Kind]) -> list[str]:
-    """Say which layers within compiled blocks are the host's."""
+def _left(kinds: Sequence[Kind]) -> Counter[tuple[str, str]]:
+    """Count the layers within compiled blocks that are the host's, by what they are and why."""
     layers: Counter[tuple[str, str]] = Counter()
     for kind in kinds:
         layers.update(kind.left)
-    return [
-        f"{count} {what} run as without this node ({why}); what lies around them is compiled"
-        for (what, why), count in layers.items()
-    ]
-
-
-def _guests(layers: Sequence[tuple[str, str]]) -> list[str]:
-    """What other packs added to the model: theirs to run, and none of its regions."""
-    return [
-        f"{count} {'layer' if count == 1 else 'layers'} that others added run as they are: {whose}"
-        for whose, count in Counter(whose for _, whose in layers).items()
-    ]
+    return layers
 
 
 def _by_reason(eager: list[tuple[str, str]]) -> list[dict[str, Any]]:

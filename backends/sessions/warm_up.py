@@ -11,6 +11,7 @@ from ..cuda_graphs.replays import CLEAN_CALLS
 from ..families.catalogue import empty_inputs, guided_together
 from ..host_api import models
 from ..runtime.session import Session
+from .lines import line
 from .prompts import Progress
 
 #: Calls of a size until it is replayed, where that is possible: the first ones, then the capture.
@@ -42,8 +43,8 @@ def run_empty_steps(
             check_cancelled()
             if on_progress is not None:
                 batch, width, height = image
-                text = f"step at {width}x{height}, batch {batch}"
-                on_progress(number, len(images), text)
+                size = f"{width}x{height}"
+                on_progress(number, len(images), line("waits_step", size=size, batch=batch))
             if not _run(session, model, *image):
                 session.note(_UNKNOWN)
                 break

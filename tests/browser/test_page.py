@@ -169,7 +169,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     _set_widget(page, "KSampler", "steps", 4)  # fewer say nothing of a step's time
     _save_as(page, NAME)
     server.wait_until_built()
-    page.wait_for(f"{STATUS}.some((text) => /: (\\d+) of \\1 regions compiled/.test(text))")  # live
+    page.wait_for(f"{STATUS}.some((text) => /: (\\d+) of \\1 parts compiled/.test(text))")  # live
     _run(page, server)
     page.wait_for(f"{STATUS}.some((text) => /^(.*x faster: )?[0-9.]+ m?s a step/.test(text))")
     folder = workflows / f"{NAME}.graphs"
@@ -180,8 +180,8 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     assert any(name.endswith(".safetensors") for name in names), names
     assert all(name.startswith(".") for name in names), names
 
-    compiled = page.wait_for(f"{STATUS}.find((text) => /regions compiled/.test(text))")
-    (counts,) = re.findall(r"(\d+) of (\d+) regions compiled", compiled)
+    compiled = page.wait_for(f"{STATUS}.find((text) => /parts compiled/.test(text))")
+    (counts,) = re.findall(r"(\d+) of (\d+) parts compiled", compiled)
     assert counts[0] == counts[1] and int(counts[1]) > 10, compiled
     page.screenshot(tmp_path / "run.png")
     tab = f"app.extensionManager.workflow.getWorkflowByPath('workflows/{NAME}.json')"
@@ -279,5 +279,5 @@ def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
     )
     _run(page, server)
     page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
-    report = page.run(f"return {STATUS}.find((t) => /regions compiled[^]*DeepCache, last/.test(t))")
+    report = page.run(f"return {STATUS}.find((t) => /parts compiled[^]*DeepCache, last/.test(t))")
     assert "graphs: " in report and _own_errors(page) == []

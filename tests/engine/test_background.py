@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.building.claims import BY_ANOTHER_SERVER, Claims
+from warmgraph_backends.sessions.lines import Line
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_tools.inprocess import Host
 
@@ -143,17 +144,17 @@ def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
             raise InterruptProcessingException
 
     lab.cancelled = cancelled
-    told: list[tuple[int, int, str]] = []
+    told: list[tuple[int, int]] = []
 
-    def on_progress(done: int, total: int, text: str) -> None:
-        told.append((done, total, text))
-        if text.startswith("building") and done == len(KINDS) - 1:  # the others are loaded
+    def on_progress(done: int, total: int, now: Line) -> None:
+        told.append((done, total))
+        if now.key.startswith("waits_building") and done == len(KINDS) - 1:  # the others are loaded
             asked.set()
 
     model, _, _ = host.load("narrowxl")
     with pytest.raises(InterruptProcessingException):
         lab.compiled(model, on_progress=on_progress)
-    assert told[-1][:2] == (len(KINDS) - 1, len(KINDS)) and lab.jobs() == 1
+    assert told[-1] == (len(KINDS) - 1, len(KINDS)) and lab.jobs() == 1
     asked.clear()
     compiled = lab.compiled(model, when_missing="background")
     lab.wait_until(lambda: lab.is_settled(compiled))

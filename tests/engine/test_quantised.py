@@ -50,7 +50,7 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"]["compiled"] == 4 * 5 and report["regions"]["eager"] == 0, report["eager"]
-    words = f"products run as without this node (quantised, {FORMATS[form].marks['format']})"
+    words = f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']})"
     assert any(words in note for note in report["notes"]), report["notes"]
 
     key = "diffusion_model.double_blocks.1.img_mlp.0.weight"
@@ -87,7 +87,7 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
     assert relative(ours, eager) < QUANTISED and shared.builds() == built
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 2 * 5, "eager": 0}, report["eager"]
-    products = "{} products run as without this node ({}); what lies around them is compiled"
+    products = "{} linear layers run as without this node ({}); what lies around them is compiled"
     assert report["notes"][-3:] == [
         products.format(18, "quantised, int8_tensorwise"),
         products.format(8, "quantised, float8_e4m3fn"),
@@ -154,7 +154,9 @@ def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(host: Host, shar
         report = shared.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
         assert shared.builds() - built == (0 if number else len(report["kinds"]))
-        words = f"products run as without this node (quantised, {FORMATS[form].marks['format']})"
+        words = (
+            f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']})"
+        )
         assert any(words in note for note in report["notes"]), report["notes"]
 
 
@@ -330,5 +332,5 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
     assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
     assert shared.builds() == built
     left = [note for note in report["notes"] if "run as without this node" in note]
-    assert any("products" in note and "Bytes" in note for note in left), left
+    assert any("linear layers" in note and "Bytes" in note for note in left), left
     assert any("norms" in note and "Ops.LayerNorm of bytes-pack" in note for note in left), left

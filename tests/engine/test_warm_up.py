@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.sessions.lines import Line
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, left_behind
@@ -22,7 +23,7 @@ def test_warm_up_loads_all_graphs_and_runs_each_size_and_batch(
     with lab.held() as gate:
         model = Probed(lab, host, when_missing="background")
         gate.set()
-    told: list[tuple[int, int, str]] = []
+    told: list[tuple[int, int, Line]] = []
     report = lab.engine.warm_up(
         model.model,
         [(64, 96), (200, 264)],
@@ -39,8 +40,8 @@ def test_warm_up_loads_all_graphs_and_runs_each_size_and_batch(
     ), "the largest first: what it needs serves the others"
     assert all(call.error <= TOLERANCE and not call.is_equal for call in model.probe.calls)
     assert report["calls"] == {"compiled": 4 * report["regions"]["total"], "eager": 0}
-    assert told[-4][:2] == (0, 4) and "200x264, batch 3" in told[-4][2]
-    assert told[-1][:2] == (3, 4) and "64x96, batch 1" in told[-1][2]
+    assert told[-4][:2] == (0, 4) and "200x264, batch 3" in told[-4][2].text
+    assert told[-1][:2] == (3, 4) and "64x96, batch 1" in told[-1][2].text
     assert left_behind(model.unet) == [] and lab.engine._prompts.sampling == 0
     model.check(size=(45, 60))
 

@@ -95,7 +95,7 @@ class Stage:
         reports.sort(key=lambda report: not report["id"].startswith("model-"))
         self.keys.update(kind["key"] for report in reports for kind in report["kinds"])
         texts = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
-        assert any("regions compiled" in text for text in texts)  # Graph Report
+        assert any("parts compiled" in text for text in texts)  # Graph Report
         eager = self.server.run(self.prompt(name, seed=self._seed, eager=True))
         self.assert_same_picture(ours, eager, within)
         return reports

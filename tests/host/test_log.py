@@ -130,7 +130,7 @@ def test_the_console_reports_of_the_running_server(listener: Listener) -> None:
     command = [sys.executable, str(ROOT / "cli.py"), "report", "--url", listener.server.url]
     words = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert words.returncode == 0, words.stderr
-    assert "SDXL: 38 of 38 regions compiled (inductor)" in words.stdout
+    assert "SDXL: 38 of 38 parts compiled (inductor)" in words.stdout
     plain = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     answer = json.loads(plain.stdout)
     assert answer["models"][0]["regions"] == {"total": 38, "compiled": 38, "eager": 0}

@@ -72,8 +72,10 @@ def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
     first, second = server.run(graph), server.run(graph)
     assert {"2", "5"} <= second.cached and "6" not in second.cached
     for run in (first, second):
-        assert "regions compiled" in run.outputs["6"]["text"][0]
-        assert "regions compiled" in run.outputs["2"]["warmgraph"][0]["text"]
+        assert "parts compiled" in run.outputs["6"]["text"][0]
+        shown = run.outputs["2"]["warmgraph"][0]
+        assert [line["text"] for line in shown["lines"]] == shown["text"].splitlines()
+        assert "parts" in {line["key"] for line in shown["lines"]}
     assert first.outputs["2"] == second.outputs["2"], "the text comes back with the cached result"
 
 
@@ -146,8 +148,8 @@ def test_no_text_of_deepcache_is_wrong_once_a_run_has_ended(
     known = server.report()
     newest = {report["id"]: report["text"] for report in known["models"] + known["deepcaches"]}
     of_model, of_cache = run.outputs["6"]["warmgraph"]
-    assert "regions compiled" in newest[of_model["id"]]
-    assert "last run: negative 2 full + 2 shallow" in newest[of_cache["id"]]
+    assert "parts compiled" in newest[of_model["id"]]
+    assert "last run: 2 full + 2 shallow" in newest[of_cache["id"]]
     assert of_cache["id"] == run.outputs["7"]["warmgraph"][0]["id"]
     for text in (of_cache["text"], run.outputs["7"]["warmgraph"][0]["text"]):
         assert "shown here once a run has ended" in text

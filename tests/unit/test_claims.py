@@ -202,8 +202,8 @@ def test_a_prompt_that_waits_for_graphs_waits_for_those_of_other_servers_and_can
             raise CancelledError
 
     with pytest.raises(CancelledError):
-        Prompts(cancel).wait(graphs, server.builder, lambda done, total, text: said.append(text))
-    assert said == ["loading, 1 built by another server"]
+        Prompts(cancel).wait(graphs, server.builder, lambda done, total, now: said.append(now.text))
+    assert said == ["waiting for another server, which builds 1"]
     assert graphs[0].is_pending
     assert holder.stdin is not None
     holder.stdin.write("\n")

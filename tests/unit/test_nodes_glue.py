@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.sessions.lines import line, plain
 from warmgraph_backends.sessions.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,49 +154,30 @@ def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def _report(**changes: Any) -> dict[str, Any]:
-    regions = {"total": 203, "compiled": 200, "eager": 3}
-    building = {"done": 0, "total": 0, "seconds_left": None, "running": []}
-    plain = {"model": "SDXL", "regions": regions, "eager": [], "building": building, "notes": []}
-    return {"speed": None} | plain | changes
+def test_a_node_is_bound_to_its_report_and_has_its_lines(pack: ModuleType) -> None:
+    lines = plain([line("parts", model="SDXL", compiled=3, total=4), line("note", note="a note")])
+    ui = _module(pack, "attached").node_output("thing", "model-1", lines).ui
+    assert ui == {
+        "warmgraph": [
+            {"id": "model-1", "text": "SDXL: 3 of 4 parts compiled\na note", "lines": lines}
+        ]
+    }
 
 
-def test_the_node_says_what_runs_what_is_built_and_what_is_eager(pack: ModuleType) -> None:
-    text = _module(pack, "summary").summary_text(
-        _report(
-            building={"done": 4, "total": 23, "seconds_left": 41.7},
-            eager=[{"places": 3, "reason": "patched by FreeU"}],
-            notes=["the folder is not trusted yet"],
-            speed={"form": "compiled", "size": "", "ms": {"compiled": 31.2, "eager": 61.0}},
-        )
-    )
-    assert text.splitlines() == [
-        "2.0x faster: 31 ms a step instead of 61 ms",
-        "SDXL: 200 of 203 regions compiled",
-        "building 4 of 23, about 42 s left",
-        "3 eager: patched by FreeU",
-        "the folder is not trusted yet",
-    ]
-
-
-def test_a_long_list_of_reasons_stays_short(pack: ModuleType) -> None:
-    reasons = [{"places": 1, "reason": f"reason {number}"} for number in range(9)]
-    lines = _module(pack, "summary").summary_text(_report(eager=reasons)).splitlines()
-    assert lines[-1] == "6 more reasons in Graph Report"
-    assert len(lines) == 5
-
-
-def test_a_compilers_long_complaint_is_cut_on_the_node(pack: ModuleType) -> None:
-    reasons = [{"places": 8, "reason": "build failed: " + "word " * 200}]
-    line = _module(pack, "summary").summary_text(_report(eager=reasons)).splitlines()[1]
-    assert line.startswith("8 eager: build failed: word") and len(line) < 140
-    assert line.endswith("(see Graph Report)")
-
-
-def test_a_model_that_is_not_ours_says_only_why(pack: ModuleType) -> None:
-    nothing = {"total": 0, "compiled": 0, "eager": 0}
-    report = _report(model="", regions=nothing, notes=["no region plan for Flux yet"])
-    assert _module(pack, "summary").summary_text(report) == "no region plan for Flux yet"
+def test_a_line_of_progress_goes_to_the_page_that_waits(
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+    server = _module(pack, "server")
+    instance = SimpleNamespace(send_sync=lambda *message: sent.append(message))
+    monkeypatch.setattr(server.PromptServer, "instance", instance)
+    monkeypatch.setattr(server, "page_of_prompt", lambda _: "page")
+    building = line("waits_building", done=3, total=23)
+    with _module(pack, "progress").node_progress("7") as progress:
+        for _ in range(3):
+            progress(3, 23, building)
+    shown = {"node": "7", "text": "building 3 of 23", "lines": plain([building])}
+    assert sent == [("warmgraph.report", shown, "page")], "once, for it said nothing new"
 
 
 def test_sizes_and_batches_are_read_once_each(pack: ModuleType) -> None:
@@ -295,21 +277,3 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "captured_limit_s": "Captured.Limit",
         "keep_captured": "Captured.Keep",
     }
-
-
-def test_a_deepcache_says_what_it_did_and_what_its_branches_cost(pack: ModuleType) -> None:
-    report = {
-        "branch": 2,
-        "wanted_branch": 11,
-        "costs": [0.12, 0.31, 0.5],
-        "side": 1024,
-        "ran": True,
-        "problem": None,
-        "chunks": [{"role": "positive", "full": 7, "shallow": 13}],
-        "seconds_saved": 0.61,
-        "vram_bytes": 20 * 2**20,
-    }
-    text = _module(pack, "summary").deepcache_summary(report)
-    assert "positive 7 full + 13 shallow; about 0.61 s saved, 20 MiB of features" in text
-    assert "branch 2 of 0 to 2 (11 is beyond this model)" in text
-    assert "at 1024x1024, by branch: 0: 12%, 1: 31%, 2: 50%" in text

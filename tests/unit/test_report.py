@@ -1,18 +1,20 @@
-"""A report in words: what runs compiled, what does not and why."""
+"""What people read of a model: a few lines on its node, and all of it in the full report."""
 
 from __future__ import annotations
 
-import copy
+import re
 from typing import Any
 
 import pytest
 
-from warmgraph_backends.sessions.report import render_text
+from warmgraph_backends.sessions import words
+from warmgraph_backends.sessions.lines import ENGLISH, Line, in_english, line, plain
 
 REPORT: dict[str, Any] = {
     "id": "model-1",
     "model": "SDXL",
     "backend": "inductor",
+    "standing": "partly",
     "when_missing": "background",
     "graphs": "",
     "regions": {"total": 203, "compiled": 200, "eager": 3},
@@ -34,31 +36,48 @@ REPORT: dict[str, Any] = {
     "disk_bytes": 12 * 2**20,
     "vram_bytes": 3 * 2**19,
     "seconds_saved": 41.2,
-    "building": {"done": 3, "total": 5, "seconds_left": 7.4, "running": ["x"]},
-    "notes": ["a note"],
+    "building": {"done": 3, "total": 5, "seconds_left": 7.4, "running": ["x"], "paused": False},
 }
+BUILT = {"done": 5, "total": 5, "seconds_left": None, "running": [], "paused": False}
+NOTHING = {"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0, "not_replayed": {}}
+A_NOTE = [line("note", note="a note")]
+
+
+def _on_node(notes: list[Line] | None = None, **changes: Any) -> list[str]:
+    return [each.text for each in words.node_lines({**REPORT, **changes}, notes or [])]
+
+
+def _whole(notes: list[Line] | None = None, **changes: Any) -> list[str]:
+    return [each.text for each in words.report_lines({**REPORT, **changes}, notes or [])]
 
 
 def test_all_that_a_user_asks_is_said_once() -> None:
-    lines = render_text(REPORT).splitlines()
-    assert lines == [
+    assert _whole(A_NOTE) == [
         "2.0x faster: 31 ms a step instead of 61 ms",
-        "SDXL: 200 of 203 regions compiled (inductor)",
-        "  eager: 3 x another node patches attn2_patch",
-        "         a, b",
-        "building: 3 of 5, about 7 s left",
+        "SDXL: 200 of 203 parts compiled (inductor)",
+        "3 of 203 parts as without this node: another node patches attn2_patch",
+        "  such as a, b",
+        "SDXL: building 3 of 5, about 7 s left",
         "graphs: 2 built, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
         "  missing: Upsample 64: torch: made for 2.10",
         "CUDA graphs: 2 sizes captured, 180 steps replayed, 416 MiB",
-        "  2 steps not: weights moved since the last step",
-        "disk 12.0 MiB, VRAM 1.5 MiB (kernels; weights are the host's own), "
-        "41 s of compiling saved",
+        "  steps that were not replayed: 2 (weights moved since the last step)",
+        "disk 12.0 MiB, VRAM 1.5 MiB (kernels; weights are ComfyUI's own), 41 s of compiling saved",
+        "a note",
+    ]
+
+
+def test_the_node_says_how_quick_it_is_how_far_and_what_is_not_compiled() -> None:
+    assert _on_node(A_NOTE) == [
+        "2.0x faster: 31 ms a step instead of 61 ms",
+        "SDXL: 200 of 203 parts compiled",
+        "3 of 203 parts as without this node: another node patches attn2_patch",
         "a note",
     ]
 
 
 @pytest.mark.parametrize(
-    ("speed", "line"),
+    ("speed", "said"),
     [
         (("eager", 61.2, 61.0), "61 ms a step, as without this node"),
         (("compiled", 31.2, None), "31 ms a step"),
@@ -69,30 +88,183 @@ def test_all_that_a_user_asks_is_said_once() -> None:
     ],
 )
 def test_a_speed_is_told_as_it_was_measured(
-    speed: tuple[str, float, float | None], line: str
+    speed: tuple[str, float, float | None], said: str
 ) -> None:
     form, ms, eager = speed
     times = ({} if eager is None else {"eager": eager}) | {form: ms}
-    report = {**REPORT, "speed": {"form": form, "size": "", "ms": times}}
-    assert render_text(report).splitlines()[0] == line
-    assert "a step" not in render_text({**REPORT, "speed": None})
+    told = {"form": form, "size": "", "ms": times}
+    assert _on_node(speed=told)[0] == _whole(speed=told)[0] == said
+    assert not any("a step" in each for each in _on_node(speed=None))
+
+
+@pytest.mark.parametrize(
+    ("standing", "changes", "said"),
+    [
+        ("compiled", {}, "SDXL: 200 of 203 parts compiled"),
+        ("partly", {}, "SDXL: 200 of 203 parts compiled"),
+        ("eager", {}, "SDXL: 200 of 203 parts compiled"),
+        ("building", {}, "SDXL: building 3 of 5, about 7 s left"),
+        ("building", {"seconds_left": None}, "SDXL: building 3 of 5"),
+        ("building", {"paused": True}, "SDXL: building 3 of 5 is paused"),
+        (
+            "building",
+            {"done": 5},
+            "SDXL: 200 of 203 parts compiled, the others are being loaded",
+        ),
+        ("replayed", {}, "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs"),
+        ("waiting", {}, "SDXL: waits for its first run"),
+    ],
+)
+def test_a_node_says_where_its_model_stands(
+    standing: str, changes: dict[str, Any], said: str
+) -> None:
+    building = {**REPORT["building"], **changes}
+    assert _on_node(standing=standing, building=building)[1] == said
 
 
 def test_nothing_is_said_of_builds_when_none_run() -> None:
-    report = copy.deepcopy(REPORT)
-    report["building"] = {"done": 5, "total": 5, "seconds_left": None, "running": []}
-    assert "building" not in render_text(report)
-    report["building"] = {"done": 0, "total": 5, "seconds_left": None, "running": []}
-    assert "building: 0 of 5\n" in render_text(report)
+    assert not any("building" in each for each in _whole(building=BUILT))
+    begun = {**BUILT, "done": 0}
+    assert "SDXL: building 0 of 5" in _whole(building=begun)
 
 
-NOTHING = {"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0, "not_replayed": {}}
+def test_what_comes_by_itself_is_not_told_as_what_is_not_compiled() -> None:
+    coming = [
+        {"reason": f"its graph is being {what}", "places": 9, "examples": ["a"]}
+        for what in ("built", "loaded", "built by another server")
+    ]
+    lines = _on_node(standing="building", eager=coming)
+    assert lines == [
+        "2.0x faster: 31 ms a step instead of 61 ms",
+        "SDXL: building 3 of 5, about 7 s left",
+    ]
+    left = [*coming, *REPORT["eager"]]
+    assert "3 of 203 parts as without" in _on_node(standing="building", eager=left)[-1]
 
 
-def test_a_model_without_regions_is_only_its_note() -> None:
-    report = {**REPORT, "regions": {"total": 0, "compiled": 0, "eager": 0}, "captured": NOTHING}
-    assert render_text(report) == "2.0x faster: 31 ms a step instead of 61 ms\na note"
-    assert render_text({**report, "speed": None}) == "a note"
-    captured = {**report, "captured": REPORT["captured"]}
-    assert render_text(captured).splitlines()[1].startswith("CUDA graphs: 2 sizes captured")
-    assert render_text({**report, "notes": [], "speed": None}) == "nothing to report"
+def test_many_reasons_are_one_line_on_the_node_and_all_are_in_the_report() -> None:
+    reasons = [
+        {"places": 1, "reason": f"reason {number}", "examples": ["a"]} for number in range(9)
+    ]
+    lines = _on_node(eager=reasons)
+    assert lines[-1] == "9 of 203 parts as without this node: reason 0; other reasons: 8"
+    assert len(lines) == 3
+    whole = "\n".join(_whole(eager=reasons))
+    assert all(entry["reason"] in whole for entry in reasons)
+
+
+def test_a_compilers_long_complaint_is_cut_on_the_node() -> None:
+    long = "build failed: " + "word " * 200
+    said = _on_node(eager=[{"places": 8, "reason": long, "examples": ["a"]}])[-1]
+    assert said.startswith("8 of 203 parts as without this node: build failed: word")
+    assert said.endswith(" ...") and len(said) < 170
+    note = _on_node([line("note", note=long)])[-1]
+    assert note.endswith(" ...") and len(note) <= words.MAX_REASON
+
+
+def test_a_node_has_five_lines_at_most_and_says_how_many_more_there_are() -> None:
+    notes = [line("note", note=f"note {number}") for number in range(6)]
+    assert _on_node(notes)[3:] == ["note 0", "5 more lines are in the full report"]
+    assert _on_node(notes[:2])[3:] == ["note 0", "note 1"]
+    assert _whole(notes)[-6:] == [f"note {number}" for number in range(6)]
+
+
+def test_a_model_without_parts_says_why_and_how_it_runs() -> None:
+    none = {"regions": {"total": 0, "compiled": 0, "eager": 0}, "captured": NOTHING, "eager": []}
+    faster = "2.0x faster: 31 ms a step instead of 61 ms"
+    plain_step = {**none, "standing": "eager", "speed": None}
+    assert _whole(A_NOTE, **{**none, "standing": "eager"}) == [faster, "a note"]
+    assert _whole(A_NOTE, **plain_step) == _on_node(A_NOTE, **plain_step) == ["a note"]
+    assert _on_node(**plain_step) == ["SDXL: runs as without this node"]
+    replayed = {**none, "standing": "replayed", "captured": REPORT["captured"]}
+    assert _on_node(A_NOTE, **replayed) == [
+        faster,
+        "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs",
+        "a note",
+    ]
+    assert _whole(**replayed)[2].startswith("CUDA graphs: 2 sizes captured")
+    other = {**plain_step, "model": ""}
+    assert _on_node(**other) == ["nothing to compile"]
+    assert _whole(**other) == ["nothing to report"]
+
+
+def test_notes_name_what_others_added_what_stays_the_hosts_and_which_steps_were_not_ours() -> None:
+    notes = words.notes_of(
+        ["of the session"],
+        [("a", "Motion of pack"), ("b", "Motion of pack"), ("c", "Adapter of other")],
+        {("norms", "Norm of pack"): 3, ("products", "quantised, int8"): 12},
+        {"gradients are on": 4},
+    )
+    assert [note.text for note in notes] == [
+        "of the session",
+        "2 layers that others added run as they are: Motion of pack",
+        "a layer that others added runs as it is: Adapter of other",
+        "3 norms run as without this node (Norm of pack); what lies around them is compiled",
+        "12 linear layers run as without this node (quantised, int8); what lies around them is "
+        "compiled",
+        "steps that ran as without this node: 4 (gradients are on)",
+    ]
+
+
+DEEPCACHE: dict[str, Any] = {
+    "branch": 2,
+    "wanted_branch": 2,
+    "costs": [0.12, 0.31, 0.5],
+    "side": 1024,
+    "ran": True,
+    "problem": None,
+    "chunks": [
+        {"role": "positive", "full": 7, "shallow": 13},
+        {"role": "negative", "full": 7, "shallow": 13},
+    ],
+    "seconds_saved": 0.61,
+    "vram_bytes": 20 * 2**20,
+}
+
+
+def _cached(**changes: Any) -> list[str]:
+    return [each.text for each in words.deepcache_lines({**DEEPCACHE, **changes})]
+
+
+def test_a_deepcache_says_what_it_did_and_what_its_branches_cost() -> None:
+    ran = "DeepCache, last run: 7 full + 13 shallow steps; about 0.61 s saved, 20 MiB of features"
+    costs = "work of a shallow step at 1024x1024, by branch: 0: 12%, 1: 31%, 2: 50%"
+    assert _cached() == [ran, "branch 2 of 0 to 2", costs]
+    assert _cached(wanted_branch=11)[1] == "branch 2 of 0 to 2 (11 is beyond this model)"
+    assert _cached(chunks=[])[0] == "DeepCache, last run: no calls of the UNet"
+    assert _cached(ran=False)[0].endswith("is shown here once a run has ended")
+    assert _cached(problem="it steps aside")[0] == "DeepCache: it steps aside"
+
+
+def test_a_deepcache_tells_conditionings_apart_that_ran_in_other_steps() -> None:
+    chunks = [
+        {"role": role, "full": number, "shallow": 20 - number}
+        for number, role in enumerate(("positive", "negative", "conditioning 2"), start=6)
+    ]
+    assert _cached(chunks=chunks)[:4] == [
+        "DeepCache, last run: about 0.61 s saved, 20 MiB of features",
+        "  positive: 6 full + 14 shallow",
+        "  negative: 7 full + 13 shallow",
+        "  conditioning 2: 8 full + 12 shallow",
+    ]
+
+
+def test_a_line_is_its_key_its_values_as_text_and_its_english() -> None:
+    made = line("building", model="{SDXL}", done=3, total=5)
+    values = {"model": "{SDXL}", "done": "3", "total": "5"}
+    assert made == ("building", values, "{SDXL}: building 3 of 5")
+    assert plain([made]) == [{"key": made.key, "values": values, "text": made.text}]
+    assert in_english([made, line("nothing")]) == "{SDXL}: building 3 of 5\nnothing to compile"
+
+
+def test_a_line_whose_value_is_missing_is_an_error_at_once() -> None:
+    for key, english in ENGLISH.items():
+        if "{" in english:
+            with pytest.raises(KeyError):
+                line(key)
+
+
+def test_people_read_no_words_of_the_inside() -> None:
+    for key, english in ENGLISH.items():
+        said = re.sub(r"\{\w+\}", "", english).lower()
+        assert not re.search(r"\b(regions?|kinds?|eager|epoch|scope|plan)\b", said), key

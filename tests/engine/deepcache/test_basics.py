@@ -15,7 +15,7 @@ from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
 from warmgraph_backends.events import Events
 from warmgraph_backends.host.deepcache import apply, carried
-from warmgraph_backends.sessions.report import deepcache_report, deepcache_text
+from warmgraph_backends.sessions.report import deepcache_report
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
 
@@ -179,13 +179,13 @@ def test_beside_the_hosts_own_step_cache_it_steps_aside_and_says_so(
     cache = cache_of(ours)
     assert cache.problem is not None and "EasyCache" in cache.problem
     assert cache.evaluations["shallow"] == 0
-    assert "steps aside" in deepcache_text(deepcache_report(cache))
+    assert "steps aside" in deepcache_report(cache)["text"]
 
 
 def test_a_report_counts_each_conditioning_and_what_was_saved(xl: Pair) -> None:
     ours = cached(xl.model, interval=3)
     cache = cache_of(ours)
-    assert "once a run has ended" in deepcache_text(deepcache_report(cache))
+    assert "once a run has ended" in deepcache_report(cache)["text"]
     long = xl.host.encode(xl.clip, "a cat " * 200)
     xl.sample(ours, positive=long, width=256, height=256)
     report = deepcache_report(cache)
@@ -194,6 +194,5 @@ def test_a_report_counts_each_conditioning_and_what_was_saved(xl: Pair) -> None:
     # Features of both, kept at once: 64 channels at 32x32, 4 bytes each.
     assert report["vram_bytes"] == 2 * 64 * 32 * 32 * 4
     assert report["seconds_saved"] > 0
-    text = deepcache_text(report)
-    assert "positive 3 full + 4 shallow" in text and "s saved" in text
+    assert "3 full + 4 shallow steps" in report["text"] and "s saved" in report["text"]
     assert cache._run is None, "nothing but counts is kept"

@@ -13,7 +13,6 @@ import torch
 
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.host.deepcache import carried
-from warmgraph_backends.sessions.report import render_text
 
 from ..lab import Lab, relative
 from ..probed import Probed
@@ -132,10 +131,11 @@ def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     both, _ = engine.apply_deepcache(lab.compiled(probed.plain), Options(interval=2))
     for model in (alone, both):
         probed.sample(model, size=(8, 8), steps=4)
-        text = render_text(engine.report(model))
+        report = engine.report(model)
+        text = f"{report['text']}\n{report['deepcache']['text']}"
         assert "DeepCache, last run: " in text and "2 full + 2 shallow" in text
-        assert ("regions compiled" in text) is (model is both)
-    assert {r["id"]: r["ran"] for r in engine.snapshot()["deepcaches"]}[identifier]
+        assert ("parts compiled" in text) is (model is both)
+    assert {r["id"]: r["ran"] for r in engine.overview.snapshot()["deepcaches"]}[identifier]
     del alone, model
     gc.collect()
-    assert identifier not in {r["id"] for r in engine.snapshot()["deepcaches"]}
+    assert identifier not in {r["id"] for r in engine.overview.snapshot()["deepcaches"]}

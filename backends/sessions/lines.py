@@ -1,0 +1,108 @@
+"""The sentences that people read of a model, as data: a key, what stands in it, and its English.
+
+A page shows another language by the key. Reasons stay as the code that found them says them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+#: Each sentence with {names} for what stands in it. Other languages have the same keys and names
+#: in `locales/*/main.json`.
+ENGLISH = {
+    # What a step takes.
+    "speed_faster": "{factor}x faster: {now} a step instead of {eager}",
+    "speed_same": "{now} a step, about as without this node",
+    "speed_slower": "{now} a step; without this node {eager}",
+    "speed_eager": "{now} a step, as without this node",
+    "speed_alone": "{now} a step",
+    # How far a model is.
+    "parts": "{model}: {compiled} of {total} parts compiled",
+    "parts_by": "{model}: {compiled} of {total} parts compiled ({backend})",
+    "parts_coming": "{model}: {compiled} of {total} parts compiled, the others are being loaded",
+    "building": "{model}: building {done} of {total}",
+    "building_left": "{model}: building {done} of {total}, about {seconds} s left",
+    "building_paused": "{model}: building {done} of {total} is paused",
+    "replayed": "{model}: nothing is compiled; whole steps are replayed from CUDA graphs",
+    "waiting": "{model}: waits for its first run",
+    "eager": "{model}: runs as without this node",
+    "nothing": "nothing to compile",
+    # What is not compiled.
+    "not_compiled": "{places} of {total} parts as without this node: {reason}",
+    "not_compiled_more": "{places} of {total} parts as without this node: {reason}; "
+    "other reasons: {more}",
+    # Whatever else there is to say.
+    "note": "{note}",
+    "added": "{count} layers that others added run as they are: {whose}",
+    "added_one": "a layer that others added runs as it is: {whose}",
+    "left_norms": "{count} norms run as without this node ({why}); what lies around them is "
+    "compiled",
+    "left_products": "{count} linear layers run as without this node ({why}); what lies around "
+    "them is compiled",
+    "steps_eager": "steps that ran as without this node: {count} ({reason})",
+    "more_notes": "{count} more lines are in the full report",
+    "failed": "runs as without this node: {error}",
+    "no_report": "no report: {error}",
+    # What goes on while a prompt waits at a node.
+    "waits_loading": "loading",
+    "waits_building": "building {done} of {total}",
+    "waits_building_left": "building {done} of {total}, about {seconds} s left",
+    "waits_paused": "building {done} of {total} is paused",
+    "waits_elsewhere": "waiting for another server, which builds {count}",
+    "waits_step": "step at {size}, batch {batch}",
+    "cancelled": "Cancelled. What is being built goes on in the background.",
+    # The rest of the full report.
+    "examples": "  such as {examples}",
+    "graphs": "graphs: {builds} built, {loads} loaded, {reused} in use before, {misses} missing; "
+    "{calls} calls compiled",
+    "missing": "  missing: {kind}: {reason}",
+    "captured": "CUDA graphs: {sizes} sizes captured, {replayed} steps replayed, {memory}",
+    "not_captured": "  steps that were not replayed: {count} ({reason})",
+    "costs": "disk {disk}, VRAM {vram} (kernels; weights are ComfyUI's own), {seconds} s of "
+    "compiling saved",
+    "nothing_to_report": "nothing to report",
+    # DeepCache.
+    "deepcache_off": "DeepCache: {problem}",
+    "deepcache_waiting": "DeepCache: what it did is shown here once a run has ended",
+    "deepcache_none": "DeepCache, last run: no calls of the UNet",
+    "deepcache_ran": "DeepCache, last run: {full} full + {shallow} shallow steps; about {seconds} "
+    "s saved, {memory} of features",
+    "deepcache_saved": "DeepCache, last run: about {seconds} s saved, {memory} of features",
+    "deepcache_positive": "  positive: {full} full + {shallow} shallow",
+    "deepcache_negative": "  negative: {full} full + {shallow} shallow",
+    "deepcache_other": "  {role}: {full} full + {shallow} shallow",
+    "deepcache_branch": "branch {branch} of 0 to {last}",
+    "deepcache_branch_cut": "branch {branch} of 0 to {last} ({wanted} is beyond this model)",
+    "deepcache_costs": "work of a shallow step at {size}, by branch: {costs}",
+}
+
+
+class Line(NamedTuple):
+    """One sentence.
+
+    Attributes:
+        key: of it in ENGLISH, and in the pages' languages.
+        values: what stands in it, by name.
+        text: the sentence in English.
+    """
+
+    key: str
+    values: dict[str, str]
+    text: str
+
+
+def line(key: str, **values: object) -> Line:
+    """Make the sentence of this key with these values."""
+    texts = {name: str(value) for name, value in values.items()}
+    return Line(key, texts, ENGLISH[key].format(**texts))
+
+
+def plain(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Return lines as JSON-plain data."""
+    return [each._asdict() for each in lines]
+
+
+def in_english(lines: Iterable[Line]) -> str:
+    """Put lines below one another."""
+    return "\n".join(each.text for each in lines)

@@ -1,0 +1,223 @@
+"""Put a report into sentences: the few that a node shows, and all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
+from typing import Any
+
+from ..runtime.pace import EAGER
+from .lines import Line, line
+
+#: What fits on a node.
+MAX_LINES = 5
+MAX_REASON = 120
+#: By which factor a step must be quicker, or slower, to be called so.
+_FASTER = 1.05
+#: How reasons begin that pass by themselves.
+_COMING = "its graph is being"
+
+
+def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
+    """Return what a node shows of its model: how quick it is, how far it is, what is not compiled,
+    and as many notes as fit.
+    """
+    lines = [*_speed(report), *_stands(report, told=bool(notes)), *_not_compiled(report)]
+    room = MAX_LINES - len(lines)
+    if len(notes) > room:
+        rest = line("more_notes", count=len(notes) - room + 1)
+        notes = [*notes[: room - 1], rest]
+    return [*lines, *(_short(each) for each in notes)] or [line("nothing")]
+
+
+def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
+    """Return all that a report says."""
+    parts, captured = report["regions"], _captured(report["captured"])
+    if not parts["total"]:
+        stands = _stands(report, told=bool(notes))
+        lines = [*_speed(report), *stands, *captured, *notes]
+        return lines or [line("nothing_to_report")]
+    lines = [*_speed(report), line("parts_by", **_model(report), backend=report["backend"])]
+    for entry in report["eager"]:
+        told = {name: entry[name] for name in ("places", "reason")}
+        lines.append(line("not_compiled", total=parts["total"], **told))
+        lines.append(line("examples", examples=", ".join(entry["examples"])))
+    building = report["building"]
+    if building["done"] < building["total"]:
+        lines.append(_building(report))
+    lines.append(
+        line(
+            "graphs",
+            builds=report["builds"],
+            loads=report["loads"],
+            reused=report["reused"],
+            misses=len(report["misses"]),
+            calls=report["calls"]["compiled"],
+        )
+    )
+    lines += [line("missing", **miss) for miss in report["misses"]]
+    lines += captured
+    disk, vram = (_mebibytes(report[name], 1) for name in ("disk_bytes", "vram_bytes"))
+    lines.append(line("costs", disk=disk, vram=vram, seconds=f"{report['seconds_saved']:.0f}"))
+    return [*lines, *notes]
+
+
+def deepcache_lines(report: dict[str, Any]) -> list[Line]:
+    """Return what a DeepCache node shows: what the last run did, and what each branch costs."""
+    costs, chosen, wanted = report["costs"], report["branch"], report["wanted_branch"]
+    last = len(costs) - 1
+    if wanted > chosen:
+        branch = line("deepcache_branch_cut", branch=chosen, last=last, wanted=wanted)
+    else:
+        branch = line("deepcache_branch", branch=chosen, last=last)
+    size = f"{report['side']}x{report['side']}"
+    listed = ", ".join(f"{number}: {cost:.0%}" for number, cost in enumerate(costs))
+    return [*deepcache_run(report), branch, line("deepcache_costs", size=size, costs=listed)]
+
+
+def deepcache_run(report: dict[str, Any]) -> list[Line]:
+    """Return what a DeepCache did in its last run."""
+    if report["problem"] is not None:
+        return [line("deepcache_off", problem=report["problem"])]
+    if not report["ran"]:
+        return [line("deepcache_waiting")]
+    steps = [{"full": each["full"], "shallow": each["shallow"]} for each in report["chunks"]]
+    if not steps:
+        return [line("deepcache_none")]
+    saved = {
+        "seconds": f"{report['seconds_saved']:.2f}",
+        "memory": _mebibytes(report["vram_bytes"]),
+    }
+    if all(each == steps[0] for each in steps):
+        return [line("deepcache_ran", **steps[0], **saved)]
+    roles = [each["role"] for each in report["chunks"]]
+    return [
+        line("deepcache_saved", **saved),
+        *(_role(role, each) for role, each in zip(roles, steps, strict=True)),
+    ]
+
+
+def notes_of(
+    said: Iterable[str],
+    guests: Sequence[tuple[str, str]],
+    left: Mapping[tuple[str, str], int],
+    eager: Mapping[str, int],
+) -> list[Line]:
+    """Return what else there is to say of a model.
+
+    Args:
+        said: what was noted of its session.
+        guests: layers that others added, by their path, and whose they are.
+        left: how many layers within compiled blocks are the host's, by what they are and why.
+        eager: how many steps ran as without us, by reason.
+    """
+    lines = [line("note", note=text) for text in said]
+    for whose, count in Counter(whose for _, whose in guests).items():
+        if count == 1:
+            lines.append(line("added_one", whose=whose))
+        else:
+            lines.append(line("added", count=count, whose=whose))
+    lines += [line(f"left_{what}", count=n, why=why) for (what, why), n in left.items()]
+    return [*lines, *(line("steps_eager", count=n, reason=why) for why, n in eager.items())]
+
+
+def duration(ms: float) -> str:
+    """Put what a step takes into words that are the same in all languages."""
+    if ms >= 1000:
+        return f"{ms / 1000:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
+
+
+def _speed(report: dict[str, Any]) -> list[Line]:
+    """What a step takes; nothing while it is not known."""
+    speed = report["speed"]
+    if speed is None:
+        return []
+    ms, eager_ms = speed["ms"][speed["form"]], speed["ms"].get(EAGER)
+    now = duration(ms)
+    if speed["form"] == EAGER:
+        return [line("speed_eager", now=now)]
+    if eager_ms is None:
+        return [line("speed_alone", now=now)]
+    eager = duration(eager_ms)
+    if eager_ms >= _FASTER * ms:
+        return [line("speed_faster", factor=f"{eager_ms / ms:.1f}", now=now, eager=eager)]
+    if ms >= _FASTER * eager_ms:
+        return [line("speed_slower", now=now, eager=eager)]
+    return [line("speed_same", now=now)]
+
+
+def _stands(report: dict[str, Any], *, told: bool) -> list[Line]:
+    """How far a model is, unless it only runs as without us and notes have `told` why."""
+    standing, total = report["standing"], report["regions"]["total"]
+    if standing == "building":
+        building = report["building"]
+        is_building = building["done"] < building["total"]
+        return [_building(report) if is_building else line("parts_coming", **_model(report))]
+    if standing in ("replayed", "waiting"):
+        return [line(standing, model=report["model"])]
+    if total:
+        return [line("parts", **_model(report))]
+    return [] if told or not report["model"] else [line("eager", model=report["model"])]
+
+
+def _model(report: dict[str, Any]) -> dict[str, Any]:
+    parts = report["regions"]
+    return {"model": report["model"], "compiled": parts["compiled"], "total": parts["total"]}
+
+
+def _building(report: dict[str, Any]) -> Line:
+    building, seconds = report["building"], report["building"]["seconds_left"]
+    values = {"model": report["model"], "done": building["done"], "total": building["total"]}
+    if building["paused"]:
+        return line("building_paused", **values)
+    if seconds is None:
+        return line("building", **values)
+    return line("building_left", **values, seconds=f"{seconds:.0f}")
+
+
+def _not_compiled(report: dict[str, Any]) -> list[Line]:
+    """What is not compiled and will not be by itself, in a line."""
+    entries = [each for each in report["eager"] if not each["reason"].startswith(_COMING)]
+    total = report["regions"]["total"]
+    if not entries or not total:
+        return []
+    places = sum(each["places"] for each in entries)
+    values = {"places": places, "total": total, "reason": _shortened(entries[0]["reason"])}
+    if len(entries) == 1:
+        return [line("not_compiled", **values)]
+    return [line("not_compiled_more", **values, more=len(entries) - 1)]
+
+
+def _captured(captured: dict[str, Any]) -> list[Line]:
+    if not captured["captures"] and not captured["not_replayed"]:
+        return []
+    memory = _mebibytes(captured["vram_bytes"])
+    sizes, replayed = captured["signatures"], captured["replayed"]
+    return [
+        line("captured", sizes=sizes, replayed=replayed, memory=memory),
+        *(
+            line("not_captured", count=n, reason=reason)
+            for reason, n in captured["not_replayed"].items()
+        ),
+    ]
+
+
+def _role(role: str, steps: dict[str, int]) -> Line:
+    if role in ("positive", "negative"):
+        return line(f"deepcache_{role}", **steps)
+    return line("deepcache_other", role=role, **steps)
+
+
+def _short(note: Line) -> Line:
+    """Return a note that fits on a node; only one that is text through and through can be long."""
+    return line("note", note=_shortened(note.text)) if note.key == "note" else note
+
+
+def _shortened(text: str) -> str:
+    return shorten(text, MAX_REASON, placeholder=" ...")
+
+
+def _mebibytes(count: int, digits: int = 0) -> str:
+    return f"{count / 2**20:.{digits}f} MiB"
