@@ -3,42 +3,32 @@
  * It comes with the node's result and is kept live by the server's event.
  */
 import { app } from "../../../scripts/app.js";
+import { watchLanguage } from "./locale.js";
+import { setBadge } from "./node_badge.js";
+import { recall, remember } from "./node_memory.js";
+import { makeBox } from "./node_text.js";
 import { openingReports, reportOf, watchReports } from "./reports.js";
+import { linesOf, lineText, words } from "./words.js";
 
 /** Least size of the text in pixels, and the part of the report that each node shows. */
 const NODES = {
-  WarmgraphCompileModel: { width: 300, height: 80, part: "summary" },
-  WarmgraphCompileVAE: { width: 300, height: 80, part: "summary" },
-  WarmgraphLoadCompiledGraphVAE: { width: 300, height: 80, part: "summary" },
-  WarmgraphLoadCompiledGraph: { width: 300, height: 80, part: "summary" },
-  WarmgraphCompileControlNet: { width: 300, height: 80, part: "summary" },
-  WarmgraphDeepCache: { width: 300, height: 130, part: "summary" },
-  WarmgraphGraphReport: { width: 400, height: 260, part: "text" },
-  WarmgraphWarmUp: { width: 400, height: 140, part: "text" },
+  WarmgraphCompileModel: { width: 300, height: 80, whole: false },
+  WarmgraphCompileVAE: { width: 300, height: 80, whole: false },
+  WarmgraphLoadCompiledGraphVAE: { width: 300, height: 80, whole: false },
+  WarmgraphLoadCompiledGraph: { width: 300, height: 80, whole: false },
+  WarmgraphCompileControlNet: { width: 300, height: 80, whole: false },
+  WarmgraphDeepCache: { width: 300, height: 130, whole: false },
+  WarmgraphGraphReport: { width: 400, height: 260, whole: true },
+  WarmgraphWarmUp: { width: 400, height: 140, whole: true },
 };
 
 /** Space that the host leaves above and below a widget's element, in pixels each. */
 const MARGIN = 10;
 
-const NOT_RUN = "Shown after the next run.";
+/** @typedef {{take: (output: any) => void, restore: () => void}} Status */
 
-/** @type {Map<any, (output: any) => void>} our nodes of the open workflow, and how each takes a result */
-const takers = new Map();
-
-/**
- * The box has a height of its own and the text scrolls in it: new text never resizes the node,
- * which the page would take for a change of the workflow.
- * @param {number} height
- */
-function makeBox(height) {
-  const box = document.createElement("div");
-  box.className = "warmgraph-status";
-  box.style.minHeight = `${height - 2 * MARGIN}px`;
-  const text = document.createElement("div");
-  text.textContent = NOT_RUN;
-  box.append(text);
-  return { box, text };
-}
+/** @type {Map<any, Status>} our nodes of the open workflow */
+const statuses = new Map();
 
 /**
  * The server names a node by its place in the prompt: "7", or "12:3" inside a subgraph.
@@ -51,28 +41,31 @@ function isNode(node, place) {
 }
 
 /**
+ * The box has a height of its own and the text scrolls in it: new text never resizes the node,
+ * which the page would take for a change of the workflow.
  * @param {any} node
- * @param {{width: number, height: number, part: "summary" | "text"}} look
+ * @param {{width: number, height: number, whole: boolean}} look
  */
 function addStatus(node, look) {
-  const { box, text } = makeBox(look.height);
+  const { box, showText, showReports } = makeBox(look.height - 2 * MARGIN, look.whole);
   const closed = new AbortController();
-  /** @type {{id: string, text: string}[]} what the text consists of; a report goes with its model */
+  /** @type {{id: string, text: string}[]} the node's result; newer reports go before it */
   let parts = [];
 
-  const show = (newest) => {
-    if (newest && text.textContent !== newest) text.textContent = newest;
+  const draw = () => {
+    if (!parts.length) return showText(words("page.not_run"));
+    showReports(parts.map((part) => reportOf(part.id) ?? part));
+    setBadge(node, parts.every(({ id }) => !id || reportOf(id)?.standing === "eager"));
   };
   const refresh = (progress) => {
-    if (progress) {
-      if (isNode(node, progress.node)) show(progress.text);
-      return;
-    }
-    if (!parts.some(({ id }) => reportOf(id))) return; // what is shown may be a line of progress
-    for (const part of parts) part.text = reportOf(part.id)?.[look.part] || part.text;
-    show(parts.map((part) => part.text).join("\n"));
+    if (!progress) {
+      // What is shown may be a line of progress: it stays until there is something newer.
+      if (parts.some(({ id }) => reportOf(id))) draw();
+    } else if (isNode(node, progress.node)) showText(linesOf(progress).map(lineText).join("\n"));
   };
   watchReports(refresh, closed.signal);
+  watchLanguage(draw, closed.signal);
+  draw();
 
   const widget = node.addDOMWidget("warmgraph_status", "warmgraph_status", box, {
     serialize: false,
@@ -85,15 +78,21 @@ function addStatus(node, look) {
 
   const take = (output) => {
     if (!output?.warmgraph?.length) return;
-    parts = output.warmgraph.map(({ id, text }) => ({ id, text }));
-    show(parts.map((part) => part.text).join("\n"));
-    refresh();
+    parts = output.warmgraph;
+    remember(workflowOf(node), locatorOf(node), parts.map(({ id }) => id));
+    draw();
   };
-  takers.set(node, take);
+  const restore = () => {
+    const known = recall(workflowOf(node), locatorOf(node)).filter((id) => reportOf(id));
+    if (parts.length || !known.length) return;
+    parts = known.map((id) => ({ id, text: "" }));
+    draw();
+  };
+  statuses.set(node, { take, restore });
   chain(node, "onExecuted", take);
   chain(node, "onRemoved", () => {
     closed.abort();
-    takers.delete(node);
+    statuses.delete(node);
   });
 }
 
@@ -119,6 +118,11 @@ function locatorOf(node) {
   return node.graph?.isRootGraph === false ? `${node.graph.id}:${node.id}` : String(node.id);
 }
 
+/** @param {any} node */
+function workflowOf(node) {
+  return String(node.graph?.rootGraph?.id ?? app.rootGraph?.id);
+}
+
 function addStylesheet() {
   const link = document.createElement("link");
   link.rel = "stylesheet";
@@ -134,8 +138,13 @@ app.registerExtension({
     const look = NODES[node.comfyClass];
     if (look) addStatus(node, look);
   },
+  /** The reports may come later than the workflow. */
+  async afterConfigureGraph() {
+    await openingReports();
+    for (const { restore } of statuses.values()) restore();
+  },
   /** The page brings results back when the user returns to a workflow's tab. */
   onNodeOutputsUpdated(outputs) {
-    for (const [node, take] of takers) take(outputs?.[locatorOf(node)]);
+    for (const [node, { take }] of statuses) take(outputs?.[locatorOf(node)]);
   },
 });

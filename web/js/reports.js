@@ -7,12 +7,21 @@ import { api } from "../../../scripts/api.js";
 
 const EVENT = "warmgraph.report";
 
-/** @typedef {{id: string, summary: string, text?: string}} Report of a model, or of a DeepCache */
+/** Between two fetches that a surface asks for, in milliseconds. */
+const PAUSE = 1000;
+
+/**
+ * @typedef {{id: string, lines: {key: string, text: string}[], text: string}} Report
+ * of a model, or of a DeepCache
+ * @typedef {{node: string, text: string, lines?: {key: string, text: string}[]}} Progress
+ * @typedef {{models?: Report[], deepcaches?: Report[], [part: string]: any}} Snapshot
+ */
+
+/** @type {Snapshot} what the server said last; `stored` and `runs` are as old as the last fetch */
+let newest = {};
 
 /** @type {Map<string, Report>} */
 const reports = new Map();
-
-/** @typedef {{node: string, text: string}} Progress */
 
 /** @type {Set<(progress?: Progress) => void>} */
 const watchers = new Set();
@@ -22,11 +31,18 @@ function tell(progress) {
   for (const watcher of watchers) watcher(progress);
 }
 
-/** @param {{models?: Report[], deepcaches?: Report[]}} snapshot */
-function keep({ models = [], deepcaches = [] }) {
+/** @param {Snapshot} snapshot */
+function keep(snapshot) {
+  newest = { ...newest, ...snapshot };
   reports.clear();
+  const { models = [], deepcaches = [] } = snapshot;
   for (const report of [...models, ...deepcaches]) reports.set(report.id, report);
   tell();
+}
+
+/** @returns {Snapshot} */
+export function newestSnapshot() {
+  return newest;
 }
 
 /**
@@ -48,10 +64,7 @@ export function watchReports(watcher, signal) {
   signal.addEventListener("abort", () => watchers.delete(watcher), { once: true });
 }
 
-/** @type {Promise<{settings?: Record<string, number>}> | undefined} */
-let opened;
-
-/** @returns {Promise<{settings?: Record<string, number>}>} {} when the server does not answer */
+/** @returns {Promise<Snapshot>} {} when the server does not answer */
 async function fetchReports() {
   const response = await api.fetchApi("/warmgraph/report").catch(() => undefined);
   if (!response?.ok) return {};
@@ -60,10 +73,28 @@ async function fetchReports() {
   return snapshot;
 }
 
+/** @type {Promise<Snapshot> | undefined} */
+let opened;
+
 /** All that the server knew when the page opened. */
 export function openingReports() {
   opened ??= fetchReports();
   return opened;
+}
+
+let fetched = 0;
+/** @type {number | undefined} */
+let waiting;
+
+/** Fetch what events do not bring; as often as one likes, it is done once a second at most. */
+export function refreshReports() {
+  if (waiting !== undefined) return;
+  const wait = Math.max(0, fetched + PAUSE - Date.now());
+  waiting = window.setTimeout(() => {
+    waiting = undefined;
+    fetched = Date.now();
+    void fetchReports();
+  }, wait);
 }
 
 api.addEventListener("reconnected", () => void fetchReports());

@@ -1,0 +1,104 @@
+"""The page's scripts as files: their tests run by Node, their size, and what they must not do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "web" / "js").glob("*.js"))
+TESTS = sorted((ROOT / "tests" / "page").glob("*.test.mjs"))
+ENGLISH = json.loads((ROOT / "locales" / "en" / "main.json").read_text("utf-8"))["warmgraph"]
+
+MAX_BYTES = 60_000
+MAX_LINES = 200
+NODE_FROM = 18  # its first with a test runner
+
+_COMMENTS = re.compile(r"/\*.*?\*/|(?<![:\"'`])//[^\n]*", re.DOTALL)
+_NAMED = re.compile(r"""words\(\s*["'](page\.\w+)["']""")
+
+
+def _code(script: Path) -> str:
+    return _COMMENTS.sub("", script.read_text("utf-8"))
+
+
+def _node() -> str:
+    program = shutil.which("node")
+    if program is None:
+        pytest.skip("no Node: the tests of the page's scripts need one")
+    asked = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    if int(asked.stdout.removeprefix("v").split(".")[0]) < NODE_FROM:
+        pytest.skip(f"Node must be {NODE_FROM} or newer, got {asked.stdout.strip()}")
+    return program
+
+
+def test_the_scripts_own_tests_pass(tmp_path: Path) -> None:
+    """They run on a copy with a package file, or Node takes the scripts for CommonJS."""
+    node = _node()
+    (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
+    shutil.copytree(ROOT / "web" / "js", tmp_path / "web" / "js")
+    shutil.copytree(ROOT / "tests" / "page", tmp_path / "tests" / "page")
+    files = [str(tmp_path / file.relative_to(ROOT)) for file in TESTS]
+    done = subprocess.run([node, "--test", *files], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    counted = re.search(r"^# pass (\d+)", done.stdout, re.MULTILINE) or re.search(
+        r"pass (\d+)", done.stdout
+    )
+    written = sum(len(re.findall(r"^test\(", file.read_text("utf-8"), re.M)) for file in TESTS)
+    assert counted is not None and int(counted[1]) >= written > 0, done.stdout[-2000:]
+
+
+def test_scripts_are_small_together_and_each_by_itself() -> None:
+    assert sum(script.stat().st_size for script in SCRIPTS) < MAX_BYTES
+    lines = {script.name: script.read_text("utf-8").count("\n") for script in SCRIPTS}
+    assert {name: count for name, count in lines.items() if count >= MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_makes_no_markup_of_texts_and_fetches_from_this_server_alone(script: Path) -> None:
+    code = _code(script)
+    for what in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", ".prototype"):
+        assert what not in code, what
+    for what in ("eval(", "new Function", "https:", "setInterval"):
+        assert what not in code, what
+
+
+def test_each_extension_has_a_name_of_its_own() -> None:
+    names = [
+        name
+        for script in SCRIPTS
+        for name in re.findall(r'registerExtension\(\{\s*name: "([^"]+)"', _code(script))
+    ]
+    assert len(names) == sum(_code(script).count("registerExtension(") for script in SCRIPTS)
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"Warmgraph\.[A-Z]\w+\.[A-Z]\w+", name) for name in names), names
+
+
+def test_every_word_that_a_script_names_is_there_in_english() -> None:
+    named = {key for script in SCRIPTS for key in _NAMED.findall(_code(script))}
+    assert len(named) > 20
+    assert {key for key in named if key.removeprefix("page.") not in ENGLISH["page"]} == set()
+
+
+def test_every_english_word_of_the_page_is_used() -> None:
+    """Also those whose key is put together: the part before the last underscore is in a script."""
+    code = "\n".join(_code(script) for script in SCRIPTS)
+    for key in ENGLISH["page"]:
+        whole = re.search(rf"\b{key}\b", code)
+        made = any(
+            f"page.{key[:cut]}${{" in code or f"page.{key[:cut]}_${{" in code
+            for cut in range(1, len(key))
+        )
+        assert whole or made, key
+
+
+def test_no_script_holds_english_of_its_own() -> None:
+    """Texts of two words and more are names, paths or words of the host's, never a sentence."""
+    for script in SCRIPTS:
+        for text in re.findall(r'"([A-Za-z][^"\n]*[a-z] [a-z][^"\n]*)"', _code(script)):
+            assert re.fullmatch(r"[a-z0-9-]+( [a-z0-9-]+)*", text), f"{script.name}: {text!r}"

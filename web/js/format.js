@@ -1,0 +1,37 @@
+/** Numbers, sizes and times as people read them. */
+import { language } from "./words.js";
+
+/**
+ * @param {number} value
+ * @param {number} [digits] behind the point, at most
+ */
+export function number(value, digits = 0) {
+  return new Intl.NumberFormat(language(), { maximumFractionDigits: digits }).format(value);
+}
+
+/** @param {number} count bytes */
+export function bytes(count) {
+  if (count >= 2 ** 30) return `${number(count / 2 ** 30, 1)} GiB`;
+  return `${number(count / 2 ** 20, count < 10 * 2 ** 20 ? 1 : 0)} MiB`;
+}
+
+/** @param {number} ms */
+export function duration(ms) {
+  if (ms >= 1000) return `${number(ms / 1000, 2)} s`;
+  return `${number(ms, ms < 10 ? 1 : 0)} ms`;
+}
+
+/** @param {number} seconds since 1970 */
+export function date(seconds) {
+  const style = { dateStyle: "short", timeStyle: "short" };
+  return new Intl.DateTimeFormat(language(), style).format(new Date(seconds * 1000));
+}
+
+/**
+ * @param {number} part
+ * @param {number} whole
+ * @returns {number} from 0 to 100
+ */
+export function percent(part, whole) {
+  return whole > 0 ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0;
+}

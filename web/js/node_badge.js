@@ -1,0 +1,30 @@
+/** The badge of a node whose model runs as a whole as without it. */
+import { words } from "./words.js";
+
+/** Legible on each other, whatever the page's colours. */
+const COLOURS = { fgColor: "#ffffff", bgColor: "#7a4300" };
+
+/**
+ * @param {any} node
+ * @param {boolean} shown
+ */
+export function setBadge(node, shown) {
+  const Badge = /** @type {any} */ (window).LGraphBadge;
+  if (!Badge || !Array.isArray(node.badges)) return;
+  const text = `⚠ ${words("page.badge_eager")}`;
+  const ours = node.badges.find((badge) => badge.isWarmgraph);
+  if (ours) ours.text = shown ? text : "";
+  else if (shown) {
+    const badge = Object.assign(new Badge({ text, ...COLOURS }), { isWarmgraph: true });
+    node.badges.push(badge);
+  } else return;
+  // As the host does after changing its own: nodes that are not drawn on a canvas look again.
+  node.graph?.trigger?.("node:property:changed", {
+    type: "node:property:changed",
+    nodeId: node.id,
+    property: "badges",
+    oldValue: node.badges,
+    newValue: node.badges,
+  });
+  node.setDirtyCanvas?.(true, true);
+}

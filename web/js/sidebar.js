@@ -1,0 +1,114 @@
+/**
+ * The tab "Warmgraph" in the page's sidebar: what Warmgraph does on this server, and what one can do
+ * about it. It is drawn from one snapshot, after each change of it.
+ */
+import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+import { el, update } from "./elements.js";
+import { watchLanguage } from "./locale.js";
+import { newestSnapshot, refreshReports, watchReports } from "./reports.js";
+import { ACTIONS } from "./sidebar_actions.js";
+import { buildsSection } from "./sidebar_builds.js";
+import { memorySection } from "./sidebar_memory.js";
+import { modelsSection } from "./sidebar_models.js";
+import { runsSection } from "./sidebar_runs.js";
+import { storeSection } from "./sidebar_store.js";
+import { warningsSection } from "./sidebar_warnings.js";
+import { words } from "./words.js";
+
+export const TAB = "warmgraph";
+
+/** @typedef {import("./reports.js").Snapshot} Snapshot */
+
+/**
+ * @param {Snapshot} snapshot
+ * @param {Set<string>} busy actions under way
+ */
+export function tabOf(snapshot, busy) {
+  const sections = [
+    warningsSection(snapshot),
+    modelsSection(snapshot),
+    buildsSection(snapshot, busy),
+    storeSection(snapshot, busy),
+    memorySection(snapshot, busy),
+    runsSection(snapshot),
+  ];
+  return el("div", { class: "warmgraph-tab" }, el("h2", {}, "Warmgraph"), ...sections);
+}
+
+/** What events do not bring hangs on these. */
+function mark({ store, builds, loads, building, models = [] }) {
+  const times = models.map(({ speed }) => speed?.ms);
+  return JSON.stringify([store?.files, store?.bytes, builds, loads, building?.done, times]);
+}
+
+/** @type {AbortController | undefined} of the tab while it is open */
+let closing;
+
+/** @param {HTMLElement} place */
+function open(place) {
+  if (closing && place.querySelector(".warmgraph-tab")) return; // the host may ask again
+  close();
+  closing = new AbortController();
+  const { signal } = closing;
+  /** @type {Set<string>} */
+  const busy = new Set();
+  const tab = tabOf(newestSnapshot(), busy);
+  place.replaceChildren(tab);
+  const draw = () => update(tab, tabOf(newestSnapshot(), busy));
+
+  let shown = mark(newestSnapshot());
+  watchReports((progress) => {
+    if (progress) return;
+    const now = mark(newestSnapshot());
+    if (now !== shown) refreshReports();
+    shown = now;
+    draw();
+  }, signal);
+  watchLanguage(draw, signal);
+  // After each prompt, whosever it is: the host tells all pages how many are left.
+  const fetchRuns = () => refreshReports();
+  api.addEventListener("status", fetchRuns, { signal });
+  tab.addEventListener("click", (event) => void act(event, busy, draw), { signal });
+  refreshReports();
+}
+
+/**
+ * @param {Event} event
+ * @param {Set<string>} busy
+ * @param {() => void} draw
+ */
+async function act(event, busy, draw) {
+  const pressed = /** @type {Element} */ (event.target).closest("[data-action]");
+  if (!(pressed instanceof HTMLElement)) return;
+  const { action } = pressed.dataset;
+  if (busy.has(action)) return;
+  busy.add(action);
+  draw();
+  try {
+    await ACTIONS[action](pressed.dataset);
+  } finally {
+    busy.delete(action);
+    draw();
+  }
+}
+
+function close() {
+  closing?.abort();
+  closing = undefined;
+}
+
+app.registerExtension({
+  name: "Warmgraph.Sidebar.Tab",
+  setup() {
+    app.extensionManager?.registerSidebarTab?.({
+      id: TAB,
+      icon: "pi pi-gauge",
+      title: "Warmgraph",
+      tooltip: words("page.tab_tooltip"),
+      type: "custom",
+      render: open,
+      destroy: close,
+    });
+  },
+});

@@ -1,0 +1,51 @@
+/** What the tab's buttons do. */
+import { app } from "../../../scripts/app.js";
+import { confirmed, copy, download, post, toast } from "./asking.js";
+import { csvOf } from "./figures.js";
+import { bytes, number } from "./format.js";
+import { showFullReport } from "./full_report.js";
+import { newestSnapshot, refreshReports, reportOf } from "./reports.js";
+import { clearable } from "./sidebar_store.js";
+import { words } from "./words.js";
+
+/** @param {"pause" | "resume" | "cancel"} action */
+const builds = (action) => async () => {
+  await post("/warmgraph/builds", { action });
+  refreshReports();
+};
+
+/** @param {"unused" | "unfit" | "all"} what */
+const clear = (what) => async () => {
+  const { files, size } = clearable(newestSnapshot(), what);
+  const values = { files: number(files), size: bytes(size) };
+  if (!(await confirmed(words(`page.clear_${what}`), words(`page.clear_${what}_warning`, values))))
+    return;
+  const answer = await post("/warmgraph/store", { action: "clear", what });
+  if (answer) {
+    const removed = { files: number(answer.removed), size: bytes(answer.bytes) };
+    toast("success", words("page.cleared", removed), undefined, 5000);
+  }
+  refreshReports();
+};
+
+async function free() {
+  const answer = await post("/warmgraph/captured", { action: "free" });
+  if (answer)
+    toast("success", words("page.freed", { size: bytes(answer.bytes) }), undefined, 5000);
+  refreshReports();
+}
+
+/** By the name that a button carries; each gets what else stands on the button. */
+export const ACTIONS = {
+  pause: builds("pause"),
+  resume: builds("resume"),
+  cancel: builds("cancel"),
+  "clear-unused": clear("unused"),
+  "clear-unfit": clear("unfit"),
+  "clear-all": clear("all"),
+  free,
+  export: () => download("warmgraph-runs.csv", csvOf(newestSnapshot().runs ?? []), "text/csv"),
+  copy: ({ text }) => copy(text),
+  report: ({ id }) => showFullReport(reportOf(id)?.model ?? "DeepCache", reportOf(id)?.text ?? ""),
+  templates: () => app.extensionManager.command.execute("Comfy.BrowseTemplates"),
+};

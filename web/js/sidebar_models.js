@@ -1,0 +1,127 @@
+/** The models of this session: how far each is, how quick, and what of it is not compiled. */
+import { button, el } from "./elements.js";
+import { barsOf, factorOf } from "./figures.js";
+import { duration, number } from "./format.js";
+import { linesOf, lineText, words } from "./words.js";
+
+/** An icon beside the word: nothing is told by colour alone. */
+const ICONS = {
+  compiled: "pi-check-circle",
+  replayed: "pi-check-circle",
+  partly: "pi-chart-pie",
+  building: "pi-cog",
+  waiting: "pi-clock",
+  eager: "pi-minus-circle",
+};
+
+/** @param {Record<string, any>} snapshot */
+export function modelsSection({ models = [], deepcaches = [] }) {
+  const cards = [...models.map(modelCard), ...deepcaches.map(deepcacheCard)];
+  const none = [
+    el("p", {}, words("page.no_models")),
+    button("templates", words("page.browse_templates")),
+  ];
+  return el(
+    "section",
+    { "data-key": "models", "aria-labelledby": "warmgraph-models" },
+    el("h3", { id: "warmgraph-models" }, words("page.models")),
+    ...(cards.length ? cards : none),
+  );
+}
+
+/** @param {string} standing */
+export function standingMark(standing) {
+  return el(
+    "span",
+    { class: `warmgraph-standing warmgraph-${standing}` },
+    el("i", { class: `pi ${ICONS[standing] ?? "pi-circle"}`, "aria-hidden": "true" }),
+    words(`page.standing_${standing}`),
+  );
+}
+
+function modelCard(model) {
+  const { regions = { total: 0 }, speed } = model;
+  return el(
+    "article",
+    { class: "warmgraph-card", "data-key": model.id },
+    el("h4", {}, model.model, standingMark(model.standing)),
+    speedText(speed),
+    speedBars(model.model, speed),
+    regions.total > 0 &&
+      el(
+        "p",
+        {},
+        words("page.parts", { compiled: regions.compiled, total: regions.total }),
+      ),
+    eagerDetails(model.eager ?? []),
+    ...(model.notes ?? []).map((note) => el("p", { class: "warmgraph-note" }, note)),
+    button("report", words("page.full_report"), {
+      "data-id": model.id,
+      class: "warmgraph-link",
+      "aria-label": words("page.full_report_of", { model: model.model }),
+    }),
+  );
+}
+
+function speedText(speed) {
+  const factor = factorOf(speed);
+  if (factor === undefined || factor < 1.05) return undefined;
+  return el(
+    "p",
+    { class: "warmgraph-factor" },
+    words("page.faster", { factor: number(factor, 1) }),
+  );
+}
+
+function speedBars(name, speed) {
+  const bars = barsOf(speed);
+  if (!bars.length) return undefined;
+  const rows = bars.map(({ form, ms, share, current }) =>
+    el(
+      "li",
+      { class: current ? "warmgraph-current" : undefined },
+      el("span", {}, words(`page.form_${form}`)),
+      el(
+        "span",
+        { class: "warmgraph-bar", "aria-hidden": "true" },
+        el("span", { class: `warmgraph-${form}`, style: `width: ${share.toFixed(1)}%` }),
+      ),
+      el("span", { class: "warmgraph-value" }, duration(ms)),
+    ),
+  );
+  const caption = speed.size
+    ? words("page.a_step_at", { size: speed.size })
+    : words("page.a_step");
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, caption),
+    el("ul", { class: "warmgraph-bars", "aria-label": `${name}: ${caption}` }, ...rows),
+  );
+}
+
+function eagerDetails(reasons) {
+  if (!reasons.length) return undefined;
+  const places = reasons.reduce((sum, entry) => sum + entry.places, 0);
+  return el(
+    "details",
+    { "data-key": "eager" },
+    el("summary", {}, words("page.not_compiled", { count: places })),
+    el(
+      "ul",
+      {},
+      ...reasons.map(({ reason, places: count }) =>
+        el("li", {}, words("page.reason", { count, reason })),
+      ),
+    ),
+  );
+}
+
+function deepcacheCard(cache) {
+  return el(
+    "article",
+    { class: "warmgraph-card", "data-key": cache.id },
+    el("h4", {}, "DeepCache"),
+    ...linesOf(cache).map((line) => el("p", {}, lineText(line))),
+  );
+}

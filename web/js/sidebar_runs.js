@@ -1,0 +1,95 @@
+/** The last runs: how long a step took, as a plot, as a table and as a file. */
+import { button, el, svg } from "./elements.js";
+import { dotsOf, seriesOf } from "./figures.js";
+import { date, duration, number } from "./format.js";
+import { words } from "./words.js";
+
+/** Rows of the table; the file has all. */
+const SHOWN = 10;
+/** Of the plot, in its own units, and the room around it for dots and labels. */
+const WIDTH = 280;
+const HEIGHT = 70;
+const ROOM = 6;
+
+/** @param {Record<string, any>} snapshot */
+export function runsSection({ runs = [] }) {
+  return el(
+    "section",
+    { "data-key": "runs", "aria-labelledby": "warmgraph-runs" },
+    el("h3", { id: "warmgraph-runs" }, words("page.runs")),
+    ...(runs.length ? [plot(seriesOf(runs)), table(runs), exportButton()] : []),
+    runs.length === 0 && el("p", {}, words("page.no_runs")),
+  );
+}
+
+function exportButton() {
+  return el("div", { class: "warmgraph-buttons" }, button("export", words("page.export")));
+}
+
+function plot(series) {
+  if (series.length < 2) return undefined;
+  const { dots, top, eager } = dotsOf(series, WIDTH, HEIGHT);
+  const { model, size, ms } = series[series.length - 1];
+  const label = words("page.plot", {
+    model,
+    size,
+    count: series.length,
+    first: duration(series[0].ms),
+    last: duration(ms),
+  });
+  const across = (y, name) =>
+    svg("line", { x1: 0, x2: WIDTH, y1: y, y2: y, class: `warmgraph-${name}` });
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, `${model}, ${size}`),
+    svg(
+      "svg",
+      {
+        role: "img",
+        "aria-label": label,
+        class: "warmgraph-plot",
+        viewBox: `${-ROOM} ${-ROOM} ${WIDTH + 2 * ROOM} ${HEIGHT + 2 * ROOM}`,
+      },
+      across(HEIGHT, "axis"),
+      eager !== undefined && across(eager, "without"),
+      svg("polyline", { points: dots.map(({ x, y }) => `${x},${y}`).join(" ") }),
+      ...dots.map(({ x, y, run }) =>
+        svg(
+          "circle",
+          { cx: x, cy: y, r: 3, class: `warmgraph-${run.form}` },
+          svg("title", {}, `${date(run.at)}: ${duration(run.ms)}`),
+        ),
+      ),
+    ),
+    el(
+      "p",
+      { class: "warmgraph-note" },
+      words(eager === undefined ? "page.plot_key" : "page.plot_key_eager", { top: duration(top) }),
+    ),
+  );
+}
+
+function table(runs) {
+  const heads = ["when", "model", "size", "steps", "form", "a_step_column"].map((name) =>
+    el("th", { scope: "col" }, words(`page.${name}`)),
+  );
+  const newest = runs.slice(-SHOWN).reverse();
+  const rows = newest.map((run) =>
+    el(
+      "tr",
+      {},
+      el("td", {}, date(run.at)),
+      el("td", {}, run.model),
+      el("td", {}, run.batch > 1 ? `${run.size} x ${number(run.batch)}` : run.size),
+      el("td", {}, number(run.steps)),
+      el("td", {}, words(`page.form_${run.form}`)),
+      el("td", {}, run.ms === null ? "" : duration(run.ms)),
+    ),
+  );
+  return el(
+    "div",
+    { class: "warmgraph-wide", tabindex: 0, role: "region", "aria-labelledby": "warmgraph-runs" },
+    el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)),
+  );
+}
