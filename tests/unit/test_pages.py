@@ -4,9 +4,14 @@ words of the inside stay there.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
+
+import pytest
+
+from warmgraph_backends.sessions.settings import SETTINGS
 
 from .reasons import texts
 
@@ -77,7 +82,6 @@ NO_REASONS = {
         "the model",
         "an unknown device",
         "timing a step",
-        "step at …x…, batch …",
         "of type …",
     ),
     "a choice or a title": ("any shape", "decoder and encoder", "Other files", "conditioning …"),
@@ -95,6 +99,20 @@ NO_REASONS = {
         "…: … of … graphs are ready",
         "beside …",
         "in their folder",
+    ),
+    "commands, and names of warnings": (
+        "sudo apt install build-essential",
+        "sudo dnf install gcc gcc-c++",
+        "sudo pacman -S base-devel",
+        "sudo zypper install gcc gcc-c++",
+        "sudo apk add build-base",
+        "conda install -c conda-forge c-compiler cxx-compiler",
+        "winget install Microsoft.VisualStudio.2022.BuildTools",
+        "xcode-select --install",
+        '"…" -m pip install …',
+        "missing …",
+        "no builds",
+        "untrusted …",
     ),
     "data": (
         "import os, shutil, sys, time for _ in range(20): time.sleep(0.2) "
@@ -165,3 +183,101 @@ def told(self, value):
         "left to the host",
         "and its value",
     ]
+
+
+# --- all pages ----------------------------------------------------------------------------------
+
+README = ROOT / "README.md"
+#: What artists and hosts read.
+PAGES = [README, *(DOCS / f"{n}.md" for n in ("get-started", "which-node", "troubleshooting"))]
+PAGES.append(DOCS / "hosting.md")
+OTHERS = [DOCS / "measured.md", DOCS / "deepcache.md", DOCS / "developers.md"]
+OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
+#: Names of nodes and of things, in which a word of the inside may stand.
+NAMES = r"CUDA graphs?|Compiled Graph|Graph Report|graph files?|graph folders?"
+INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
+
+
+def _id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_pages_for_artists_do_without_the_words_of_the_inside(page: Path) -> None:
+    """Code and what the page shows of the program (in italics) may have them."""
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", page.read_text("utf-8"), flags=re.DOTALL)
+    text = re.sub(r"\*\*(.*?)\*\*", r"\1", text)
+    text = re.sub(rf"\*[^*\n]*\*|{NAMES}", "", text)
+    assert INSIDE.findall(text) == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names by which a page's headings are linked to."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=_id)
+def test_links_lead_to_what_is_there(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if "://" in target:
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), f"{target}#{anchor}"
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    linked = {
+        (README.parent / t).resolve() for t in re.findall(r"\]\(([^)#]+\.md)", README.read_text())
+    }
+    assert {page.resolve() for page in DOCS.glob("*.md")} <= linked
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    assert len(lines) < 100
+    heads = [line for line in lines[:20] if line.startswith("## ")]
+    assert heads == ["## Install", "## First workflow", "## What you have, and what you get"]
+
+
+def test_commands_that_the_server_tells_are_those_of_the_page() -> None:
+    text = (DOCS / "get-started.md").read_text("utf-8")
+    commands = [words for words in REASONS if re.match("sudo |conda |winget ", words)]
+    assert len(commands) > 5 and [each for each in commands if f"`{each}`" not in text] == []
+
+
+def test_each_template_is_named() -> None:
+    text = (DOCS / "get-started.md").read_text("utf-8")
+    assert [w.stem for w in (ROOT / "workflows").glob("*.json") if f"*{w.stem}*" not in text] == []
+
+
+def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
+    text = (DOCS / "hosting.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\S+) \|$", text, re.MULTILINE)
+    assert {name: json.loads(default) for name, default in rows} == {
+        name: setting.default for name, setting in SETTINGS.items()
+    }
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+HEADLINE = json.loads((ROOT / "benchmarks" / "results" / "headline.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_factor_is_one_that_was_measured(page: Path) -> None:
+    """`2.99x`: within its last digit one of the headline's ratios."""
+    ratios = [e["value"] for e in HEADLINE.values() if "/" in e["unit"] and e["value"] != "> 240"]
+    for shown in re.findall(r"\b(\d+\.\d+)x(?! faster: 31)", page.read_text("utf-8")):
+        digits = len(shown.partition(".")[2])
+        assert any(abs(r - float(shown)) <= 0.5001 * 10**-digits for r in ratios), f"{shown}x"
+
+
+def test_every_time_of_the_readme_is_on_the_page_of_figures() -> None:
+    times = re.compile(r"(\d+(?:\.\d+)?)(?=(?:; \d+(?:\.\d+)?)* (?:ms|s)\b)")
+    page = set(times.findall((DOCS / "measured.md").read_text("utf-8")))
+    table = README.read_text("utf-8").partition("| you have |")[2].partition("\n\n")[0]
+    assert len(times.findall(table)) > 30
+    assert sorted(set(times.findall(table)) - page) == []
