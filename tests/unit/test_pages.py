@@ -248,6 +248,16 @@ def test_commands_that_the_server_tells_are_those_of_the_page() -> None:
     assert len(commands) > 5 and [each for each in commands if f"`{each}`" not in text] == []
 
 
+def test_commands_of_the_console_are_there() -> None:
+    parser = (ROOT / "cli.py").read_text("utf-8")
+    there = set(re.findall(r'add_parser\(\s*"(\w+)"', parser))
+    options = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', parser))
+    for page in PAGES:
+        for command, rest in re.findall(r"cli\.py ([a-z]+)([^`\n]*)", page.read_text("utf-8")):
+            assert command in there
+            assert set(re.findall(r"--[\w-]+", rest)) <= options
+
+
 def test_each_template_is_named() -> None:
     text = (DOCS / "get-started.md").read_text("utf-8")
     assert [w.stem for w in (ROOT / "workflows").glob("*.json") if f"*{w.stem}*" not in text] == []
@@ -259,6 +269,16 @@ def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
     assert {name: json.loads(default) for name, default in rows} == {
         name: setting.default for name, setting in SETTINGS.items()
     }
+
+
+def test_routes_and_metrics_of_the_page_are_those_of_the_code() -> None:
+    text = (DOCS / "hosting.md").read_text("utf-8")
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "nodes").glob("*.py"))
+    metrics = {name.removesuffix("_total") for name in re.findall(r"`(warmgraph_\w+)`", text)}
+    assert metrics == set(re.findall(r'"(warmgraph_\w+)"', code)) and len(metrics) > 8
+    assert set(re.findall(r"(?<!nodes)/warmgraph/\w+", text)) == set(
+        re.findall(r"/warmgraph/\w+", code)
+    )
 
 
 # --- figures ------------------------------------------------------------------------------------
