@@ -79,6 +79,8 @@ NO_REASONS = {
         "it is built anew",
         "… (64-bit)",
         "… at …",
+        "… of …",
+        "it …",
         "the model",
         "an unknown device",
         "timing a step",
@@ -301,3 +303,17 @@ def test_every_time_of_the_readme_is_on_the_page_of_figures() -> None:
     table = README.read_text("utf-8").partition("| you have |")[2].partition("\n\n")[0]
     assert len(times.findall(table)) > 30
     assert sorted(set(times.findall(table)) - page) == []
+
+
+def test_factors_of_the_readme_are_the_quotients_of_their_times() -> None:
+    table = README.read_text("utf-8").partition("| you have |")[2].partition("\n\n")[0]
+    compared = 0
+    for row in table.splitlines()[2:]:
+        _, ours, eager, factors = (cell.strip() for cell in row.strip("|").split("|"))
+        cells = [re.findall(r"\d+(?:\.\d+)?", cell) for cell in (ours, eager, factors)]
+        if not factors.endswith("x"):
+            continue
+        for mine, theirs, factor in zip(*cells, strict=True):
+            assert float(theirs) / float(mine) == pytest.approx(float(factor), rel=0.01), row
+            compared += 1
+    assert compared > 14
