@@ -47,6 +47,9 @@ from .runtime.session import Options, Session
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up
+from .sessions.eager_times import EagerTimes
+from .sessions.history import History
+from .sessions.overview import Overview
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
@@ -141,19 +144,34 @@ class Engine:
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        comparisons = Comparisons(paths.private, _machine())
+        machine = _machine()
+        comparisons = Comparisons(paths.private, machine)
         self._shared = Shared(
             self._graphs,
             comparisons,
             self._captured,
             debugging,
             Verification() if debugging.verify else None,
-            AttentionChoice(paths.private, f"{_machine()}/torch {torch.__version__}"),
+            AttentionChoice(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
         )
-        self._starter = Starter(self._shared, settings)
+        self._eager_times = EagerTimes(paths.private, machine)
+        self._starter = Starter(self._shared, settings, self._eager_times)
         self._workflow_links = WorkflowLinks(self._store, paths.workflows)
         self._story = Story()
+        self._history = History(paths.private)
+        #: What pages and commands look at, and what users may do there.
+        self.overview = Overview(
+            sessions=self._sessions,
+            caches=self._caches,
+            builder=self._builder,
+            graphs=self._graphs,
+            store=self._store,
+            captured=self._captured,
+            prompts=self._prompts,
+            history=self._history,
+            settings=settings,
+        )
 
     # --- the nodes' calls -------------------------------------------------------------------------
 
@@ -302,23 +320,6 @@ class Engine:
             report = model_report(None, self._builder, note)
         return {**report, "deepcache": deepcache_report(cache) if cache else None}
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return all reports, the builder's progress, the store's use and the settings.
-
-        Reports of DeepCaches are apart: a model's here is that of its graphs alone.
-        """
-        progress = self._builder.progress()
-        usage = self._store.usage()
-        return {
-            "models": [model_report(s, self._builder, None) for s in self._sessions.values()],
-            "deepcaches": [deepcache_report(cache) for cache in self._caches.values()],
-            "builds": self._graphs.builds,
-            "loads": self._graphs.loads,
-            "building": progress._asdict(),
-            "store": usage._asdict(),
-            "settings": self._settings.as_dict(),
-        }
-
     def close(self) -> None:
         """Stop the workers."""
         self._builder.close()
@@ -449,6 +450,8 @@ class Engine:
     def _tell(self, session: Session) -> None:
         session.warn_once()
         self._story.ran(session)
+        if self._history.note(session):
+            self._eager_times.keep(session.scope.root)
         verification = self._shared.verification
         if verification is not None and (line := verification.take()):
             logger.info("Warmgraph: %s", line)

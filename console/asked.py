@@ -93,7 +93,7 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
     except Exception as error:  # a broken installation raises anything
         tell(**{"no torch": f"{type(error).__name__}: {error}"})
         return
-    from warmgraph_backends.compilers.inductor import Inductor
+    from warmgraph_backends.compilers.preflight import needs
     from warmgraph_backends.compilers.self_test import self_test
     from warmgraph_backends.errors import RequirementError
     from warmgraph_backends.kinds.target import has_driver
@@ -102,15 +102,10 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
     device = device if device != "auto" else "cuda" if on_gpu else "cpu"
     triton, broken = _triton()
     found = []
-    for name, met, reason, remedy in Inductor().requirements(device):
+    for name, met, reason, remedy in needs(device):
         if name == "Triton" and met and broken:
             met, reason = False, f"Triton is installed but cannot be imported ({broken})"
         found.append((name, met, reason, remedy, _detail(name, triton)))
-    if device == "cuda" and sys.platform != "win32":  # triton-windows brings one along
-        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        reason = "Triton needs one (gcc or clang) for its first kernel, and there is none"
-        remedy = "install gcc, or name another with CC"
-        found.append(("C compiler", compiler is not None, reason, remedy, compiler))
     tell(
         torch=torch.__version__,
         device=device,
@@ -150,7 +145,10 @@ def _detail(name: str, triton: str | None) -> str:
         return f"{triton}"
     if name == "NVIDIA CUDA":
         return f"{torch.version.cuda}"
-    names = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
+    if name == "C compiler":
+        names: tuple[str, ...] = (os.environ.get("CC", "gcc"), "gcc", "clang")
+    else:
+        names = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
     paths = [path for name in names if (path := shutil.which(name))]
     return paths[0] if paths else "found"
 

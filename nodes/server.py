@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import logging
@@ -10,13 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import folder_paths
-from aiohttp import web
 from server import PromptServer
 
 from ..backends.debugging import VARIABLE, Debugging, read_debugging
@@ -24,18 +21,18 @@ from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
 from ..backends.sessions.lines import Line, plain
-from ..backends.sessions.settings import SETTINGS, Settings
+from ..backends.sessions.settings import Settings
+from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
+from . import routes
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 
 logger = logging.getLogger(__name__)
 
 EVENT = "warmgraph.report"
-EVENTS_PER_SECOND = 5
+EVENTS_PER_SECOND = 2
 STORE_FOLDER = "compiled_graphs"
 PRIVATE_USER = "warmgraph"
-#: Of a request that changes settings, in bytes.
-MAX_BODY = 64 * 1024
 FOLDER_LIST_SECONDS = 1.0
 
 _engine_lock = threading.Lock()
@@ -83,11 +80,20 @@ def register() -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:  # the nodes are imported without a server
         return
-    instance.routes.get("/warmgraph/report")(get_report)
-    instance.routes.get("/warmgraph/settings")(get_settings_table)
-    instance.routes.post("/warmgraph/settings")(post_settings)
+    routes.register(instance.routes, engine=get_engine, settings=get_settings)
     instance.add_on_prompt_handler(_prompt_posted)
+    threading.Thread(target=_look_ahead, name="warmgraph-preflight", daemon=True).start()
     get_debugging()  # what is not understood is said when the server starts
+
+
+def _look_ahead() -> None:
+    """Say in the log what this machine lacks, before a model is waited for."""
+    try:
+        for warning in of_machine():
+            how = f" ({warning.command})" if warning.command else ""
+            logger.warning("%s: %s%s", warning.title, warning.text, how)
+    except Exception:  # the thread ends here
+        logger.exception("This machine could not be looked at")
 
 
 @cache
@@ -139,61 +145,7 @@ def graph_folders() -> list[str]:
 
 def report_payload() -> dict[str, Any]:
     """Return all that the pages show."""
-    return get_engine().snapshot()
-
-
-async def get_report(_request: web.Request) -> web.Response:
-    """GET /warmgraph/report: all that Warmgraph knows, as JSON."""
-    payload = await asyncio.to_thread(report_payload)
-    return web.json_response(payload)
-
-
-async def get_settings_table(_request: web.Request) -> web.Response:
-    """GET /warmgraph/settings: each setting's value, default and range, as JSON."""
-    values = get_settings().as_dict()
-    return web.json_response(
-        {name: {**asdict(setting), "value": values[name]} for name, setting in SETTINGS.items()}
-    )
-
-
-async def post_settings(request: web.Request) -> web.Response:
-    """POST /warmgraph/settings: change some settings, answer all of them.
-
-    Only with the JSON content type, which a form on another site cannot send.
-    """
-    if request.content_type != "application/json":
-        return _refusal(415, f"content type must be application/json, got {request.content_type}")
-    try:
-        changes = json.loads(await _read_body(request))
-    except ValueError as error:
-        return _refusal(400, f"body must be JSON of at most {MAX_BODY >> 10} KiB: {error}")
-    except RecursionError:
-        return _refusal(400, "body must be JSON, got one that is nested too deeply")
-    try:
-        values = await asyncio.to_thread(get_settings().update, changes)
-    except ValueError as error:
-        return _refusal(400, str(error))
-    except OSError as error:
-        logger.warning("Settings are in force but cannot be kept: %s", error)
-        return _refusal(500, f"settings are in force but cannot be kept: {error.strerror}")
-    return web.json_response(values)
-
-
-async def _read_body(request: web.Request) -> bytes:
-    """Return a request's body; one that is too large is not read any further.
-
-    Raises:
-        ValueError: it is too large.
-    """
-    body = bytearray()
-    if (request.content_length or 0) <= MAX_BODY:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > MAX_BODY:
-                break
-        else:
-            return bytes(body)
-    raise ValueError("it is larger")
+    return get_engine().overview.snapshot()
 
 
 def send_node_line(line: Line, node_id: str | None) -> None:
@@ -212,10 +164,6 @@ def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
     if workflow is not None and _make_engine.cache_info().currsize:
         get_engine().prompt_posted(workflow)
     return json_data
-
-
-def _refusal(status: int, reason: str) -> web.Response:
-    return web.json_response({"error": reason}, status=status)
 
 
 def _private_directory() -> Path:

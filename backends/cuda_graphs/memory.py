@@ -67,6 +67,10 @@ class CapturedMemory:
         """Memory that the captured graphs hold together; what they need in between is shared."""
         return self._shared + sum(self._own.values())
 
+    def budget_bytes(self, device: torch.device) -> int:
+        """Return how much they may hold on a device."""
+        return self._budget_bytes(device)
+
     def sweep(self) -> None:
         """Let go of what nobody replays any more: its model is gone."""
         for graph, owner in list(self._owners.items()):

@@ -57,7 +57,10 @@ def plan_adapter(model: Any) -> Plan:
 
 
 FAMILY = Family(
-    roots={"comfy.t2i_adapter.adapter:Adapter": plan_adapter}, forms=FORMS, special_pays=True
+    title="T2I-Adapters",
+    roots={"comfy.t2i_adapter.adapter:Adapter": plan_adapter},
+    forms=FORMS,
+    special_pays=True,
 )
 
 

@@ -34,6 +34,9 @@ _UNLIKE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 _FORMS: dict[tuple[str, str], Form] = {
     (form.family, form.name): form for family in FAMILIES for form in family.forms.values()
 }
+_TITLES: dict[str, str] = {
+    form.family: family.title for family in FAMILIES for form in family.forms.values()
+}
 #: By the full name of a root's class: to ask imports nothing.
 _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 
@@ -41,6 +44,11 @@ _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in f
 def form_of(family: str, name: str) -> Form:
     """Return a form by the names that a description carries."""
     return _FORMS[family, name]
+
+
+def family_title(name: str) -> str | None:
+    """Return what people call the models of a family, None for a name that is not known here."""
+    return _TITLES.get(name)
 
 
 def plan_model(root: torch.nn.Module) -> Plan | str:

@@ -60,6 +60,7 @@ def _has_one_control(model: Any) -> bool:
 
 
 FAMILY = Family(
+    title="ControlNets for UNets",
     roots={"comfy.cldm.cldm:ControlNet": plan_control},
     forms=FORMS,
     may_be_captured=_has_one_control,

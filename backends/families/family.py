@@ -31,6 +31,7 @@ class Family:
     """Models that are cut into regions alike.
 
     Attributes:
+        title: what people call the models that its graphs are for.
         roots: by the full name of a class of the host ("module:Class"), what cuts such a module, or
             says in a line why it has no regions; a subclass is another class.
         forms: the sorts of regions, by name.
@@ -44,6 +45,7 @@ class Family:
         empty: makes what an empty call needs, for Warm Up.
     """
 
+    title: str
     roots: Mapping[str, Callable[[Any], Plan | str]]
     forms: Mapping[str, Form]
     may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)

@@ -141,6 +141,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 FAMILY = Family(
+    title="Flux 1, Flux 2, Chroma",
     roots={
         "comfy.ldm.flux.model:Flux": plan_flux,
         "comfy.ldm.flux.controlnet:ControlNetFlux": plan_flux,

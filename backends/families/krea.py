@@ -121,6 +121,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 FAMILY = Family(
+    title="Krea 2",
     roots={"comfy.ldm.krea2.model:SingleStreamDiT": plan_krea},
     forms=FORMS,
     may_be_captured=dit.calls_of("SingleStreamDiT"),

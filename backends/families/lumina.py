@@ -88,6 +88,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 FAMILY = Family(
+    title="Z-Image, Lumina 2",
     roots={"comfy.ldm.lumina.model:NextDiT": plan_lumina},
     forms=FORMS,
     may_be_captured=dit.calls_of("NextDiT"),

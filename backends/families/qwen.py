@@ -170,6 +170,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 FAMILY = Family(
+    title="Qwen-Image",
     roots={
         "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": plan_qwen,
         "comfy.ldm.qwen_image.controlnet:QwenImageControlNetModel": plan_qwen,

@@ -194,6 +194,7 @@ def _empty(_: Any, settings: Mapping[str, Any], latent: tuple[int, ...]) -> Inpu
 
 
 FAMILY = Family(
+    title="UNets (SD1.5, SD2, SDXL, SVD)",
     roots={"comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": plan_unet},
     forms=FORMS,
     may_be_captured=lambda _: True,

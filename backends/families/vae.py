@@ -253,6 +253,7 @@ def plan_taesd(model: Any) -> Plan:
 
 
 FAMILY = Family(
+    title="VAEs (AutoencoderKL, TAESD)",
     roots={
         "comfy.ldm.models.autoencoder:AutoencoderKL": plan_vae,
         "comfy.ldm.models.autoencoder:AutoencodingEngine": plan_vae,

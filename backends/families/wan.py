@@ -180,6 +180,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs 
 
 
 FAMILY = Family(
+    title="Wan",
     roots={
         f"comfy.ldm.wan.{name}": plan_wan
         for name in (

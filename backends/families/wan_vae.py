@@ -96,6 +96,7 @@ def plan_wan(model: Any) -> Plan:
 
 
 FAMILY = Family(
+    title="VAEs of Wan",
     roots={"comfy.ldm.wan.vae:WanVAE": plan_wan, "comfy.ldm.wan.vae2_2:WanVAE": plan_wan},
     forms=FORMS,
 )

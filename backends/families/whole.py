@@ -30,6 +30,7 @@ def _may_be_captured(root: torch.nn.Module) -> bool:
 
 
 FAMILY = Family(
+    title="Models without regions",
     roots={
         f"{_LDM}.{name}": _no_regions
         for name in (

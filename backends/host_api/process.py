@@ -22,6 +22,11 @@ def host_arguments() -> dict[str, Any]:
     }
 
 
+def host_flags() -> list[str]:
+    """Return the names of the options that this process was started with, without their values."""
+    return sorted({word for word in _parsed_arguments() if word.startswith("--")})
+
+
 def import_host(argv: list[str], folder: str) -> None:
     """Import the host in a worker, which parses its parent's command line as its own.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ..building.builder import BuildResult
@@ -51,6 +52,8 @@ class Graph:
         self.remedy = ""
         #: Why a file was not used, and what to do: a damaged one is gone at the next look.
         self.refused: tuple[str, str] | None = None
+        #: The folder of a file that nobody trusts here yet.
+        self.untrusted_in: Path | None = None
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0

@@ -70,6 +70,10 @@ class Graphs:
         self.version = 0
         self.builds = 0
         self.loads = 0
+        #: Why nothing can be built as long as this process lives.
+        self.verdict: str | None = None
+        #: Why the newest graph was not kept on disk.
+        self.unkept: str | None = None
 
     def graph(self, description: Description, backend: Backend, target: dict[str, Any]) -> Graph:
         """Return the process's one graph for a kind."""
@@ -78,6 +82,17 @@ class Graphs:
             if key not in self._graphs:
                 self._graphs[key] = Graph(key, description, backend, self._dropped)
             return self._graphs[key]
+
+    def ready_keys(self) -> set[str]:
+        """Return the keys of the graphs that are loaded."""
+        return {graph.key for graph in self._snapshot() if graph.state is State.READY}
+
+    def untrusted(self) -> list[Path]:
+        """Return the folders that have files of graphs that are missing, which nobody trusts here
+        yet.
+        """
+        graphs = [graph for graph in self._snapshot() if graph.state is not State.READY]
+        return sorted({graph.untrusted_in for graph in graphs if graph.untrusted_in is not None})
 
     def forget(self, graph: Graph) -> None:
         """Let a graph go; asked for again, it is loaded anew."""
@@ -158,6 +173,7 @@ class Graphs:
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = _refusal(error), error.remedy
+            graph.untrusted_in = _untrusted_folder(error)
             graph.reason, graph.remedy = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
                 self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
@@ -275,6 +291,7 @@ class Graphs:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
+                self.verdict = str(error)
                 self._warn_once(f"Nothing is built until the server starts anew: {error}")
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
@@ -305,8 +322,10 @@ class Graphs:
             path = self._store.put(manifest, result.payload)
             graph.bytes = path.stat().st_size
             self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
+            self.unkept = None
         except (GraphFileError, OSError) as error:
             logger.warning("%s is not kept on disk: %s", graph.description.label, error)
+            self.unkept = str(error)
         graph.source = "built"
         self._adopt(graph, facts, result.payload.sha256, seconds)
         graph.call = call
@@ -362,9 +381,15 @@ class Graphs:
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
+def _untrusted_folder(error: GraphFileError) -> Path | None:
+    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
+        return error.path.parent
+    return None
+
+
 def _refusal(error: GraphFileError) -> str:
     """One line for all graphs of a folder that nobody trusts here yet; otherwise the file's own."""
-    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
+    if isinstance(error, RefusedFileError) and _untrusted_folder(error) is not None:
         return error.of_folder
     return error.reason
 

@@ -275,6 +275,11 @@ class Scope:
         if self.replays is not None:
             self.replays.drop()
 
+    def give_back(self) -> None:
+        """As `drop_captured`, from any thread: a step that runs comes to its end first."""
+        with self._lock:
+            self.drop_captured()
+
     def unloaded(self) -> None:
         """The host took the model off its device: nothing is held for it any more."""
         self.faults.clear()

@@ -67,6 +67,8 @@ class Session:
         #: Whether the log has said that all requested graphs have come.
         self._is_told = True
         self._warned: set[str] = set()
+        #: Graphs built for it that `take_counts` told of.
+        self._counted: set[str] = set()
         #: How long its steps take; those of variants are other ones.
         self.pace = pace
 
@@ -175,6 +177,16 @@ class Session:
         if begun is not None:
             faults.spare(TELLING, _TIMING, pace.end, begun, form())
         return result
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many graphs were built for it since this was last asked, and how many are
+        missing now.
+        """
+        ours = self.graphs
+        ready = [graph for graph in ours if graph.state is State.READY]
+        built = {g.key for g in ready if g.source == "built" and self.is_new(g)} - self._counted
+        self._counted |= built
+        return len(built), len(ours) - len(ready)
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""

@@ -28,6 +28,8 @@ class Prompts:
         #: Until when a prompt counts as running, by the monotonic clock.
         self.until = 0.0
         self._waiting = False
+        #: What is to be done once no run goes on.
+        self._tasks: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """A run starts."""
@@ -36,12 +38,27 @@ class Prompts:
     def end(self, *, sampled: bool) -> None:
         """A run ended; `sampled`: it was what the prompt is there for."""
         self.sampling = max(0, self.sampling - 1)
+        while not self.sampling and self._tasks:
+            self._tasks.pop()()
         if sampled:
             self.until = 0.0
 
     def stay_busy(self) -> None:
         """A prompt runs, and nothing will say that it ended."""
         self.until = time.monotonic() + _PROMPT_S
+
+    def when_idle(self, task: Callable[[], None]) -> bool:
+        """Do something while no run goes on: now, or when the one that does has ended, in its
+        thread.
+
+        Returns:
+            Whether it is done.
+        """
+        if self.sampling:
+            self._tasks.append(task)
+            return False
+        task()
+        return True
 
     def is_busy(self) -> bool:
         """Whether a prompt runs that builds must leave room for: not one that waits for them."""

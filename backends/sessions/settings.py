@@ -166,6 +166,16 @@ SETTINGS = {
             default=True,
             control="toggle",
         ),
+        Setting(
+            name="metrics",
+            place="Server.Metrics",
+            title="Figures for Prometheus",
+            help="On: GET /warmgraph/metrics answers with builds, speed, disk and VRAM in "
+            "Prometheus' text format, to whoever reaches this server. It needs the Python package "
+            "prometheus_client.",
+            default=False,
+            control="toggle",
+        ),
     )
 }
 
@@ -234,6 +244,11 @@ class Settings:
         its kernels is no longer waited for.
         """
         return self._value("captured_limit_s")
+
+    @property
+    def offers_metrics(self) -> bool:
+        """Whether the server answers with figures for a monitoring system."""
+        return bool(self._value("metrics"))
 
     @property
     def keeps_captured(self) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,11 +18,12 @@ from ..families.plan import Plan
 from ..host.attached import Attached, Left
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
-from ..runtime.pace import Pace, Times
+from ..runtime.pace import Pace
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session
 from ..runtime.shared import Shared
 from ..runtime.specials import Specials
+from .eager_times import EagerTimes
 from .settings import Settings
 
 _EXACT_NEEDS = (
@@ -35,12 +35,11 @@ _EXACT_NEEDS = (
 class Starter:
     """Makes the sessions of one server process."""
 
-    def __init__(self, shared: Shared, settings: Settings) -> None:
+    def __init__(self, shared: Shared, settings: Settings, eager_times: EagerTimes) -> None:
         """Args: what all sessions of the process use."""
         self._shared = shared
         self._settings = settings
-        #: What the host's own calls of a model took: a changed LoRA makes a new session of it.
-        self._eager_times: WeakKeyDictionary[torch.nn.Module, Times] = WeakKeyDictionary()
+        self._eager_times = eager_times
 
     def start(
         self, attached: Attached, options: Options, choice: str, *, identifier: str
@@ -104,7 +103,7 @@ class Starter:
             resolution.backend,
             options,
             scope,
-            Pace(self._eager_times.setdefault(attached.root, Times()), attached.scale),
+            Pace(self._eager_times.of(attached), attached.scale),
             filter(None, notes),
         )
 

@@ -70,6 +70,13 @@ class Store:
         self._cap_bytes = cap_bytes
         self._evicting = threading.Lock()
 
+    @property
+    def fingerprint(self) -> str | None:
+        """What names this machine's key in the files that it signed; None without one."""
+        with suppress(GraphFileError):
+            return self._signer.fingerprint
+        return None
+
     def candidates(self, key: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
         """Yield every existing file of this graph: the shared store's first, then each folder's."""
         yield from self._shared(key)
@@ -208,7 +215,7 @@ class Store:
         with self._evicting:
             for folder in self._folders():
                 remove_stale(folder)
-            graphs = sorted(self._graphs(), key=lambda entry: entry[1].st_mtime_ns)
+            graphs = sorted(self.graphs(), key=lambda entry: entry[1].st_mtime_ns)
             excess = sum(status.st_size for _, status in graphs) - self._cap_bytes()
             for path, status in graphs:
                 if excess <= 0:
@@ -226,8 +233,37 @@ class Store:
 
     def usage(self) -> StoreUsage:
         """Count the shared store's graphs and their bytes."""
-        sizes = [status.st_size for _, status in self._graphs()]
+        sizes = [status.st_size for _, status in self.graphs()]
         return StoreUsage(len(sizes), sum(sizes))
+
+    def graphs(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the shared store's graph files; one that vanishes meanwhile is left out."""
+        for folder in self._folders():
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    path = Path(entry.path)
+                    if key_of(path) is None or entry.name.startswith("."):
+                        continue
+                    with suppress(OSError):
+                        if entry.is_file(follow_symlinks=False):
+                            yield path, entry.stat(follow_symlinks=False)
+
+    def remove(self, files: Collection[Path]) -> StoreUsage:
+        """Delete some of the files that `graphs` told of; those in workflow folders stay.
+
+        Returns:
+            How many are gone, and their bytes.
+        """
+        removed: list[int] = []
+        with self._evicting:
+            for path, status in list(self.graphs()):
+                if path in files:
+                    with suppress(OSError):  # in use (Windows), or another process was quicker
+                        path.unlink()
+                        removed.append(status.st_size)
+        if removed:
+            logger.info("Warmgraph: removed %d graphs that the user cleared", len(removed))
+        return StoreUsage(len(removed), sum(removed))
 
     def _own_folder(self) -> Path:
         return self.root / self._signer.fingerprint
@@ -277,18 +313,6 @@ class Store:
             for entry in entries:
                 if _OWN_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     yield Path(entry.path)
-
-    def _graphs(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Yield the shared store's graph files; one that vanishes meanwhile is left out."""
-        for folder in self._folders():
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    path = Path(entry.path)
-                    if key_of(path) is None or entry.name.startswith("."):
-                        continue
-                    with suppress(OSError):
-                        if entry.is_file(follow_symlinks=False):
-                            yield path, entry.stat(follow_symlinks=False)
 
 
 def _place(source: Path, target: Path) -> None:

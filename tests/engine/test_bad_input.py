@@ -544,7 +544,7 @@ def test_cancel_stops_the_wait_at_once_and_the_builds_go_on_without_the_model(
     del model  # the user loads another model while the worker is at it
     host.unload()
     gc.collect()
-    assert lab.engine.snapshot()["models"] == []
+    assert lab.engine.overview.snapshot()["models"] == []
     lab.cancelled = lambda: None
     lab.wait_until(lambda: lab.builds() == 1)
     lab.settle()

@@ -210,7 +210,7 @@ def test_nothing_of_a_dropped_control_stays(xl: Controlled) -> None:
     del net
     xl.lab.settle()
     assert network() is None
-    known = {report["id"] for report in xl.lab.engine.snapshot()["models"]}
+    known = {report["id"] for report in xl.lab.engine.overview.snapshot()["models"]}
     assert identifier not in known
 
 

@@ -84,6 +84,7 @@ def plan_tower(model: Any) -> Plan:
 
 
 TOWER = Family(
+    title="Towers",
     roots={f"{__name__}:Tower": plan_tower},
     forms={GATE.name: GATE},
     may_be_captured=lambda _: True,
@@ -169,7 +170,9 @@ def _streams(call: Call, host: Forward) -> Any:
     return forward
 
 
-DOUBLE = Family(roots={f"{__name__}:Double": plan_double}, forms={STREAMS.name: STREAMS})
+DOUBLE = Family(
+    title="Doubles", roots={f"{__name__}:Double": plan_double}, forms={STREAMS.name: STREAMS}
+)
 
 
 def register(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:

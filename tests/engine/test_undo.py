@@ -160,8 +160,8 @@ def test_nothing_of_a_dropped_model_stays(host: Host, make_lab: Callable[..., La
     lab = make_lab()
     model = Probed(lab, host)
     model.check()
-    assert [m["id"] for m in lab.engine.snapshot()["models"]] == [model.report()["id"]]
+    assert [m["id"] for m in lab.engine.overview.snapshot()["models"]] == [model.report()["id"]]
     del model
     gc.collect()
-    assert lab.engine.snapshot()["models"] == []
+    assert lab.engine.overview.snapshot()["models"] == []
     assert threading.active_count() < 30

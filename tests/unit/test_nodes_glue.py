@@ -276,4 +276,5 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "captured_vram_percent": "Captured.Vram",
         "captured_limit_s": "Captured.Limit",
         "keep_captured": "Captured.Keep",
+        "metrics": "Server.Metrics",
     }

@@ -1,0 +1,83 @@
+"""Whether this machine has what compiling needs, and the command that gets it what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..contract import INDUCTOR, Requirement
+from .registry import backend_named
+
+_TRITON = "triton"
+_COMPILER = "compiler"
+#: By a distribution's `ID` or `ID_LIKE`: how its package manager gets a C and C++ compiler.
+_PACKAGES = {
+    "debian": "sudo apt install build-essential",
+    "ubuntu": "sudo apt install build-essential",
+    "fedora": "sudo dnf install gcc gcc-c++",
+    "rhel": "sudo dnf install gcc gcc-c++",
+    "arch": "sudo pacman -S base-devel",
+    "suse": "sudo zypper install gcc gcc-c++",
+    "alpine": "sudo apk add build-base",
+}
+
+
+def needs(device: str) -> Iterator[Requirement]:
+    """Yield what compiling for a device needs: the compiler's own requirements, and, for Triton's
+    kernels, a C compiler.
+
+    Args:
+        device: "cuda" or "cpu".
+    """
+    yield from backend_named(INDUCTOR).requirements(device)
+    if device == "cuda" and sys.platform != "win32":  # triton-windows brings one along
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        yield Requirement(
+            "C compiler",
+            compiler is not None,
+            "Triton needs one (gcc or clang) for its first kernel, and there is none",
+            "install gcc, or name another with CC",
+        )
+
+
+def install_command(
+    requirement: Requirement,
+    *,
+    platform: str = sys.platform,
+    environment: Mapping[str, str] = os.environ,
+    release: Path = Path("/etc/os-release"),
+) -> str:
+    """Return the command that installs what is missing, "" where none is known.
+
+    Args:
+        platform: as `sys.platform` names it.
+        environment: variables of the server's process; conda's tell of its environment.
+        release: the file in which a Linux distribution says its name.
+    """
+    name = requirement.name.casefold()
+    if _TRITON in name:
+        wheel = "triton-windows" if platform == "win32" else "triton"
+        return f'"{sys.executable}" -m pip install {wheel}'
+    if _COMPILER not in name:
+        return ""
+    if "CONDA_PREFIX" in environment:
+        return "conda install -c conda-forge c-compiler cxx-compiler"
+    if platform == "win32":
+        return "winget install Microsoft.VisualStudio.2022.BuildTools"
+    if platform == "darwin":
+        return "xcode-select --install"
+    return next((_PACKAGES[name] for name in _distribution(release) if name in _PACKAGES), "")
+
+
+def _distribution(release: Path) -> Iterator[str]:
+    """Yield a Linux distribution's name, then those of the ones that it is like."""
+    try:
+        lines = release.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
+    for field in ("ID", "ID_LIKE"):
+        yield from fields.get(field, "").strip("\"'").split()

@@ -1,0 +1,115 @@
+"""What steps of the host's own took, by model and size, kept across restarts.
+
+Graphs that survive a restart leave no eager step to compare with; those of an earlier process, made
+under the same conditions, stand for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..host.attached import Attached
+from ..host_api.process import host_flags
+from ..runtime.pace import Size, Times
+from ..storing.canonical_json import canonical_json, sha256_hex
+from ..storing.files import write_whole
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "eager_times.json"
+#: Models that are remembered.
+KEPT = 64
+_MAX_BYTES = 4 << 20
+
+
+class EagerTimes:
+    """The times of the host's own steps, of each root module."""
+
+    def __init__(self, directory: Path, machine: str) -> None:
+        """Args: the pack's private folder, and a name for this machine's device."""
+        self._path = directory / FILE_NAME
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._table: dict[str, dict[Size, float]] | None = None
+        #: A changed LoRA makes a new session of the same root.
+        self._of: WeakKeyDictionary[torch.nn.Module, tuple[str, Times]] = WeakKeyDictionary()
+
+    def of(self, attached: Attached) -> Times:
+        """Return where the eager times of an object's root module are kept."""
+        root = attached.root
+        assert root is not None
+        if root not in self._of:
+            name = self._name(attached, root)
+            with self._lock:
+                self._of[root] = name, Times(self._read().get(name))
+        return self._of[root][1]
+
+    def keep(self, root: torch.nn.Module) -> None:
+        """Remember what was measured of a root module, where that is news."""
+        if root not in self._of:
+            return
+        name, times = self._of[root]
+        quickest = times.all_quickest()
+        with self._lock:
+            table = self._read()
+            if table.get(name) == quickest or not quickest:
+                return
+            table.pop(name, None)
+            table[name] = quickest
+            while len(table) > KEPT:
+                del table[next(iter(table))]
+            plain = {key: [[s, t] for s, t in known.items()] for key, known in table.items()}
+            try:
+                write_whole(self._path, json.dumps(plain, allow_nan=False).encode())
+            except OSError as error:
+                logger.debug("What eager steps took was not written down: %s", error)
+
+    def _name(self, attached: Attached, root: torch.nn.Module) -> str:
+        """A name for a model and all that decides how long its steps take but their size."""
+        elements = sum(parameter.numel() for parameter in root.parameters())
+        facts = {
+            "machine": self._machine,
+            "torch": str(torch.__version__),
+            "flags": host_flags(),
+            "model": attached.name,
+            "class": type(root).__qualname__,
+            "elements": elements,
+            "dtype": str(attached.target().dtype),
+        }
+        return sha256_hex(canonical_json(facts).encode())
+
+    def _read(self) -> dict[str, dict[Size, float]]:
+        """The table, read from the file when it is first asked for; none where that is not as it
+        was written.
+        """
+        if self._table is None:
+            self._table = {}
+            try:
+                with self._path.open("rb") as file:
+                    plain: Any = json.loads(file.read(_MAX_BYTES))
+                self._table = {
+                    str(name): dict(_pair(*pair) for pair in pairs)
+                    for name, pairs in plain.items()
+                }
+            except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+                pass
+        return self._table
+
+
+def _pair(size: Any, milliseconds: Any) -> tuple[Size, float]:
+    """A size and its time, as they are used.
+
+    Raises:
+        ValueError, TypeError: they are none.
+    """
+    if type(milliseconds) is not float or not 0 < milliseconds < math.inf:
+        raise ValueError("it is no time")
+    return tuple(tuple(int(side) for side in shape) for shape in size), milliseconds

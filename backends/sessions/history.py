@@ -1,0 +1,129 @@
+"""The last sampler runs of this machine, one line of JSON each, in the pack's private folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..runtime.pace import COMPILED, EAGER, EXACT
+from ..runtime.session import Session
+from ..storing.files import write_whole
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "runs.jsonl"
+#: Runs that are kept; the file holds up to twice as many lines before it is written anew.
+KEPT = 100
+_MAX_BYTES = 1 << 20
+_MAX_TEXT = 200
+_FORMS = (EAGER, EXACT, COMPILED)
+
+
+class History:
+    """Notes runs and tells of them; a disk that cannot be written costs those of this process."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Args: the pack's private folder, and what tells the time, in Unix seconds."""
+        self._path = directory / FILE_NAME
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lines = 0
+        self._runs: deque[dict[str, Any]] | None = None
+        #: Changes with each run.
+        self.version = 0
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the last runs as JSON-plain data, the newest last.
+
+        Each has: at (Unix seconds), model, size (of the image), batch, steps, form (eager, exact or
+        compiled), ms (of a step, None where unknown), eager_ms (the same), builds (graphs that were
+        built for it since the run before), misses (graphs that it had to do without).
+        """
+        with self._lock:
+            return list(self._kept())
+
+    def note(self, session: Session) -> bool:
+        """Note the run of a session that has just ended, if it was a sampler's; tells whether."""
+        run = session.pace.take_run()
+        if run is None:
+            return False
+        builds, misses = session.take_counts()
+        entry = {
+            "at": round(self._clock()),
+            "model": session.name,
+            "size": run.size,
+            "batch": run.batch,
+            "steps": run.steps,
+            "form": run.form,
+            "ms": None if run.ms is None else round(run.ms, 3),
+            "eager_ms": None if run.eager_ms is None else round(run.eager_ms, 3),
+            "builds": builds,
+            "misses": misses,
+        }
+        with self._lock:
+            self._kept().append(entry)
+            self._write(entry)
+            self.version += 1
+        return True
+
+    def _kept(self) -> deque[dict[str, Any]]:
+        """The runs, read from the file when they are first asked for."""
+        if self._runs is None:
+            self._runs = deque(self._read(), maxlen=KEPT)
+        return self._runs
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return
+        for line in text.splitlines():
+            self._lines += 1
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):  # half a line of a server that was killed
+                continue
+            if _is_run(entry):
+                yield entry
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        """Append a line; now and then the file is written anew, without the oldest."""
+        try:
+            if self._lines >= 2 * KEPT:
+                lines = [json.dumps(each, allow_nan=False) for each in self._kept()]
+                write_whole(self._path, ("\n".join(lines) + "\n").encode())
+                self._lines = len(lines)
+                return
+            with self._path.open("ab") as file:
+                file.write((json.dumps(entry, allow_nan=False) + "\n").encode())
+            self._lines += 1
+        except OSError as error:
+            logger.debug("A run was not written down: %s", error)
+
+
+def _is_run(entry: Any) -> bool:
+    """Whether a line of the file is a run as it is written."""
+    if not isinstance(entry, dict):
+        return False
+    texts = [entry.get(name) for name in ("model", "size")]
+    counts = [entry.get(name) for name in ("at", "batch", "steps", "builds", "misses")]
+    times = [entry.get(name, "") for name in ("ms", "eager_ms")]
+    return (
+        len(entry) == 10
+        and all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in texts)
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(_is_time(time) for time in times)
+        and entry.get("form") in _FORMS
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value) and value >= 0)

@@ -1,0 +1,168 @@
+"""What the shared store holds, by model family, and which of it nobody needs any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..compilers.registry import backend_named
+from ..errors import GraphFileError, RequirementError
+from ..families.catalogue import family_title
+from ..kinds import keys
+from ..kinds.target import explain_target
+from ..storing.graph_file import key_of
+from ..storing.store import Store, StoreUsage
+
+#: How long a graph may lie there without being loaded until it counts as unused, in days.
+UNUSED_DAYS = 30
+_DAY_S = 24 * 60 * 60
+_OTHER = "Other files"
+_UNTRUSTED = "signed with another key than this server's, or not at all"
+
+
+class What(str, Enum):
+    """What to clear: graphs that are not loaded and were not for a while, those that do not fit
+    this machine, or all that the store has.
+    """
+
+    UNUSED = "unused"
+    UNFIT = "unfit"
+    ALL = "all"
+
+
+class _Made(NamedTuple):
+    """What a file says of itself: of which family, and for which target; or why it says nothing."""
+
+    family: str
+    target: Mapping[str, Any]
+    fault: str = ""
+
+
+class _Stored(NamedTuple):
+    """One file of the store."""
+
+    path: Path
+    key: str
+    bytes: int
+    used: float
+    made: _Made
+    #: Why it cannot be used here, in words.
+    unfit: str
+
+
+class Inventory:
+    """Looks through the store; what a file says of itself is read once."""
+
+    def __init__(self, store: Store, in_use: Callable[[], Collection[str]]) -> None:
+        """Args: the store, and which keys are loaded in this process."""
+        self._store = store
+        self._in_use = in_use
+        self._lock = threading.Lock()  # pages ask at the same time
+        self._made: dict[tuple[Path, int, int], _Made] = {}
+
+    def by_family(self) -> list[dict[str, Any]]:
+        """Return what the store holds, as JSON-plain data, the largest family first."""
+        in_use, families = set(self._in_use()), defaultdict(list)
+        for file in self._files():
+            families[file.made.family].append(file)
+        told = [_family(name, files, in_use) for name, files in families.items()]
+        return sorted(told, key=lambda family: -family["bytes"])
+
+    def clear(self, what: What) -> StoreUsage:
+        """Remove files from the store. Graphs that are loaded go on; those beside workflows stay.
+
+        Returns:
+            How many are gone, and their bytes.
+        """
+        files, in_use = self._files(), set(self._in_use())
+        if what is What.UNUSED:
+            files = [file for file in files if _is_unused(file, in_use)]
+        elif what is What.UNFIT:
+            files = [file for file in files if file.unfit]
+        return self._store.remove({file.path for file in files})
+
+    def _files(self) -> list[_Stored]:
+        targets = _Targets()
+        with self._lock:
+            files = list(self._read(targets))
+            there = {file.path for file in files}
+            self._made = {known: made for known, made in self._made.items() if known[0] in there}
+        return files
+
+    def _read(self, targets: _Targets) -> Iterator[_Stored]:
+        for path, status in self._store.graphs():
+            name = path, status.st_ino, status.st_size
+            if name not in self._made:
+                self._made[name] = self._look(path)
+            made, key = self._made[name], key_of(path)
+            assert key is not None, "the store tells of graph files alone"
+            unfit = made.fault or targets.explain(made.target)
+            yield _Stored(path, key, status.st_size, status.st_mtime, made, unfit)
+
+    def _look(self, path: Path) -> _Made:
+        try:
+            manifest = self._store.read_manifest(path)
+        except GraphFileError as error:
+            return _Made("", {}, error.reason.replace(str(path), path.name))
+        assert manifest is not None, "every kind was wanted"
+        fault = "" if manifest.signer == self._store.fingerprint else _UNTRUSTED
+        return _Made(str(manifest.structure["family"]), manifest.target, fault)
+
+
+class _Targets:
+    """What this machine compiles for, asked once for each device and backend."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Mapping[str, Any] | None] = {}
+
+    def explain(self, made_for: Mapping[str, Any]) -> str:
+        """Say why a file that was made for a target does not fit this machine; "" where it does."""
+        device, backend = str(made_for.get("device")), str(made_for.get("backend"))
+        if (device, backend) not in self._known:
+            self._known[device, backend] = _target(device, backend)
+        ours = self._known[device, backend]
+        if ours is None:
+            return f"made for the device {device}, which is not here"
+        return "; ".join(explain_target(made_for, ours))
+
+
+def _target(device: str, backend: str) -> Mapping[str, Any] | None:
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        return None
+    try:
+        return keys.target(device, backend_named(backend))
+    except RequirementError:
+        return None
+
+
+def _is_unused(file: _Stored, in_use: Collection[str]) -> bool:
+    return file.key not in in_use and time.time() - file.used > UNUSED_DAYS * _DAY_S
+
+
+def _family(name: str, files: list[_Stored], in_use: Collection[str]) -> dict[str, Any]:
+    unused = [file for file in files if _is_unused(file, in_use)]
+    unfit: Counter[str] = Counter()
+    for file in files:
+        if file.unfit:
+            unfit[file.unfit] += file.bytes
+    return {
+        "family": name,
+        "title": family_title(name) or name or _OTHER,
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+        "last_used": round(max(file.used for file in files)),
+        "in_use": sum(file.key in in_use for file in files),
+        "unused_files": len(unused),
+        "unused_bytes": sum(file.bytes for file in unused),
+        "unfit": [
+            {"reason": why, "files": sum(file.unfit == why for file in files), "bytes": size}
+            for why, size in unfit.most_common()
+        ],
+    }

@@ -1,0 +1,122 @@
+"""All that a server process knows, in one piece of plain data, and what a user may do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..building.builder import Builder
+from ..cuda_graphs.memory import CapturedMemory
+from ..deepcache.cache import DeepCache
+from ..host_api.memory import empty_cache
+from ..runtime.graphs import Graphs
+from ..runtime.live import Live
+from ..runtime.session import Session
+from ..storing.store import Store, StoreUsage
+from . import warnings
+from .history import History
+from .inventory import Inventory, What
+from .prompts import Prompts
+from .report import deepcache_report, model_report
+from .settings import Settings
+
+
+class Overview:
+    """Looks at everything from any thread, and hands a user's wishes on."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Live[Session],
+        caches: Live[DeepCache],
+        builder: Builder,
+        graphs: Graphs,
+        store: Store,
+        captured: CapturedMemory,
+        prompts: Prompts,
+        history: History,
+        settings: Settings,
+    ) -> None:
+        """Args: what the engine owns."""
+        self._sessions = sessions
+        self._caches = caches
+        self._builder = builder
+        self._graphs = graphs
+        self._store = store
+        self._captured = captured
+        self._prompts = prompts
+        self._history = history
+        self._settings = settings
+        self._inventory = Inventory(store, graphs.ready_keys)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all reports, the builder's progress, the store's use and the settings.
+
+        Reports of DeepCaches are apart: a model's here is that of its graphs alone.
+        """
+        usage = self._store.usage()
+        return {
+            "models": [model_report(s, self._builder, None) for s in self._sessions.values()],
+            "deepcaches": [deepcache_report(cache) for cache in self._caches.values()],
+            "builds": self._graphs.builds,
+            "loads": self._graphs.loads,
+            "runs_made": self._history.version,
+            "building": self.building(),
+            "store": {
+                **usage._asdict(),
+                "cap_bytes": self._settings.store_cap_bytes,
+                "folder": str(self._store.root),
+            },
+            "captured": {
+                "vram_bytes": self._captured.used_bytes,
+                "budget_bytes": self._budget_bytes(),
+            },
+            "warnings": [
+                warning._asdict()
+                for warning in (*warnings.of_machine(), *warnings.of_graphs(self._graphs))
+            ],
+            "settings": self._settings.as_dict(),
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Return what takes longer to find out: the store by model family, and the last runs."""
+        return {"stored": self._inventory.by_family(), "runs": self._history.runs()}
+
+    def building(self) -> dict[str, Any]:
+        """Return the builder's progress."""
+        return self._builder.progress()._asdict()
+
+    # --- what a user may ask for ------------------------------------------------------------------
+
+    def pause_builds(self, paused: bool) -> None:
+        """Begin no build, or go on."""
+        self._builder.pause(paused)
+
+    def cancel_builds(self) -> int:
+        """Drop all builds until a run needs their graphs; returns how many those were."""
+        return self._builder.cancel()
+
+    def clear_store(self, what: What) -> StoreUsage:
+        """Remove graphs from the shared store; returns how many, and their bytes."""
+        return self._inventory.clear(what)
+
+    def free_captured(self) -> tuple[int, bool]:
+        """Give the VRAM of captured steps back, when no run goes on.
+
+        Returns:
+            How many bytes that are, and whether it is done; else it is when the run has ended.
+        """
+        held = self._captured.used_bytes
+        return held, self._prompts.when_idle(self._give_back)
+
+    def _give_back(self) -> None:
+        for session in self._sessions.values():
+            for scope in session.scopes:
+                scope.give_back()
+        empty_cache()
+
+    def _budget_bytes(self) -> int:
+        if not torch.cuda.is_available():
+            return 0
+        return self._captured.budget_bytes(torch.device("cuda", torch.cuda.current_device()))

@@ -1,0 +1,98 @@
+"""What eager steps took stands after a restart, for the same model under the same conditions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.runtime.pace import FEWEST_CALLS, Times
+from warmgraph_backends.sessions import eager_times as room
+from warmgraph_backends.sessions.eager_times import FILE_NAME, KEPT, EagerTimes
+
+SIZE = ((2, 4, 8, 8), (2,), (2, 77, 64))
+
+
+@pytest.fixture(autouse=True)
+def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options that the server was started with."""
+    given = ["--cpu"]
+    monkeypatch.setattr(room, "host_flags", lambda: given)
+    return given
+
+
+def attached(root: torch.nn.Module, name: str = "SDXL", dtype: torch.dtype = torch.float16) -> Any:
+    target = SimpleNamespace(dtype=dtype)
+    return SimpleNamespace(root=root, name=name, target=lambda: target)
+
+
+def measure(times: Times, milliseconds: float) -> None:
+    for _ in range(FEWEST_CALLS):
+        times.add(SIZE, milliseconds)
+
+
+def test_they_survive_a_restart_and_new_ones_take_their_place(tmp_path: Path) -> None:
+    root = torch.nn.Linear(4, 4)
+    before = EagerTimes(tmp_path, "gpu")
+    assert before.of(attached(root)).quickest(SIZE) is None
+    measure(before.of(attached(root)), 61.0)
+    before.keep(root)
+    again, same = EagerTimes(tmp_path, "gpu"), torch.nn.Linear(4, 4)
+    times = again.of(attached(same))
+    assert times.quickest(SIZE) == 61.0 and times.typical(SIZE) is None
+    measure(times, 50.0)
+    again.keep(same)
+    assert EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4))).quickest(SIZE) == 50.0
+
+
+def test_another_machine_model_size_dtype_or_start_has_its_own(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    root = torch.nn.Linear(4, 4)
+    before = EagerTimes(tmp_path, "gpu")
+    measure(before.of(attached(root)), 61.0)
+    before.keep(root)
+
+    def known(machine: str, each: Any) -> float | None:
+        return EagerTimes(tmp_path, machine).of(each).quickest(SIZE)
+
+    assert known("gpu", attached(torch.nn.Linear(4, 4))) == 61.0
+    assert known("another gpu", attached(torch.nn.Linear(4, 4))) is None
+    assert known("gpu", attached(torch.nn.Linear(4, 4), "SD1.5")) is None
+    assert known("gpu", attached(torch.nn.Linear(4, 5))) is None
+    assert known("gpu", attached(torch.nn.Linear(4, 4), dtype=torch.float32)) is None
+    flags.append("--use-sage-attention")
+    assert known("gpu", attached(torch.nn.Linear(4, 4))) is None
+
+
+def test_nothing_is_written_without_news_and_few_models_are_kept(tmp_path: Path) -> None:
+    times = EagerTimes(tmp_path, "gpu")
+    root = torch.nn.Linear(4, 4)
+    times.of(attached(root))
+    times.keep(root)
+    assert not (tmp_path / FILE_NAME).exists()
+    for width in range(1, KEPT + 4):
+        root = torch.nn.Linear(1, width)
+        measure(times.of(attached(root)), 1.0)
+        times.keep(root)
+    (tmp_path / FILE_NAME).touch()
+    assert len(json.loads((tmp_path / FILE_NAME).read_text())) == KEPT
+    then = (tmp_path / FILE_NAME).stat().st_mtime_ns
+    times.keep(root)
+    assert (tmp_path / FILE_NAME).stat().st_mtime_ns == then
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": 1}', '{"a": [[1, 2.0]]}', '{"a": [[[[1]], -2.0]]}', "[" * 9999]
+)
+def test_a_file_that_is_not_as_it_was_written_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    times = EagerTimes(tmp_path, "gpu")
+    root = torch.nn.Linear(4, 4)
+    measure(times.of(attached(root)), 2.0)
+    times.keep(root)
+    assert EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4))).quickest(SIZE) == 2.0
