@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from datetime import datetime
 from http.client import HTTPException
 from typing import Any
 
@@ -13,6 +14,8 @@ from .output import say_lines, stop
 ROUTE = "/warmgraph/report"
 #: Of an answer, in bytes; a server's is a few hundred thousand.
 MAX_ANSWER = 64 << 20
+#: Of the last runs, how many are printed; `--json` has all.
+SHOWN_RUNS = 10
 _PATIENCE_S = 20.0
 
 
@@ -84,14 +87,41 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         if not lines:
             lines.append("no model has come through a node of Warmgraph yet")
         if building["done"] < building["total"]:
-            lines.append(f"building {building['done']} of {building['total']} graphs")
+            paused = " (paused)" if building["paused"] else ""
+            lines.append(f"building {building['done']} of {building['total']} graphs{paused}")
         lines.append(
             f"this server: {answer['builds']} graphs built, {answer['loads']} loaded; "
             f"store: {store['files']} files, {store['bytes'] / 2**20:.1f} MiB"
         )
+        lines += [f"  {_stored(family)}" for family in answer["stored"]]
+        for each in answer["warnings"]:
+            lines.append(f"{each['title']}: {each['text']} {each['command']}".rstrip())
+        if runs := answer["runs"][-SHOWN_RUNS:]:
+            lines.append("last runs:")
+            lines += [f"  {_run(run)}" for run in runs]
         settings = ", ".join(f"{name} {value}" for name, value in answer["settings"].items())
         lines.append(f"settings: {settings}")
     except (KeyError, TypeError, AttributeError) as error:
         words = f"the server's report is another version's ({error!r}); use its own cli.py"
         raise _NoReportError(f"{words}, or --json") from error
     return lines
+
+
+def _stored(family: dict[str, Any]) -> str:
+    """What the store has of one family."""
+    used = datetime.fromtimestamp(family["last_used"]).date()
+    size = f"{family['files']} files, {family['bytes'] / 2**20:.1f} MiB"
+    unfit = "".join(
+        f"; {each['files']} do not fit here: {each['reason']}" for each in family["unfit"]
+    )
+    return f"{family['title']}: {size}, last used {used}{unfit}"
+
+
+def _run(run: dict[str, Any]) -> str:
+    """One run of the sampler."""
+    when = datetime.fromtimestamp(run["at"]).isoformat(" ", "seconds")
+    what = f"{run['model']} {run['size']}, batch {run['batch']}, {run['steps']} steps"
+    if run["ms"] is None:
+        return f"{when}  {what}, {run['form']}"
+    eager = "" if run["eager_ms"] is None else f" (eager {run['eager_ms']:.1f})"
+    return f"{when}  {what}, {run['form']}: {run['ms']:.1f} ms a step{eager}"

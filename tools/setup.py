@@ -30,6 +30,7 @@ TOOLS = (
     "ruff==0.17.6",
     "mypy==2.4.1",
     "websocket-client==1.9.2",
+    "prometheus-client==0.26.0",
 )
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds

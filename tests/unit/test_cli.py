@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -420,8 +421,31 @@ REPORT: dict[str, Any] = {
     "deepcaches": [{"text": "DeepCache, last run: 2 full"}],
     "builds": 3,
     "loads": 1,
-    "building": {"done": 1, "total": 4},
+    "building": {"done": 1, "total": 4, "paused": True},
     "store": {"files": 4, "bytes": 3 << 20},
+    "stored": [
+        {
+            "title": "UNets",
+            "files": 4,
+            "bytes": 3 << 20,
+            "last_used": 1_790_000_000,
+            "unfit": [{"reason": "torch: made for 2.9", "files": 1, "bytes": 1}],
+        }
+    ],
+    "warnings": [{"title": "No compiler", "text": "Get one.", "command": "apt install it"}],
+    "runs": [
+        {
+            "at": 1_790_000_000,
+            "model": "SDXL",
+            "size": "1024x1024",
+            "batch": 2,
+            "steps": 20,
+            "form": "compiled",
+            "ms": ms,
+            "eager_ms": eager,
+        }
+        for ms, eager in [*[(9.0, 9.0)] * 3, *[(31.25, 61.0)] * 8, (30.0, None), (None, None)]
+    ],
     "settings": {"workers": 0},
 }
 
@@ -455,12 +479,20 @@ def test_report_says_in_words_what_a_server_answers() -> None:
         done = run("report", "--url", url + "/", imports=True)
         machine_readable = run("report", "--url", url, "--json")
     assert done.returncode == 0, done.stderr
+    when = datetime.fromtimestamp(1_790_000_000).isoformat(" ")
+    ran = "SDXL 1024x1024, batch 2, 20 steps, compiled"
     assert done.stdout.splitlines() == [
         "SDXL: 3 of 4 regions compiled",
         "  eager: 1 x \\x1b[2Jpatched",
         "DeepCache, last run: 2 full",
-        "building 1 of 4 graphs",
+        "building 1 of 4 graphs (paused)",
         "this server: 3 graphs built, 1 loaded; store: 4 files, 3.0 MiB",
+        f"  UNets: 4 files, 3.0 MiB, last used {when[:10]}; 1 do not fit here: torch: made for 2.9",
+        "No compiler: Get one. apt install it",
+        "last runs:",
+        *[f"  {when}  {ran}: 31.2 ms a step (eager 61.0)"] * 8,
+        f"  {when}  {ran}: 30.0 ms a step",
+        f"  {when}  {ran}",
         "settings: workers 0",
     ]
     assert " torch\n" not in done.stderr
