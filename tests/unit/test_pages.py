@@ -10,10 +10,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from warmgraph_backends.compilers.registry import resolve_backend
+from warmgraph_backends.cuda_graphs.signatures import FixedCallError, read_call
+from warmgraph_backends.errors import WarmgraphError
+from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.sessions.settings import SETTINGS
+from warmgraph_backends.storing.folders import validate_graphs_name
+from warmgraph_backends.storing.graph_file import read_graph
+from warmgraph_backends.storing.signing import Signer
 
-from .reasons import texts
+from .reasons import HOLE, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -185,6 +193,32 @@ def told(self, value):
         "left to the host",
         "and its value",
     ]
+
+
+def _find(reason: str) -> list[str]:
+    """What a reader finds on the page who searches it for a reason."""
+    patterns = {text: ".+".join(map(re.escape, text.split(HOLE))) for text in EXPLAINED}
+    return [text for text, pattern in patterns.items() if re.search(pattern, reason)]
+
+
+def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
+    found = {}
+    for text, cause in {
+        "no region plan for … yet: runs as without this node": lambda: plan_model(
+            torch.nn.Linear(1, 1)
+        ),
+        "this backend does not run on …": lambda: resolve_backend("inductor", "mps"),
+        "backend must be one of …, got …": lambda: resolve_backend("tensorrt", "cpu"),
+        "… has a …, whose effect is not known": lambda: read_call((object(),), {}),
+        "graphs must be one plain folder name, got …: …": lambda: validate_graphs_name("a/b"),
+        "cannot be read: …": lambda: read_graph(tmp_path / "none", Signer(tmp_path)),
+    }.items():
+        try:
+            said = str(cause())
+        except (WarmgraphError, FixedCallError) as error:
+            said = str(error)
+        found[text] = said
+    assert {text for text, said in found.items() if text in _find(said)} == {*found}
 
 
 # --- all pages ----------------------------------------------------------------------------------
