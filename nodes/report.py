@@ -37,9 +37,10 @@ class WarmgraphGraphReport(io.ComfyNode):
             display_name="Graph Report",
             category="Warmgraph",
             description=(
-                "Shows what Warmgraph did for a model: regions compiled, regions that run as "
-                "without it and why, builds, loads, misses, disk, VRAM and seconds saved. Link "
-                "the finished image to `after` to see the figures of this very run."
+                "Shows what Warmgraph did for a model: which parts are compiled, which run as "
+                "without it and why, which graphs were built, loaded or are missing, disk, VRAM "
+                "and seconds saved. Link the finished image to `after` to see the figures of this "
+                "very run."
             ),
             search_aliases=["statistics", "compile report", "warmgraph"],
             inputs=[

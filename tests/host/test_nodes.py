@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import websocket
 
+from warmgraph_backends.sessions.lines import ENGLISH
+from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_tools.host import Graph, HostError, Server
 
 
@@ -75,7 +77,7 @@ def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
         assert "parts compiled" in run.outputs["6"]["text"][0]
         shown = run.outputs["2"]["warmgraph"][0]
         assert [line["text"] for line in shown["lines"]] == shown["text"].splitlines()
-        assert "parts" in {line["key"] for line in shown["lines"]}
+        assert {line["key"] for line in shown["lines"]} & {"parts", "parts_coming"}
     assert first.outputs["2"] == second.outputs["2"], "the text comes back with the cached result"
 
 
@@ -215,6 +217,21 @@ def test_an_open_page_is_told_of_changes(server: Server, checkpoint: str) -> Non
     assert heard, "no event within 20 s"
     assert {"models", "building", "store", "settings"} <= set(heard[0])
     assert all("regions" in report and report["text"] for report in heard[0]["models"])
+
+
+def test_the_host_serves_our_words_and_help_pages_in_chinese(server: Server) -> None:
+    words = server.get("/i18n")["zh"]
+    infos = server.object_info().items()
+    ours = {name for name, info in infos if info["category"] == "Warmgraph"}
+    assert ours and set(words["nodeDefs"]) == ours, "no other pack here has words"
+    assert len(words["settings"]) == len(SETTINGS)
+    assert set(words["warmgraph"]["lines"]) == set(ENGLISH)
+    for name in ours:
+        address = f"{server.url}/extensions/warmgraph/docs/{name}/zh.md"
+        with urllib.request.urlopen(address) as answer:  # a page that is not there is an error
+            page = answer.read().decode()
+            assert "text/html" not in answer.headers["Content-Type"], "the host's page skips such"
+        assert page.startswith(f"# {words['nodeDefs'][name]['display_name']}\n")
 
 
 def _post(server: Server, body: bytes, kind: str, **headers: str) -> tuple[int, dict[str, Any]]:
