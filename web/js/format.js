@@ -22,8 +22,8 @@ export function duration(ms) {
 }
 
 /** @param {number} seconds since 1970 */
-export function date(seconds) {
-  const style = { dateStyle: "short", timeStyle: "short" };
+export function time(seconds) {
+  const style = { month: "numeric", day: "numeric", hour: "numeric", minute: "numeric" };
   return new Intl.DateTimeFormat(language(), style).format(new Date(seconds * 1000));
 }
 

@@ -1,4 +1,7 @@
-/** The badge of a node whose model runs as a whole as without it. */
+/**
+ * The badge of a node whose model runs as a whole as without it, on the classic canvas: legible zoomed
+ * out. Nodes that are elements read their badges once; the text in the box says the same.
+ */
 import { words } from "./words.js";
 
 /** Legible on each other, whatever the page's colours. */
@@ -18,13 +21,5 @@ export function setBadge(node, shown) {
     const badge = Object.assign(new Badge({ text, ...COLOURS }), { isWarmgraph: true });
     node.badges.push(badge);
   } else return;
-  // As the host does after changing its own: nodes that are not drawn on a canvas look again.
-  node.graph?.trigger?.("node:property:changed", {
-    type: "node:property:changed",
-    nodeId: node.id,
-    property: "badges",
-    oldValue: node.badges,
-    newValue: node.badges,
-  });
   node.setDirtyCanvas?.(true, true);
 }

@@ -54,8 +54,9 @@ function addStatus(node, look) {
 
   const draw = () => {
     if (!parts.length) return showText(words("page.not_run"));
-    showReports(parts.map((part) => reportOf(part.id) ?? part));
-    setBadge(node, parts.every(({ id }) => !id || reportOf(id)?.standing === "eager"));
+    const eager = parts.every(({ id }) => !id || reportOf(id)?.standing === "eager");
+    showReports(parts.map((part) => reportOf(part.id) ?? part), eager);
+    setBadge(node, eager);
   };
   const refresh = (progress) => {
     if (!progress) {

@@ -66,14 +66,18 @@ export function makeBox(height, whole) {
     box,
     /** @param {string} newest */
     showText: (newest) => draw(newest),
-    /** @param {Report[]} reports */
-    showReports(reports) {
+    /**
+     * @param {Report[]} reports
+     * @param {boolean} eager whether all of them run as without us
+     */
+    showReports(reports, eager) {
       shown = reports;
+      const mark = el("div", { class: "warmgraph-mark" }, `⚠ ${words("page.badge_eager")}`);
       const texts = whole
         ? [reports.map((report) => report.text).join("\n")]
         : reports.flatMap(reportPart);
       const more = !whole && reports.some((report) => report.text);
-      draw(...texts, more && button("report", words("page.full_report"), { class: "warmgraph-link" }));
+      draw(eager && mark, ...texts, more && button("report", words("page.full_report"), { class: "warmgraph-link" }));
     },
   };
 }

@@ -3,7 +3,6 @@
  * about it. It is drawn from one snapshot, after each change of it.
  */
 import { app } from "../../../scripts/app.js";
-import { api } from "../../../scripts/api.js";
 import { el, update } from "./elements.js";
 import { watchLanguage } from "./locale.js";
 import { newestSnapshot, refreshReports, watchReports } from "./reports.js";
@@ -36,10 +35,9 @@ export function tabOf(snapshot, busy) {
   return el("div", { class: "warmgraph-tab" }, el("h2", {}, "Warmgraph"), ...sections);
 }
 
-/** What events do not bring hangs on these. */
-function mark({ store, builds, loads, building, models = [] }) {
-  const times = models.map(({ speed }) => speed?.ms);
-  return JSON.stringify([store?.files, store?.bytes, builds, loads, building?.done, times]);
+/** What events do not bring has changed when one of these has. */
+function mark({ store, builds, loads, runs_made: runs }) {
+  return JSON.stringify([store?.files, store?.bytes, builds, loads, runs]);
 }
 
 /** @type {AbortController | undefined} of the tab while it is open */
@@ -66,9 +64,6 @@ function open(place) {
     draw();
   }, signal);
   watchLanguage(draw, signal);
-  // After each prompt, whosever it is: the host tells all pages how many are left.
-  const fetchRuns = () => refreshReports();
-  api.addEventListener("status", fetchRuns, { signal });
   tab.addEventListener("click", (event) => void act(event, busy, draw), { signal });
   refreshReports();
 }
@@ -105,6 +100,7 @@ app.registerExtension({
       id: TAB,
       icon: "pi pi-gauge",
       title: "Warmgraph",
+      label: "Warm\u00adgraph", // too long for one line there
       tooltip: words("page.tab_tooltip"),
       type: "custom",
       render: open,

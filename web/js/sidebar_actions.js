@@ -2,7 +2,7 @@
 import { app } from "../../../scripts/app.js";
 import { confirmed, copy, download, post, toast } from "./asking.js";
 import { csvOf } from "./figures.js";
-import { bytes, number } from "./format.js";
+import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
 import { newestSnapshot, refreshReports, reportOf } from "./reports.js";
 import { clearable } from "./sidebar_store.js";
@@ -17,12 +17,12 @@ const builds = (action) => async () => {
 /** @param {"unused" | "unfit" | "all"} what */
 const clear = (what) => async () => {
   const { files, size } = clearable(newestSnapshot(), what);
-  const values = { files: number(files), size: bytes(size) };
+  const values = { count: files, size: bytes(size) };
   if (!(await confirmed(words(`page.clear_${what}`), words(`page.clear_${what}_warning`, values))))
     return;
   const answer = await post("/warmgraph/store", { action: "clear", what });
   if (answer) {
-    const removed = { files: number(answer.removed), size: bytes(answer.bytes) };
+    const removed = { count: answer.removed, size: bytes(answer.bytes) };
     toast("success", words("page.cleared", removed), undefined, 5000);
   }
   refreshReports();
@@ -30,8 +30,10 @@ const clear = (what) => async () => {
 
 async function free() {
   const answer = await post("/warmgraph/captured", { action: "free" });
-  if (answer)
-    toast("success", words("page.freed", { size: bytes(answer.bytes) }), undefined, 5000);
+  if (answer) {
+    const freed = answer.done ? "page.freed" : "page.freed_later";
+    toast("success", words(freed, { size: bytes(answer.bytes) }), undefined, 5000);
+  }
   refreshReports();
 }
 

@@ -1,7 +1,7 @@
 /** The last runs: how long a step took, as a plot, as a table and as a file. */
 import { button, el, svg } from "./elements.js";
 import { dotsOf, seriesOf } from "./figures.js";
-import { date, duration, number } from "./format.js";
+import { duration, number, time } from "./format.js";
 import { words } from "./words.js";
 
 /** Rows of the table; the file has all. */
@@ -58,7 +58,7 @@ function plot(series) {
         svg(
           "circle",
           { cx: x, cy: y, r: 3, class: `warmgraph-${run.form}` },
-          svg("title", {}, `${date(run.at)}: ${duration(run.ms)}`),
+          svg("title", {}, `${time(run.at)}: ${duration(run.ms)}`),
         ),
       ),
     ),
@@ -71,25 +71,30 @@ function plot(series) {
 }
 
 function table(runs) {
-  const heads = ["when", "model", "size", "steps", "form", "a_step_column"].map((name) =>
+  const heads = ["run", "form", "a_step"].map((name) =>
     el("th", { scope: "col" }, words(`page.${name}`)),
   );
   const newest = runs.slice(-SHOWN).reverse();
-  const rows = newest.map((run) =>
-    el(
-      "tr",
-      {},
-      el("td", {}, date(run.at)),
-      el("td", {}, run.model),
-      el("td", {}, run.batch > 1 ? `${run.size} x ${number(run.batch)}` : run.size),
-      el("td", {}, number(run.steps)),
-      el("td", {}, words(`page.form_${run.form}`)),
-      el("td", {}, run.ms === null ? "" : duration(run.ms)),
-    ),
-  );
   return el(
-    "div",
-    { class: "warmgraph-wide", tabindex: 0, role: "region", "aria-labelledby": "warmgraph-runs" },
-    el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)),
+    "table",
+    { "aria-labelledby": "warmgraph-runs" },
+    el("thead", {}, el("tr", {}, ...heads)),
+    el("tbody", {}, ...newest.map(row)),
+  );
+}
+
+function row({ at, model, size, batch, steps, form, ms }) {
+  const images = batch > 1 ? `${number(batch)} x ${size}` : size;
+  return el(
+    "tr",
+    {},
+    el(
+      "td",
+      {},
+      el("div", {}, `${model}, ${images}`),
+      el("div", { class: "warmgraph-note" }, `${time(at)}, ${words("page.steps", { count: steps })}`),
+    ),
+    el("td", {}, words(`page.form_${form}`)),
+    el("td", { class: "warmgraph-value" }, ms === null ? "" : duration(ms)),
   );
 }

@@ -1,6 +1,6 @@
 /** The graphs on disk, by model family, with buttons to clear them. */
 import { button, el } from "./elements.js";
-import { bytes, date, number, percent } from "./format.js";
+import { bytes, number, percent, time } from "./format.js";
 import { words } from "./words.js";
 
 /**
@@ -47,7 +47,7 @@ function clearButton(snapshot, what, busy) {
 }
 
 function usage({ files, bytes: size, cap_bytes: cap, folder }) {
-  const text = words("page.store_size", { size: bytes(size), cap: bytes(cap), count: number(files) });
+  const text = words("page.store_size", { size: bytes(size), cap: bytes(cap), count: files });
   const share = percent(size, cap).toFixed(1);
   return [
     el(
@@ -79,7 +79,7 @@ function table(stored) {
       el("th", { scope: "row" }, each.title),
       el("td", {}, number(each.files)),
       el("td", {}, bytes(each.bytes)),
-      el("td", {}, each.last_used ? date(each.last_used) : ""),
+      el("td", {}, each.last_used ? time(each.last_used) : ""),
     ),
   );
   return el(

@@ -2,15 +2,6 @@
 import { button, el } from "./elements.js";
 import { words } from "./words.js";
 
-/**
- * A warning in the page's language; the server's own is English.
- * @param {{id: string, title: string, text: string, values?: Record<string, string>}} warning
- */
-export function warningTexts({ id, title, text, values = {} }) {
-  const key = `warnings.${id.replaceAll("-", "_")}`;
-  return { title: words(`${key}_title`, values, title), text: words(key, values, text) };
-}
-
 /** @param {Record<string, any>} snapshot */
 export function warningsSection({ warnings = [] }) {
   if (!warnings.length) return undefined;
@@ -22,14 +13,11 @@ export function warningsSection({ warnings = [] }) {
   );
 }
 
-function card(warning) {
-  const { title, text } = warningTexts(warning);
-  const { command } = warning;
-  const icon = warning.severity === "error" ? "pi-times-circle" : "pi-exclamation-triangle";
+function card({ id, title, text, command }) {
   return el(
     "article",
-    { class: "warmgraph-card warmgraph-warning", "data-key": warning.id },
-    el("h4", {}, el("i", { class: `pi ${icon}`, "aria-hidden": "true" }), title),
+    { class: "warmgraph-card warmgraph-warning", "data-key": id },
+    el("h4", {}, el("i", { class: "pi pi-exclamation-triangle", "aria-hidden": "true" }), title),
     el("p", {}, text),
     command &&
       el(

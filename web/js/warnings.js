@@ -1,9 +1,7 @@
 /** A toast for each thing that a user can mend, once as long as the page's browser tab is open. */
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
-import "./locale.js";
 import { newestSnapshot, watchReports } from "./reports.js";
-import { warningTexts } from "./sidebar_warnings.js";
 
 const SHOWN = "warmgraph.warnings";
 
@@ -13,9 +11,8 @@ function showNew() {
   const fresh = (newestSnapshot().warnings ?? []).filter(({ id }) => !shown.includes(id));
   if (!fresh.length) return;
   for (const warning of fresh) {
-    const { title, text } = warningTexts(warning);
-    const detail = [text, warning.command].filter(Boolean).join("\n\n");
-    toast(warning.severity, `Warmgraph: ${title}`, detail, 20000);
+    const detail = [warning.text, warning.command].filter(Boolean).join("\n\n");
+    toast("warn", `Warmgraph: ${warning.title}`, detail, 20000);
   }
   sessionStorage.setItem(SHOWN, JSON.stringify([...shown, ...fresh.map(({ id }) => id)]));
 }
