@@ -55,6 +55,18 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
         assert lab.engine.report(each)["standing"] == "compiled"
         assert speed["form"] == "compiled" and speed["ms"]["compiled"] > 0
         assert speed["ms"]["eager"] > 0 and speed["size"] == eager["size"]
+    runs = [run for run in lab.engine.overview.details()["runs"] if run["size"] == "64x64"]
+    assert [(run["form"], run["steps"]) for run in runs] == [
+        ("eager", 3),
+        *[("compiled", 3)] * (len(runs) - 1),
+    ]
+    assert len(runs) >= 4 and runs[-1]["eager_ms"] == runs[-2]["eager_ms"] > 0
+    again = Probed(lab.copy_to(lab.root.with_name("restarted")), host)
+    again.sample(steps=3)
+    after = again.report()["speed"]
+    assert after["ms"]["eager"] == pytest.approx(eager["ms"]["eager"], rel=0.5)
+    assert after["form"] == "compiled" and again.lab.jobs() == 0
+    again.lab.engine.close()
 
 
 def _steps(model: Probed, callback: Callable[..., None], steps: int) -> torch.Tensor:
