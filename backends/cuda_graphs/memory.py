@@ -65,7 +65,7 @@ class CapturedMemory:
     @property
     def used_bytes(self) -> int:
         """Memory that the captured graphs hold together; what they need in between is shared."""
-        return self._shared + sum(self._own.values())
+        return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
 
     def budget_bytes(self, device: torch.device) -> int:
         """Return how much they may hold on a device."""
