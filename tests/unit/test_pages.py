@@ -16,6 +16,7 @@ from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.cuda_graphs.signatures import FixedCallError, read_call
 from warmgraph_backends.errors import WarmgraphError
 from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.sessions.lines import ENGLISH
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import validate_graphs_name
 from warmgraph_backends.storing.graph_file import read_graph
@@ -276,6 +277,22 @@ def test_the_readme_is_short() -> None:
     assert len(lines) < 100
     heads = [line for line in lines[:20] if line.startswith("## ")]
     assert heads == ["## Install", "## First workflow", "## What you have, and what you get"]
+
+
+def test_what_the_page_shows_of_node_and_tab_is_what_they_say() -> None:
+    text = (DOCS / "get-started.md").read_text("utf-8")
+    table = text.partition("| the node says |")[2].partition("\n\n")[0]
+    patterns = [re.sub(r"\\{\w+\\}", ".+", re.escape(words)) for words in ENGLISH.values()]
+    shown = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(shown) > 4
+    for words in shown:
+        assert any(re.fullmatch(pattern, words) for pattern in patterns if pattern != ".+"), words
+    page = json.loads((ROOT / "locales" / "en" / "main.json").read_text("utf-8"))["warmgraph"][
+        "page"
+    ]
+    tab = text.partition("## The tab")[2].partition("\n## ")[0]
+    names = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", tab)
+    assert len(names) > 9 and set(names) - {"Warmgraph"} <= set(page.values())
 
 
 def test_commands_that_the_server_tells_are_those_of_the_page() -> None:
