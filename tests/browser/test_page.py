@@ -2,126 +2,45 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from warmgraph_backends.sessions.settings import SETTINGS
+from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
+from warmgraph_tools.page import OPEN, STATUS, Page, expect_no_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "my first"
-OPEN = "app.extensionManager.workflow.activeWorkflow"
-STATUS = "[...document.querySelectorAll('.warmgraph-status')].map(e => e.innerText)"
-
-HOST_NOISE = (  # what the page logs without this pack as well, for a user who has no files yet
-    "/user.css",
-    "/userdata?dir=",
-    "/userdata/comfy.templates.json",
-    "/userdata/workflows%2F.index.json",
-    "ComfyApp graph accessed before initialization",
-    "/assets/missingModelDownload",  # asks the internet about models of the default workflow
-)
-
-
-def _chromium_module() -> Any:
-    """Import the module beside this one: tests are no package."""
-    name = "warmgraph_chromium"
-    if name not in sys.modules:
-        file = Path(__file__).with_name("chromium.py")
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 @pytest.fixture(scope="module")
-def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """A browser with the server's page open."""
-    chromium = _chromium_module()
-    program = chromium.find_chromium()
+    program = find_chromium()
     if program is None:
         pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    server.request("/settings/Comfy.TutorialCompleted", True)  # no welcome page over everything
-    # Or a page that is loaded anew puts what was open before over what a test opens meanwhile.
-    server.request("/settings/Comfy.Workflow.Persist", False)
-    with chromium.Chromium(program, tmp_path_factory.mktemp("profile")) as browser:
-        _open_page(browser, server)
+    expect_no_welcome(server)
+    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
+        browser.open_server()
         yield browser
-
-
-def _open_page(page: Any, server: Server) -> None:
-    page.open(server.url)
-    page.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
-    page.wait_for(f"!!{OPEN}")
 
 
 def _shipped() -> list[str]:
     return sorted(file.stem for file in (ROOT / "workflows").glob("*.json"))
 
 
-def _open_shipped(page: Any, name: str) -> None:
-    """Open a workflow as the Templates page does: from the host's own route."""
-    page.run(
-        f"""
-        const templates = await (await app.api.fetchApi('/workflow_templates')).json();
-        const pack = Object.keys(templates).find((key) => templates[key].includes({name!r}));
-        const url = `/api/workflow_templates/${{pack}}/{name}.json`;
-        const workflow = await (await fetch(url)).json();
-        await app.loadGraphData(workflow, true, true, {name!r}, {{ openSource: 'template' }});
-        """
-    )
-    page.wait_for(f"{OPEN}?.filename.startsWith({name!r})")
-
-
-def _save_as(page: Any, name: str) -> None:
-    """Save with the host's own command, typing the name into its dialog."""
-    page.run("void app.extensionManager.command.execute('Comfy.SaveWorkflow')")
-    page.wait_for("document.activeElement?.tagName === 'INPUT'")
-    page.run("document.activeElement.select()")
-    page.type_text(name)
-    page.press_enter()
-    page.wait_for(f"{OPEN}.path === 'workflows/{name}.json' && !{OPEN}.isTemporary")
-
-
-def _set_widget(page: Any, kind: str, widget: str, value: Any) -> None:
-    page.run(
-        f"""
-        const node = app.rootGraph.nodes.find((n) => n.comfyClass === {kind!r});
-        node.widgets.find((w) => w.name === {widget!r}).value = {json.dumps(value)};
-        """
-    )
-
-
-def _run(page: Any, server: Server) -> None:
-    """Queue the open workflow as Run does, and wait until the server has finished it."""
-    before = len(server.get("/history"))
-    page.run("await app.queuePrompt(0, 1)")
-    page.wait_for(
-        f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
-    )
-    (*_, last) = server.get("/history").values()
-    assert last["status"]["status_str"] == "success", last["status"]["messages"]
-
-
-def _own_errors(page: Any) -> list[str]:
-    return [text for text in page.errors if not any(noise in text for noise in HOST_NOISE)]
-
-
 @pytest.mark.parametrize("name", _shipped())
 def test_the_page_sends_the_prompt_that_our_converter_makes(
-    page: Any, server: Server, name: str
+    page: Page, server: Server, name: str
 ) -> None:
-    _open_shipped(page, name)
+    page.open_shipped(name)
     sent = page.run("return (await app.graphToPrompt()).output")
     workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
     made = to_prompt(workflow, server.object_info())
@@ -133,8 +52,8 @@ def test_the_page_sends_the_prompt_that_our_converter_makes(
 
 
 @pytest.mark.parametrize("name", _shipped())
-def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: str) -> None:
-    _open_shipped(page, name)
+def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Page, name: str) -> None:
+    page.open_shipped(name)
     time.sleep(0.5)
     page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
     assert page.run(f"return {OPEN}.isModified") is False
@@ -142,35 +61,35 @@ def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Any, name: s
 
 
 @pytest.mark.parametrize("name", _shipped())
-def test_nodes_are_as_large_as_their_workflow_says(page: Any, name: str) -> None:
+def test_nodes_are_as_large_as_their_workflow_says(page: Page, name: str) -> None:
     """Larger ones would lie on others; tests/unit/test_workflow_files.py looks at the files."""
-    _open_shipped(page, name)
+    page.open_shipped(name)
     shown = page.run("return app.rootGraph.nodes.map((n) => [String(n.id), [...n.size]])")
     workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
     assert dict(shown) == {str(node["id"]): node["size"] for node in workflow["nodes"]}
 
 
 def test_a_user_saves_and_runs_a_shipped_workflow(
-    page: Any, server: Server, place_model: Callable[..., str], tmp_path: Path
+    page: Page, server: Server, place_model: Callable[..., str], tmp_path: Path
 ) -> None:
     place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     workflows = server.base / "user" / "default" / "workflows"
     before = set(workflows.glob("*.graphs"))
-    _open_page(page, server)  # so that the loader's list has the model
-    _open_shipped(page, "text_to_image")
-    _set_widget(page, "KSampler", "steps", 1)
+    page.open_server()  # so that the loader's list has the model
+    page.open_shipped("text_to_image")
+    page.set_widget("KSampler", "steps", 1)
     for side in ("width", "height"):
-        _set_widget(page, "EmptyLatentImage", side, 512)
-    _set_widget(page, "KSampler", "control_after_generate", "fixed")
-    _run(page, server)
+        page.set_widget("EmptyLatentImage", side, 512)
+    page.set_widget("KSampler", "control_after_generate", "fixed")
+    page.run_workflow()
     assert set(workflows.glob("*.graphs")) == before, "a tab that was never saved has no folder"
 
-    _set_widget(page, "KSampler", "seed", 2)  # or the host has nothing left to run
-    _set_widget(page, "KSampler", "steps", 4)  # fewer say nothing of a step's time
-    _save_as(page, NAME)
+    page.set_widget("KSampler", "seed", 2)  # or the host has nothing left to run
+    page.set_widget("KSampler", "steps", 4)  # fewer say nothing of a step's time
+    page.save_as(NAME)
     server.wait_until_built()
     page.wait_for(f"{STATUS}.some((text) => /: (\\d+) of \\1 parts compiled/.test(text))")  # live
-    _run(page, server)
+    page.run_workflow()
     page.wait_for(f"{STATUS}.some((text) => /^(.*x faster: )?[0-9.]+ m?s a step/.test(text))")
     folder = workflows / f"{NAME}.graphs"
     deadline = time.monotonic() + 60
@@ -185,7 +104,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     assert counts[0] == counts[1] and int(counts[1]) > 10, compiled
     page.screenshot(tmp_path / "run.png")
     tab = f"app.extensionManager.workflow.getWorkflowByPath('workflows/{NAME}.json')"
-    _open_shipped(page, "lora")
+    page.open_shipped("lora")
     page.wait_for(f"!{STATUS}.includes({compiled!r})")
     page.run(f"await app.loadGraphData({tab}.activeState, true, true, {tab})")
     page.wait_for(f"{STATUS}.includes({compiled!r})")  # the tab's results came back with it
@@ -201,10 +120,10 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     paths = page.run("return app.extensionManager.workflow.persistedWorkflows.map((w) => w.path)")
     assert f"workflows/{NAME}.json" in paths
     assert all(path.endswith(".json") for path in paths), paths
-    assert _own_errors(page) == []
+    assert page.own_errors() == []
 
 
-def test_the_text_is_shown_by_the_newer_nodes_too(page: Any) -> None:
+def test_the_text_is_shown_by_the_newer_nodes_too(page: Page) -> None:
     page.run("await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
     box = page.wait_for(
         "(() => { const e = document.querySelector('[data-node-id] .warmgraph-status');"
@@ -212,10 +131,10 @@ def test_the_text_is_shown_by_the_newer_nodes_too(page: Any) -> None:
     )
     page.run("await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
     assert box[0] > 50 and box[1] > 20
-    assert _own_errors(page) == []
+    assert page.own_errors() == []
 
 
-def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Any) -> None:
+def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Page) -> None:
     pictures = list((server.base / "output").rglob("*.png"))
     assert pictures, "the run before this test saved one"
     for picture in pictures:
@@ -226,7 +145,7 @@ def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Any) -
     assert page.run("return app.rootGraph.extra.warmgraph ?? null") is None
 
 
-def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Server) -> None:
+def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Server) -> None:
     shown = page.run(
         "const setting = app.ui.settings.settingsLookup['Warmgraph.Store.Cap'];"
         " return [setting.defaultValue, setting.attrs.min, setting.attrs.max];"
@@ -252,7 +171,7 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Ser
         "(await (await fetch('/warmgraph/report')).json()).settings.workers === 1", seconds=10
     )
     server.request("/warmgraph/settings", {"workers": 2})
-    _open_page(page, server)
+    page.open_server()
     page.wait_for("app.extensionManager.setting.get('Warmgraph.Builder.Workers') === 2", seconds=10)
     page.run(set_workers.format(0))
     page.wait_for(
@@ -261,23 +180,23 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Any, server: Ser
 
 
 def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
-    page: Any, server: Server, place_model: Callable[..., str]
+    page: Page, server: Server, place_model: Callable[..., str]
 ) -> None:
     """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
     place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
-    _open_page(page, server)
-    _open_shipped(page, "deepcache")
-    _set_widget(page, "WarmgraphCompileModel", "when_missing", "never")
-    _set_widget(page, "KSampler", "steps", 4)
+    page.open_server()
+    page.open_shipped("deepcache")
+    page.set_widget("WarmgraphCompileModel", "when_missing", "never")
+    page.set_widget("KSampler", "steps", 4)
     for side in ("width", "height"):
-        _set_widget(page, "EmptyLatentImage", side, 64)
+        page.set_widget("EmptyLatentImage", side, 64)
     page.run(
         """
         const node = app.rootGraph.nodes.find((n) => n.comfyClass === "WarmgraphGraphReport");
         node.disconnectInput(node.inputs.findIndex((input) => input.name === "after"));
         """
     )
-    _run(page, server)
+    page.run_workflow()
     page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
     report = page.run(f"return {STATUS}.find((t) => /parts compiled[^]*DeepCache, last/.test(t))")
-    assert "graphs: " in report and _own_errors(page) == []
+    assert "graphs: " in report and page.own_errors() == []

@@ -64,6 +64,7 @@ function open(place) {
     draw();
   }, signal);
   watchLanguage(draw, signal);
+  window.addEventListener("focus", refreshReports, { signal });
   tab.addEventListener("click", (event) => void act(event, busy, draw), { signal });
   refreshReports();
 }

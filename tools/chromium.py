@@ -31,6 +31,9 @@ FLAGS = (
     "--remote-allow-origins=*",
 )
 
+#: Keys and their codes.
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
+
 
 def find_chromium() -> str | None:
     """Return the browser's program: WARMGRAPH_CHROMIUM if set, else the first one on PATH."""
@@ -126,16 +129,18 @@ class Chromium:
         """Type into what has the focus."""
         self.send("Input.insertText", text=text)
 
-    def press_enter(self) -> None:
-        """Press the Enter key."""
+    def press(self, key: str) -> None:
+        """Press a key by its name, such as Enter, Tab or Escape."""
+        code = KEYS[key]
+        text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.send(
                 "Input.dispatchKeyEvent",
                 type=kind,
-                key="Enter",
-                code="Enter",
-                windowsVirtualKeyCode=13,
-                text="\r",
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **text,
             )
 
     def screenshot(self, file: Path) -> None:
@@ -145,7 +150,13 @@ class Chromium:
 
     def _note(self, message: dict[str, Any]) -> None:
         parameters = message.get("params", {})
-        if message["method"] == "Runtime.exceptionThrown":
+        if "method" not in message:  # the answer to what is sent below
+            return
+        if message["method"] == "Page.javascriptDialogOpening":  # leave a page that was changed
+            self._number += 1
+            accept = {"id": self._number, "method": "Page.handleJavaScriptDialog"}
+            self._socket.send(json.dumps({**accept, "params": {"accept": True}}))
+        elif message["method"] == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
         elif message["method"] == "Runtime.consoleAPICalled" and parameters["type"] == "error":

@@ -1,0 +1,109 @@
+"""The page of a server in a real Chromium, and what a user does there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .chromium import Chromium
+from .host import Server
+
+#: The workflow in front, and the texts on our nodes.
+OPEN = "app.extensionManager.workflow.activeWorkflow"
+STATUS = "[...document.querySelectorAll('.warmgraph-status')].map(e => e.innerText)"
+
+HOST_NOISE = (  # what the page logs without this pack as well, for a user who has no files yet
+    "/user.css",
+    "/userdata?dir=",
+    "/userdata/comfy.templates.json",
+    "/userdata/workflows%2F.index.json",
+    "ComfyApp graph accessed before initialization",
+    "/assets/missingModelDownload",  # asks the internet about models of the default workflow
+    "Blocked attempt to show a 'beforeunload' confirmation",  # no user pressed anything
+)
+
+
+def expect_no_welcome(server: Server) -> None:
+    """Keep what the host shows to newcomers, and what was open before, away from what is tried."""
+    server.request("/settings/Comfy.TutorialCompleted", True)  # no welcome page over everything
+    # Or a page that is loaded anew puts what was open before over what a test opens meanwhile.
+    server.request("/settings/Comfy.Workflow.Persist", False)
+
+
+class Page(Chromium):
+    """A browser with one page, which shows a server's."""
+
+    def __init__(self, program: str, profile: Path, server: Server) -> None:
+        super().__init__(program, profile)
+        self.server = server
+
+    def open_server(self) -> None:
+        """Load the server's page anew, and wait until a workflow can be opened."""
+        self.open(self.server.url)
+        self.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
+        self.wait_for(f"!!{OPEN}")
+
+    def open_shipped(self, name: str) -> None:
+        """Open a workflow as the Templates page does: from the host's own route."""
+        self.run(
+            f"""
+            const templates = await (await app.api.fetchApi('/workflow_templates')).json();
+            const pack = Object.keys(templates).find((key) => templates[key].includes({name!r}));
+            const url = `/api/workflow_templates/${{pack}}/{name}.json`;
+            const workflow = await (await fetch(url)).json();
+            await app.loadGraphData(workflow, true, true, {name!r}, {{ openSource: 'template' }});
+            """
+        )
+        self.wait_for(f"{OPEN}?.filename.startsWith({name!r})")
+
+    def save_as(self, name: str) -> None:
+        """Save with the host's own command, typing the name into its dialog."""
+        self.run("void app.extensionManager.command.execute('Comfy.SaveWorkflow')")
+        self.wait_for("document.activeElement?.tagName === 'INPUT'")
+        self.run("document.activeElement.select()")
+        self.type_text(name)
+        self.press("Enter")
+        self.wait_for(f"{OPEN}.path === 'workflows/{name}.json' && !{OPEN}.isTemporary")
+
+    def set_widget(self, kind: str, widget: str, value: Any) -> None:
+        """Set a widget of the first node of a class."""
+        self.run(
+            f"""
+            const node = app.rootGraph.nodes.find((n) => n.comfyClass === {kind!r});
+            node.widgets.find((w) => w.name === {widget!r}).value = {json.dumps(value)};
+            """
+        )
+
+    def set_setting(self, name: str, value: Any) -> None:
+        """Change one of the page's settings."""
+        self.run(f"await app.extensionManager.setting.set({name!r}, {json.dumps(value)})")
+
+    def run_workflow(self) -> None:
+        """Queue the open workflow as Run does, and wait until the server has finished it."""
+        before = len(self.server.get("/history"))
+        self.run("await app.queuePrompt(0, 1)")
+        self.wait_for(
+            f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
+        )
+        (*_, last) = self.server.get("/history").values()
+        assert last["status"]["status_str"] == "success", last["status"]["messages"]
+
+    def click(self, selector: str) -> None:
+        """Press the mouse's button on the first such element, once nothing lies over it."""
+        x, y = self.wait_for(
+            f"""(() => {{
+              const wanted = document.querySelector({selector!r});
+              if (!wanted || wanted.disabled) return null;
+              wanted.scrollIntoView({{ block: 'center' }});
+              const box = wanted.getBoundingClientRect();
+              const place = [box.x + box.width / 2, box.y + box.height / 2];
+              return wanted.contains(document.elementFromPoint(...place)) && place;
+            }})()"""
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def own_errors(self) -> list[str]:
+        """Return what the page logged as errors that the host alone does not."""
+        return [text for text in self.errors if not any(noise in text for noise in HOST_NOISE)]
