@@ -156,7 +156,9 @@ class Engine:
             off,
         )
         self._eager_times = EagerTimes(paths.private, machine)
-        self._starter = Starter(self._shared, settings, self._eager_times)
+        self._starter = Starter(
+            self._shared, settings, self._eager_times, self._builder.is_building
+        )
         self._workflow_links = WorkflowLinks(self._store, paths.workflows)
         self._story = Story()
         self._history = History(paths.private)

@@ -162,6 +162,10 @@ class Builder:
         known = elapsed or (pending and not paused)
         return BuildProgress(done, total, labels, left if known else None, alive, paused)
 
+    def is_building(self) -> bool:
+        """Whether a job is being built now; asked at each step, so no lock is taken."""
+        return bool(self._running)
+
     def pause(self, paused: bool) -> None:
         """Begin no build, or go on; those that run come to their end."""
         with self._news:

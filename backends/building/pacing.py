@@ -19,6 +19,8 @@ VRAM_PER_WORKER = 1 << 29
 # Even at the lowest priority a starting worker slows a prompt, which hangs on one thread of the
 # server: 14 at once cost the first image a fifth.
 WORKERS_WHILE_BUSY = 1
+#: Of fewer, the one that a prompt leaves room for takes a part that its steps miss.
+FEW_CORES = 4
 _POLL_S = 0.2
 
 
@@ -60,6 +62,16 @@ def worker_count(
     return max(1, min(counts))
 
 
+def slows_steps(device: str) -> bool:
+    """Tell whether a build at the lowest priority makes a sampler's steps slower: where these need
+    all cores, or there are few.
+
+    Args:
+        device: on which they run, as torch names its type.
+    """
+    return device == "cpu" or _cores() < FEW_CORES
+
+
 def room_for_workers(setting: int, free_vram: int | None) -> int:
     """Return how many build workers this machine has room for now.
 
@@ -69,9 +81,15 @@ def room_for_workers(setting: int, free_vram: int | None) -> int:
     """
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free_ram = psutil.virtual_memory().available
-    return worker_count(cores or 1, setting, free_ram, free_vram)
+    return worker_count(_cores(), setting, free_ram, free_vram)
+
+
+def _cores() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def estimate_seconds_left(

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,20 +67,14 @@ class Run(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A call that has begun: the sizes of its tensors, where they are, and when that was."""
+    """A call that has begun: the sizes of its tensors, where they are, when that was, and whether
+    something ran beside it.
+    """
 
     size: Size
     device: torch.device
     mark: Any
-
-
-class _Open(NamedTuple):
-    """A call whose end was not read yet."""
-
-    size: Size
-    form: str
-    begin: Any
-    end: Any
+    disturbed: bool
 
 
 class Times:
@@ -125,17 +119,39 @@ class Times:
         return times if len(times) >= FEWEST_CALLS else []
 
 
+class _Open(NamedTuple):
+    """A call whose end was not read yet."""
+
+    size: Size
+    times: Times
+    begin: Any
+    end: Any
+
+
 class Pace:
     """The times of one session's calls."""
 
-    def __init__(self, eager: Times, scale: LatentScale | None = None) -> None:
-        """Args: where those of the host's own calls are kept, which other sessions of the same
-        model have made, too; and how latents are to images.
+    def __init__(
+        self,
+        eager: Times,
+        scale: LatentScale | None = None,
+        is_disturbed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Set up; no call was timed.
+
+        Args:
+            eager: where those of the host's own calls are kept, which other sessions of the same
+                model have made, too.
+            scale: how latents are to images.
+            is_disturbed: whether something runs beside a step that makes it slower. What an eager
+                one takes then is told, and nothing is ever compared with it.
         """
         self._lock = threading.Lock()  # a page asks while a prompt's thread goes on
         self._scale = scale or LatentScale()
         self._open: deque[_Open] = deque(maxlen=256)
         self._times = {EAGER: eager, EXACT: Times(), COMPILED: Times()}
+        self._is_disturbed = is_disturbed
+        self._disturbed = Times()
         self._last: tuple[Size, str] | None = None
         #: The sigmas of the run, its calls until now, and those of each step of the last one.
         self._run: weakref.ref[torch.Tensor] | None = None
@@ -156,15 +172,18 @@ class Pace:
         size = tuple(tuple(tensor.shape) for tensor in tensors)
         self._batch = max(1, size[0][0] // conditionings(values)) if size[0] else 1
         device = tensors[0].device
-        return Begun(size, device, _mark(device))
+        return Begun(size, device, _mark(device), self._is_disturbed())
 
     def end(self, begun: Begun, form: str) -> None:
         """Note that it has ended, and how it was made."""
         end = _mark(begun.device)
+        times = self._times[form]
+        if form == EAGER and (begun.disturbed or self._is_disturbed()):
+            times = self._disturbed
         with self._lock:
             self._last = begun.size, form
             self._is_taken = False
-            self._open.append(_Open(begun.size, form, begun.mark, end))
+            self._open.append(_Open(begun.size, times, begun.mark, end))
             self._read()
 
     def speed(self) -> Speed | None:
@@ -180,6 +199,8 @@ class Pace:
                 made: times.quickest(size) if made == EAGER != form else times.typical(size)
                 for made, times in self._times.items()
             }
+            if form == EAGER and known[EAGER] is None:
+                known[EAGER] = self._disturbed.typical(size)
         ms = {made: calls * time for made, time in known.items() if time is not None}
         return Speed(form, self._scale.size(size[0]), ms) if form in ms else None
 
@@ -191,11 +212,16 @@ class Pace:
             self._is_taken = True
             (size, _), calls = self._last, self._per_step()
             steps = min(self._steps, max(1, round(self._calls / calls)))
-            form = self._last[1]
+            form, eager = self._last[1], self._times[EAGER].quickest(size)
         speed = self.speed()
-        ms = {} if speed is None else speed.ms
-        words = self._scale.size(size[0])
-        return Run(words, self._batch, steps, form, ms.get(form), ms.get(EAGER))
+        return Run(
+            self._scale.size(size[0]),
+            self._batch,
+            steps,
+            form,
+            None if speed is None else speed.ms[form],
+            None if eager is None else calls * eager,
+        )
 
     def _count(self, sigmas: torch.Tensor) -> None:
         """A call of the run of these sigmas begins."""
@@ -217,7 +243,7 @@ class Pace:
         """Read the times of calls that have come to their end, in their order."""
         while self._open and _is_passed(self._open[0].end):
             call = self._open.popleft()
-            self._times[call.form].add(call.size, _milliseconds(call.begin, call.end))
+            call.times.add(call.size, _milliseconds(call.begin, call.end))
 
 
 def _mark(device: torch.device) -> Any:

@@ -96,8 +96,7 @@ class EagerTimes:
                 with self._path.open("rb") as file:
                     plain: Any = json.loads(file.read(_MAX_BYTES))
                 self._table = {
-                    str(name): dict(_pair(*pair) for pair in pairs)
-                    for name, pairs in plain.items()
+                    str(name): dict(_pair(*pair) for pair in pairs) for name, pairs in plain.items()
                 }
             except (OSError, ValueError, TypeError, AttributeError, RecursionError):
                 pass

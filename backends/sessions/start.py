@@ -4,11 +4,12 @@ captured calls and graphs for hot sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
 from ..cuda_graphs.replays import Replays
@@ -35,9 +36,16 @@ _EXACT_NEEDS = (
 class Starter:
     """Makes the sessions of one server process."""
 
-    def __init__(self, shared: Shared, settings: Settings, eager_times: EagerTimes) -> None:
-        """Args: what all sessions of the process use."""
+    def __init__(
+        self,
+        shared: Shared,
+        settings: Settings,
+        eager_times: EagerTimes,
+        is_building: Callable[[], bool],
+    ) -> None:
+        """Args: what all sessions of the process use, and whether a graph is being built now."""
         self._shared = shared
+        self._is_building = is_building
         self._settings = settings
         self._eager_times = eager_times
 
@@ -103,9 +111,14 @@ class Starter:
             resolution.backend,
             options,
             scope,
-            Pace(self._eager_times.of(attached), attached.scale),
+            Pace(self._eager_times.of(attached), attached.scale, self._disturbing(attached)),
             filter(None, notes),
         )
+
+    def _disturbing(self, attached: Attached) -> Callable[[], bool]:
+        """Return what tells whether builds make the steps of an object slower now."""
+        device, is_building = attached.target().device.type, self._is_building
+        return lambda: is_building() and slows_steps(device)
 
     def _lacks(self, attached: Attached) -> list[str]:
         """What a session would have with another version of the host."""

@@ -128,6 +128,23 @@ def test_what_eager_took_in_an_earlier_process_stands_until_it_is_measured_anew(
     assert list(shared.all_quickest().values()) == pytest.approx([50.0])
 
 
+def test_nothing_is_compared_with_an_eager_step_that_something_ran_beside(clock: Clock) -> None:
+    shared, builds = Times(), [True]
+    pace = Pace(shared, is_disturbed=lambda: builds[0])
+    _run(pace, clock, EAGER, [900.0] * 3)
+    assert pace.speed() == Speed(EAGER, "64x64", _ms(eager=900.0))
+    assert pace.take_run() == Run("64x64", 1, 3, EAGER, pytest.approx(900.0), None)
+    _run(pace, clock, COMPILED, [31.0] * 3)
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(compiled=31.0))
+    assert shared.all_quickest() == {}
+    begun = pace.begin((torch.zeros(1, 4, 8, 8),), {"o": {"sample_sigmas": torch.zeros(4)}})
+    assert begun is not None
+    builds[0] = False  # it came to its end within the step
+    pace.end(begun, EAGER)
+    _run(pace, clock, EAGER, [61.0] * 3)
+    assert pace.speed() == Speed(EAGER, "64x64", _ms(eager=61.0, compiled=31.0))
+
+
 def test_a_run_is_told_once_when_it_has_ended(clock: Clock) -> None:
     pace = Pace(Times(), LatentScale(16, 4))
     assert pace.take_run() is None
