@@ -143,10 +143,9 @@ class Chromium:
                 **text,
             )
 
-    def screenshot(self, file: Path) -> None:
-        """Save what the page shows now."""
-        picture = self.send("Page.captureScreenshot", format="png")["data"]
-        file.write_bytes(base64.b64decode(picture))
+    def screenshot(self) -> bytes:
+        """Return what the page shows now as a PNG."""
+        return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
 
     def _note(self, message: dict[str, Any]) -> None:
         parameters = message.get("params", {})

@@ -102,7 +102,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     compiled = page.wait_for(f"{STATUS}.find((text) => /parts compiled/.test(text))")
     (counts,) = re.findall(r"(\d+) of (\d+) parts compiled", compiled)
     assert counts[0] == counts[1] and int(counts[1]) > 10, compiled
-    page.screenshot(tmp_path / "run.png")
+    (tmp_path / "run.png").write_bytes(page.screenshot())
     tab = f"app.extensionManager.workflow.getWorkflowByPath('workflows/{NAME}.json')"
     page.open_shipped("lora")
     page.wait_for(f"!{STATUS}.includes({compiled!r})")

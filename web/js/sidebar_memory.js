@@ -15,6 +15,10 @@ export function memorySection({ captured }, busy) {
     { "data-key": "memory", "aria-labelledby": "warmgraph-memory" },
     el("h3", { id: "warmgraph-memory" }, words("page.memory")),
     el("p", {}, words("page.captured", { size: bytes(held), budget: bytes(budget) })),
-    button("free", words("page.give_back"), { disabled: !held || busy.has("free") }),
+    el(
+      "div",
+      { class: "warmgraph-buttons" },
+      button("free", words("page.give_back"), { disabled: !held || busy.has("free") }),
+    ),
   );
 }

@@ -1,7 +1,7 @@
 /** The models of this session: how far each is, how quick, and what of it is not compiled. */
 import { button, el } from "./elements.js";
 import { barsOf, factorOf } from "./figures.js";
-import { duration, number } from "./format.js";
+import { duration, tenths } from "./format.js";
 import { linesOf, lineText, words } from "./words.js";
 
 /** An icon beside the word: nothing is told by colour alone. */
@@ -69,7 +69,7 @@ function speedText(speed) {
   return el(
     "p",
     { class: "warmgraph-factor" },
-    words("page.faster", { factor: number(factor, 1) }),
+    words("page.faster", { factor: tenths(factor) }),
   );
 }
 

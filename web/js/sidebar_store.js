@@ -63,8 +63,7 @@ function usage({ files, bytes: size, cap_bytes: cap, folder }) {
       },
       el("div", { class: "warmgraph-fill", style: `width: ${share}%` }),
     ),
-    el("p", {}, text),
-    folder && el("p", { class: "warmgraph-note" }, words("page.store_folder", { folder })),
+    el("p", { title: folder && words("page.store_folder", { folder }) }, text),
   ];
 }
 
