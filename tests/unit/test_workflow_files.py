@@ -70,3 +70,10 @@ def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, 
             f"`{model['name']}` in `models/{model['directory']}` ([download]({model['url']}))"
         )
         assert expected in note
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_templates_page_has_a_small_picture_of_each(path: Path) -> None:
+    """The host looks for NAME.jpg beside NAME.json; `tools/pictures.py` makes them."""
+    data = path.with_suffix(".jpg").read_bytes()
+    assert data.startswith(b"\xff\xd8\xff") and 4_000 < len(data) < 40_000
