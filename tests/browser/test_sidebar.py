@@ -135,7 +135,7 @@ def _text(page: Page, selector: str) -> str:
 def test_the_tab_of_a_new_server_says_how_to_begin(page: Page) -> None:
     _open_tab(page)
     text = _text(page, TAB)
-    assert "No model yet" in text and "Nothing is being built" in text and "No run yet" in text
+    assert "No model runs" in text and "Nothing is being built" in text and "No run yet" in text
     page.click(f"{TAB} [data-action=templates]")
     page.wait_for("!!document.querySelector('[role=dialog]')")
     page.press("Escape")

@@ -1,6 +1,6 @@
 /**
- * The badge of a node whose model runs as a whole as without it, on the classic canvas: legible zoomed
- * out. Nodes that are elements read their badges once; the text in the box says the same.
+ * The badge of a node whose model runs as a whole as without it, on the classic canvas. The newer
+ * nodes read their badges only once; what stands in the box says the same.
  */
 import { words } from "./words.js";
 

@@ -19,7 +19,11 @@ export function modelsSection({ models = [], deepcaches = [] }) {
   const cards = [...models.map(modelCard), ...deepcaches.map(deepcacheCard)];
   const none = [
     el("p", {}, words("page.no_models")),
-    button("templates", words("page.browse_templates")),
+    el(
+      "div",
+      { class: "warmgraph-buttons" },
+      button("templates", words("page.browse_templates")),
+    ),
   ];
   return el(
     "section",
