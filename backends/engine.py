@@ -173,6 +173,7 @@ class Engine:
             prompts=self._prompts,
             history=self._history,
             settings=settings,
+            events=self._events,
         )
 
     # --- the nodes' calls -------------------------------------------------------------------------

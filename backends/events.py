@@ -15,6 +15,7 @@ class Event(Enum):
     GRAPH_CHANGED = "a graph changed its state"
     BUILDS_CHANGED = "the progress of the builds changed"
     RUN_ENDED = "a run ended"
+    CLEARED = "a user cleared the store, or gave memory back"
 
 
 class Events:

@@ -9,6 +9,7 @@ import torch
 from ..building.builder import Builder
 from ..cuda_graphs.memory import CapturedMemory
 from ..deepcache.cache import DeepCache
+from ..events import Event, Events
 from ..host_api.memory import empty_cache
 from ..runtime.graphs import Graphs
 from ..runtime.live import Live
@@ -37,6 +38,7 @@ class Overview:
         prompts: Prompts,
         history: History,
         settings: Settings,
+        events: Events,
     ) -> None:
         """Args: what the engine owns."""
         self._sessions = sessions
@@ -48,6 +50,7 @@ class Overview:
         self._prompts = prompts
         self._history = history
         self._settings = settings
+        self._events = events
         self._inventory = Inventory(store, graphs.ready_keys)
 
     def snapshot(self) -> dict[str, Any]:
@@ -99,7 +102,9 @@ class Overview:
 
     def clear_store(self, what: What) -> StoreUsage:
         """Remove graphs from the shared store; returns how many, and their bytes."""
-        return self._inventory.clear(what)
+        removed = self._inventory.clear(what)
+        self._events.publish(Event.CLEARED)
+        return removed
 
     def free_captured(self) -> tuple[int, bool]:
         """Give the VRAM of captured steps back, when no run goes on.
@@ -115,6 +120,7 @@ class Overview:
             for scope in session.scopes:
                 scope.give_back()
         empty_cache()
+        self._events.publish(Event.CLEARED)
 
     def _budget_bytes(self) -> int:
         if not torch.cuda.is_available():

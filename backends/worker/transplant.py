@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.abc
 import importlib.machinery
 import sys
 import types
@@ -131,12 +132,26 @@ def _execute(file: PackFile) -> None:
     module = types.ModuleType(file.module)
     module.__file__ = file.path
     module.__package__ = file.module.rpartition(".")[0]
-    module.__spec__ = importlib.machinery.ModuleSpec(file.module, None, origin=file.path)
+    loader = _Text(file)
+    module.__spec__ = importlib.machinery.ModuleSpec(file.module, loader, origin=file.path)
     sys.modules[file.module] = module
     try:
-        exec(compile(file.text, file.path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise refuse(f"{type(error).__name__}: {error}", error) from error
+
+
+class _Text(importlib.abc.InspectLoader):
+    """Gives Python's import a module's text, which came with the job."""
+
+    def __init__(self, file: PackFile) -> None:
+        self._file = file
+
+    def get_source(self, fullname: str) -> str:
+        return self._file.text
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self._file.text, self._file.path)
 
 
 def _snapshot() -> list[tuple[Any, dict[str, Any]]]:

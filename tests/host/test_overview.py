@@ -7,9 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+import websocket
 
 from warmgraph_tools.host import Graph, Server
 
@@ -99,7 +101,14 @@ def test_clearing_leaves_what_is_loaded_at_work(
     files = own.report()["store"]["files"]
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unused"})["removed"] == 0
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unfit"})["removed"] == 0
-    cleared = own.post("/warmgraph/store", {"action": "clear", "what": "all"})
+    address = own.url.replace("http", "ws") + "/ws?clientId=another"
+    with closing(websocket.create_connection(address, timeout=20)) as other_page:
+        cleared = own.post("/warmgraph/store", {"action": "clear", "what": "all"})
+        while True:  # a test that waits for ever fails by the socket's time limit
+            message = other_page.recv()
+            event = json.loads(message) if isinstance(message, str) else {"type": ""}
+            if event["type"] == "warmgraph.report" and not event["data"]["store"]["files"]:
+                break
     assert cleared["removed"] == files and cleared["bytes"] > 0
     report = own.report()
     assert report["store"]["files"] == 0 and report["stored"] == []
