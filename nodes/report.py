@@ -197,9 +197,9 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
         cache = report.get("deepcache")
         parts = []
         if cache is None or report["id"] or report["notes"]:
-            parts.append({"id": report["id"], "text": report["text"]})
+            parts.append({name: report[name] for name in ("id", "text", "whole")})
         if cache is not None:
-            parts.append({"id": cache["id"], "text": cache["text"]})
+            parts.append({name: cache[name] for name in ("id", "text", "whole")})
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
         parts = [{"id": "", "text": line("no_report", error=error).text}]

@@ -76,12 +76,16 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
 
 
 def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
-    """Return a report with what people read of it."""
+    """Return a report with what people read of it: on a node, and in full, once more in English
+    for who does not choose a language.
+    """
+    whole = report_lines(report, notes)
     return {
         **report,
         "notes": [each.text for each in notes],
         "lines": plain(node_lines(report, notes)),
-        "text": in_english(report_lines(report, notes)),
+        "whole": plain(whole),
+        "text": in_english(whole),
     }
 
 
@@ -110,10 +114,12 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "vram_bytes": 0 if tally is None else tally.feature_bytes,
         "problem": cache.problem,
     }
+    whole = deepcache_run(report)
     return {
         **report,
         "lines": plain(deepcache_lines(report)),
-        "text": in_english(deepcache_run(report)),
+        "whole": plain(whole),
+        "text": in_english(whole),
     }
 
 

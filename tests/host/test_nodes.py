@@ -216,7 +216,8 @@ def test_an_open_page_is_told_of_changes(server: Server, checkpoint: str) -> Non
     socket.close()
     assert heard, "no event within 20 s"
     assert {"models", "building", "store", "settings"} <= set(heard[0])
-    assert all("regions" in report and report["text"] for report in heard[0]["models"])
+    for report in heard[0]["models"]:
+        assert "\n".join(line["text"] for line in report["whole"]) == report["text"] != ""
 
 
 def test_the_host_serves_our_words_and_help_pages_in_chinese(server: Server) -> None:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
 import { bytes, duration, number, tenths } from "../../web/js/format.js";
-import { language, lineText, linesOf, useWords, words } from "../../web/js/words.js";
+import { language, lineText, linesOf, useWords, wholeText, words } from "../../web/js/words.js";
 
 const ALL = {
   en: {
@@ -87,4 +87,11 @@ test("sizes and times have the unit that people read them in", () => {
   assert.equal(tenths(3), "3.0");
   locale = "de";
   assert.equal(number(1.25, 2), "1,25");
+});
+
+test("a whole report is said line by line in the page's language, or as the server says it", () => {
+  const now = { key: "speed_alone", values: { now: "31 ms" }, text: "31 ms a step" };
+  assert.equal(wholeText({ whole: [now, { text: "a note" }], text: "x" }), "31 ms a step\na note");
+  assert.equal(wholeText({ text: "one\ntwo" }), "one\ntwo");
+  assert.equal(wholeText({}), "");
 });

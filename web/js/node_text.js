@@ -6,7 +6,7 @@ import { button, el, progressBar, update } from "./elements.js";
 import { percent } from "./format.js";
 import { showFullReport } from "./full_report.js";
 import { buildText } from "./sidebar_builds.js";
-import { linesOf, lineText, words } from "./words.js";
+import { linesOf, lineText, wholeText, words } from "./words.js";
 
 /**
  * @typedef {{key?: string, values?: Record<string, string>, text: string}} Line
@@ -55,7 +55,7 @@ export function makeBox(height, whole) {
   text.addEventListener("click", ({ target }) => {
     if (!(/** @type {Element} */ (target).closest("[data-action=report]"))) return;
     const names = shown.map((report) => report.model ?? "DeepCache");
-    showFullReport(names.join(", "), shown.map((report) => report.text).join("\n\n"));
+    showFullReport(names.join(", "), shown.map(wholeText).join("\n\n"));
   });
 
   const draw = (...parts) => {
@@ -74,7 +74,7 @@ export function makeBox(height, whole) {
       shown = reports;
       const mark = el("div", { class: "warmgraph-mark" }, `⚠ ${words("page.badge_eager")}`);
       const texts = whole
-        ? [reports.map((report) => report.text).join("\n")]
+        ? [reports.map(wholeText).join("\n")]
         : reports.flatMap(reportPart);
       const more = !whole && reports.some((report) => report.text);
       draw(eager && mark, ...texts, more && button("report", words("page.full_report"), { class: "warmgraph-link" }));

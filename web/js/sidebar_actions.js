@@ -6,7 +6,7 @@ import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
 import { newestSnapshot, refreshReports, reportOf } from "./reports.js";
 import { clearable } from "./sidebar_store.js";
-import { words } from "./words.js";
+import { wholeText, words } from "./words.js";
 
 /** @param {"pause" | "resume" | "cancel"} action */
 const builds = (action) => async () => {
@@ -48,6 +48,9 @@ export const ACTIONS = {
   free,
   export: () => download("warmgraph-runs.csv", csvOf(newestSnapshot().runs ?? []), "text/csv"),
   copy: ({ text }) => copy(text),
-  report: ({ id }) => showFullReport(reportOf(id)?.model ?? "DeepCache", reportOf(id)?.text ?? ""),
+  report: ({ id }) => {
+    const report = reportOf(id) ?? {};
+    showFullReport(report.model ?? "DeepCache", wholeText(report));
+  },
   templates: () => app.extensionManager.command.execute("Comfy.BrowseTemplates"),
 };

@@ -63,3 +63,11 @@ export function lineText({ key, values, text }) {
 export function linesOf({ lines, text = "" }) {
   return lines ?? text.split("\n").map((each) => ({ text: each }));
 }
+
+/**
+ * All that a report says, in the page's language.
+ * @param {{whole?: {key?: string, text: string}[], text?: string}} said
+ */
+export function wholeText({ whole, text = "" }) {
+  return linesOf({ lines: whole, text }).map(lineText).join("\n");
+}
