@@ -86,9 +86,12 @@ class Starter:
             if resolution.backend.name == "eager":
                 raise RequirementError("; ".join(notes) or "backend eager is chosen")
         except RequirementError as error:
-            if replays is None or choice == "eager":
+            if choice == "eager" and attached.scale is not None:
+                replays, notes = None, [str(error)]  # its steps are timed, to compare with
+            elif replays is None or choice == "eager":
                 raise
-            notes = [f"{error}; its calls are replayed as the host makes them"]
+            else:
+                notes = [f"{error}; its calls are replayed as the host makes them"]
             make_plan, plan = Plan, Plan()
             resolution = resolve_backend("eager", attached.target().device.type)
         assert attached.root is not None

@@ -69,6 +69,22 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     again.lab.engine.close()
 
 
+def test_with_backend_eager_nothing_is_done_but_to_time_the_steps(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    """So a user whose graphs were there from the first image on learns what they save."""
+    lab = make_lab()
+    model = Probed(lab, host, backend="eager")
+    assert torch.equal(model.sample(steps=3), model.sample(model.plain, steps=3))
+    report = model.report()
+    assert report["notes"] == ["backend eager is chosen"] and report["standing"] == "eager"
+    assert report["regions"]["total"] == lab.jobs() == 0
+    assert report["speed"]["form"] == "eager" and list(report["speed"]["ms"]) == ["eager"]
+    quickest = report["speed"]["ms"]["eager"]
+    (run,) = lab.engine.overview.details()["runs"][-1:]
+    assert run["form"] == "eager" and 0 < run["eager_ms"] <= quickest
+
+
 def _steps(model: Probed, callback: Callable[..., None], steps: int) -> torch.Tensor:
     """Sample through the host's own functions, with a callback after each step."""
     import comfy.sample
