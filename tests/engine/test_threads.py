@@ -53,7 +53,7 @@ def _hammered(lab: Lab, change: Callable[[int], None]) -> None:
 
     threads = [
         threading.Thread(target=watch, args=(look,))
-        for look in (lab.engine.snapshot, lab.engine._graphs_changed)
+        for look in (lab.engine.overview.snapshot, lab.engine._graphs_changed)
     ]
     for thread in threads:
         thread.start()
