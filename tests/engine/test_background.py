@@ -64,7 +64,7 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     again = Probed(lab.copy_to(lab.root.with_name("restarted")), host)
     again.sample(steps=3)
     after = again.report()["speed"]
-    assert after["ms"]["eager"] == pytest.approx(eager["ms"]["eager"], rel=0.5)
+    assert after["ms"]["eager"] == speed["ms"]["eager"] <= eager["ms"]["eager"]
     assert after["form"] == "compiled" and again.lab.jobs() == 0
     again.lab.engine.close()
 
