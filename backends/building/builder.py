@@ -111,8 +111,8 @@ class Builder:
         self._next_start = 0.0
         self._start_deaths = 0
         self._given_up = 0
-        #: Why nothing can be built while this process lives.
-        self._verdict: BuildError | None = None
+        #: Why nothing can be built while this process lives; read without the lock, too.
+        self.verdict: BuildError | None = None
         self._changed = False
         self._paused = False
         self._closed = False
@@ -135,7 +135,7 @@ class Builder:
                 return known.future
             self._number += 1
             entry = Entry(job, self._number)
-            refusal = BuildError(_CLOSED) if self._closed else self._verdict
+            refusal = BuildError(_CLOSED) if self._closed else self.verdict
             if refusal is None:
                 if not self._pending and not self._running:
                     self._done = self._total = 0
@@ -379,8 +379,8 @@ class Builder:
     def _give_up(self, failure: BuildError) -> list[Entry]:
         """Take all jobs that wait out of the queue; they are to be failed without the lock."""
         if failure.final or self._given_up >= BELIEFS:
-            self._verdict = BuildError(failure.reason, remedy=failure.remedy, final=True)
-            self._verdict.__cause__ = failure.__cause__
+            self.verdict = BuildError(failure.reason, remedy=failure.remedy, final=True)
+            self.verdict.__cause__ = failure.__cause__
         given_up = [entry for _, _, entry in self._pending]
         self._pending.clear()
         self._done += len(given_up)

@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..building.builder import BuildResult
 from ..contract import Backend, Description, WeightSpec
@@ -32,6 +32,19 @@ class State(str, Enum):
     FAILED = "failed"
 
 
+class Refusal(NamedTuple):
+    """Why a graph's file was not used.
+
+    Attributes:
+        reason, remedy: in words, and what to do.
+        untrusted_in: its folder, if all that it lacks is that somebody trusts it here.
+    """
+
+    reason: str
+    remedy: str
+    untrusted_in: Path | None
+
+
 class Graph:
     """One kind on one target, and the callable for it once there is one."""
 
@@ -50,10 +63,8 @@ class Graph:
         self.state = State.MISSING
         self.reason: str | None = None
         self.remedy = ""
-        #: Why a file was not used, and what to do: a damaged one is gone at the next look.
-        self.refused: tuple[str, str] | None = None
-        #: The folder of a file that nobody trusts here yet.
-        self.untrusted_in: Path | None = None
+        #: Why a file was not used: a damaged one is gone at the next look.
+        self.refused: Refusal | None = None
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0

@@ -24,7 +24,15 @@ from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
 from ..storing.store import Store
 from .dump import dump_description, dump_graph
-from .graph import MAX_ATTEMPTS, Graph, State, manifest_of, validate_result, validate_weights
+from .graph import (
+    MAX_ATTEMPTS,
+    Graph,
+    Refusal,
+    State,
+    manifest_of,
+    validate_result,
+    validate_weights,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +78,6 @@ class Graphs:
         self.version = 0
         self.builds = 0
         self.loads = 0
-        #: Why nothing can be built as long as this process lives.
-        self.verdict: str | None = None
         #: Why the newest graph was not kept on disk.
         self.unkept: str | None = None
 
@@ -91,8 +97,8 @@ class Graphs:
         """Return the folders that have files of graphs that are missing, which nobody trusts here
         yet.
         """
-        graphs = [graph for graph in self._snapshot() if graph.state is not State.READY]
-        return sorted({graph.untrusted_in for graph in graphs if graph.untrusted_in is not None})
+        refused = [graph.refused for graph in self._snapshot() if graph.refused is not None]
+        return sorted({each.untrusted_in for each in refused if each.untrusted_in is not None})
 
     def forget(self, graph: Graph) -> None:
         """Let a graph go; asked for again, it is loaded anew."""
@@ -172,9 +178,8 @@ class Graphs:
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            graph.refused = _refusal(error), error.remedy
-            graph.untrusted_in = _untrusted_folder(error)
-            graph.reason, graph.remedy = graph.refused
+            graph.refused = _refusal(error)
+            graph.reason, graph.remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
                 self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
             self._detail(f"{graph.description.label} was not loaded", error)
@@ -183,7 +188,7 @@ class Graphs:
             graph.reason = f"loading failed: {_words(error)}"
         if not graph.build_wanted:
             if graph.reason is None and graph.refused is not None:
-                graph.reason, graph.remedy = graph.refused
+                graph.reason, graph.remedy, _ = graph.refused
             graph.reason = graph.reason or self._explain_missing(graph, folders)
         return False
 
@@ -291,7 +296,6 @@ class Graphs:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
-                self.verdict = str(error)
                 self._warn_once(f"Nothing is built until the server starts anew: {error}")
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
@@ -381,17 +385,11 @@ class Graphs:
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
-def _untrusted_folder(error: GraphFileError) -> Path | None:
-    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
-        return error.path.parent
-    return None
-
-
-def _refusal(error: GraphFileError) -> str:
+def _refusal(error: GraphFileError) -> Refusal:
     """One line for all graphs of a folder that nobody trusts here yet; otherwise the file's own."""
-    if isinstance(error, RefusedFileError) and _untrusted_folder(error) is not None:
-        return error.of_folder
-    return error.reason
+    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
+        return Refusal(error.of_folder, error.remedy, error.path.parent)
+    return Refusal(error.reason, error.remedy, None)
 
 
 def _stays(graph: Graph) -> str:

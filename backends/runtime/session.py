@@ -182,11 +182,9 @@ class Session:
         """Return how many graphs were built for it since this was last asked, and how many are
         missing now.
         """
-        ours = self.graphs
-        ready = [graph for graph in ours if graph.state is State.READY]
-        built = {g.key for g in ready if g.source == "built" and self.is_new(g)} - self._counted
+        built = {g.key for g in self._new_graphs() if g.source == "built"} - self._counted
         self._counted |= built
-        return len(built), len(ours) - len(ready)
+        return len(built), sum(graph.state is not State.READY for graph in self.graphs)
 
     def finished_line(self) -> str | None:
         """Return a line for the log once all requested graphs have come or failed, else None."""
@@ -195,7 +193,7 @@ class Session:
         if self._is_told or not ready or any(g.is_pending for g in graphs):
             return None
         self._is_told = True
-        new = [g for g in graphs if g.state is State.READY and self.is_new(g)]
+        new = self._new_graphs()
         built = [g for g in new if g.source == "built"]
         seconds = sum(g.build_seconds or 0.0 for g in built)
         parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
@@ -203,6 +201,10 @@ class Session:
         parts += [f"{ready - len(new)} in use before"] if ready > len(new) else []
         came = f"{self.name}: {ready} of {len(graphs)} graphs are ready"
         return f"{came}: {', '.join(parts)} ({self.backend.name})"
+
+    def _new_graphs(self) -> list[Graph]:
+        """What came to this process after this session did."""
+        return [g for g in self.graphs if g.state is State.READY and self.is_new(g)]
 
     def count_eager(self, reason: str) -> None:
         """Count a call of the root module that ran as without us."""

@@ -77,7 +77,10 @@ class Overview:
             },
             "warnings": [
                 warning._asdict()
-                for warning in (*warnings.of_machine(), *warnings.of_graphs(self._graphs))
+                for warning in (
+                    *warnings.of_machine(),
+                    *warnings.of_graphs(self._graphs, self._builder.verdict),
+                )
             ],
             "settings": self._settings.as_dict(),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..compilers.preflight import install_command, needs
+from ..errors import BuildError
 from ..runtime.graphs import Graphs
 
 _CLI = Path(__file__).resolve().parents[2] / "cli.py"
@@ -49,10 +51,14 @@ def of_machine() -> tuple[Warning, ...]:
     )
 
 
-def of_graphs(graphs: Graphs) -> Iterator[Warning]:
-    """Yield what was met while graphs were looked for, built and kept."""
-    if graphs.verdict is not None:
-        text = f"{graphs.verdict}. Nothing is built until the server starts anew."
+def of_graphs(graphs: Graphs, verdict: BuildError | None) -> Iterator[Warning]:
+    """Yield what was met while graphs were looked for, built and kept.
+
+    Args:
+        verdict: why nothing can be built any more, if so.
+    """
+    if verdict is not None:
+        text = f"{verdict}. Nothing is built until the server starts anew."
         yield Warning("no builds", "Nothing can be built", text, _command("doctor"))
     if graphs.unkept is not None:
         yield Warning(
@@ -72,8 +78,4 @@ def of_graphs(graphs: Graphs) -> Iterator[Warning]:
 
 def _command(*words: str) -> str:
     every = [sys.executable, str(_CLI), *words]
-    return (
-        " ".join(f'"{word}"' if " " in word else word for word in every)
-        if (sys.platform == "win32")
-        else shlex.join(every)
-    )
+    return subprocess.list2cmdline(every) if sys.platform == "win32" else shlex.join(every)
