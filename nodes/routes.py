@@ -47,9 +47,12 @@ def register(table: Any, *, engine: Callable[[], Engine], settings: Callable[[],
 
     async def get_report(_request: web.Request) -> web.Response:
         """GET /warmgraph/report: all that Warmgraph knows, as JSON."""
-        overview = await asyncio.to_thread(lambda: engine().overview)
-        payload = await asyncio.to_thread(lambda: {**overview.snapshot(), **overview.details()})
-        return web.json_response(payload)
+
+        def answer() -> dict[str, Any]:
+            overview = engine().overview
+            return {**overview.snapshot(), **overview.details()}
+
+        return web.json_response(await asyncio.to_thread(answer))
 
     async def get_settings(_request: web.Request) -> web.Response:
         """GET /warmgraph/settings: each setting's value, default and range, as JSON."""

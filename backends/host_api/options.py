@@ -6,7 +6,7 @@ Relies on the host's `comfy/samplers.py`, `comfy/model_base.py` (`_apply_model`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,8 +31,7 @@ def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
     Args:
         values: the call's arguments.
     """
-    for value in values:
-        sigmas = value.get(SAMPLE_SIGMAS) if type(value) is dict else None
+    for sigmas in _named(values, SAMPLE_SIGMAS):
         if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
             return sigmas
     return None
@@ -44,8 +43,12 @@ def conditionings(values: Iterable[Any]) -> int:
     Args:
         values: the call's arguments.
     """
-    for value in values:
-        found = value.get(CONDITIONINGS) if type(value) is dict else None
+    for found in _named(values, CONDITIONINGS):
         if isinstance(found, list) and found:
             return len(found)
     return 1
+
+
+def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield what the plain dicts among a call's arguments hold under a name."""
+    return (value[name] for value in values if type(value) is dict and name in value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +63,6 @@ class Inventory:
         """Args: the store, and which keys are loaded in this process."""
         self._store = store
         self._in_use = in_use
-        self._lock = threading.Lock()  # pages ask at the same time
         self._made: dict[tuple[Path, int, int], _Made] = {}
 
     def by_family(self) -> list[dict[str, Any]]:
@@ -89,22 +87,16 @@ class Inventory:
         return self._store.remove({file.path for file in files})
 
     def _files(self) -> list[_Stored]:
-        targets = _Targets()
-        with self._lock:
-            files = list(self._read(targets))
-            there = {file.path for file in files}
-            self._made = {known: made for known, made in self._made.items() if known[0] in there}
-        return files
-
-    def _read(self, targets: _Targets) -> Iterator[_Stored]:
+        targets, known, made, files = _Targets(), self._made, {}, []
         for path, status in self._store.graphs():
             name = path, status.st_ino, status.st_size
-            if name not in self._made:
-                self._made[name] = self._look(path)
-            made, key = self._made[name], key_of(path)
+            made[name] = said = known.get(name) or self._look(path)
+            key = key_of(path)
             assert key is not None, "the store tells of graph files alone"
-            unfit = made.fault or targets.explain(made.target)
-            yield _Stored(path, key, status.st_size, status.st_mtime, made, unfit)
+            unfit = said.fault or targets.explain(said.target)
+            files.append(_Stored(path, key, status.st_size, status.st_mtime, said, unfit))
+        self._made = made  # pages that ask at the same time read a new file twice at most
+        return files
 
     def _look(self, path: Path) -> _Made:
         try:
