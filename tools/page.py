@@ -44,6 +44,16 @@ class Page(Chromium):
         self.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
         self.wait_for(f"!!{OPEN}")
 
+    def resize(self, width: int, height: int, *, scale: float = 1) -> None:
+        """Give the page another size in its own pixels; `scale` of a screenshot's make one."""
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
+
     def open_shipped(self, name: str) -> None:
         """Open a workflow as the Templates page does: from the host's own route."""
         self.run(

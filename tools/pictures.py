@@ -70,13 +70,7 @@ def make_pictures(tree: Path, wanted: str) -> None:
 
 def photograph(page: Page) -> Image.Image:
     """Run the first template until it is quick, and show it beside the tab."""
-    page.send(
-        "Emulation.setDeviceMetricsOverride",
-        width=WIDTH,
-        height=HEIGHT,
-        deviceScaleFactor=SCALE,
-        mobile=False,
-    )
+    page.resize(WIDTH, HEIGHT, scale=SCALE)
     page.open_server()
     page.set_setting("Comfy.Minimap.Visible", False)
     page.open_shipped("text_to_image")
@@ -119,13 +113,7 @@ def photograph(page: Page) -> Image.Image:
 
 def overview(page: Page, name: str) -> Image.Image:
     """Show a shipped workflow as a whole, with nothing of the page around it."""
-    page.send(
-        "Emulation.setDeviceMetricsOverride",
-        width=4 * THUMBNAIL[0],
-        height=4 * THUMBNAIL[1],
-        deviceScaleFactor=1,
-        mobile=False,
-    )
+    page.resize(4 * THUMBNAIL[0], 4 * THUMBNAIL[1])
     page.open_server()
     for setting in ("Comfy.Minimap.Visible", "Comfy.Graph.CanvasInfo", "Comfy.Graph.CanvasMenu"):
         page.set_setting(setting, False)

@@ -15,7 +15,7 @@ export function toast(severity, summary, detail, life) {
 
 /**
  * @param {string} route
- * @param {Record<string, string>} body
+ * @param {Record<string, string | number | boolean>} body
  * @returns {Promise<Record<string, any> | undefined>} undefined when it was refused, which is shown
  */
 export async function post(route, body) {

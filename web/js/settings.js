@@ -4,6 +4,7 @@
  */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { post } from "./asking.js";
 
 /** What the page's own controls are called. */
 const CONTROLS = { number: "number", slider: "slider", toggle: "boolean" };
@@ -53,23 +54,9 @@ async function show(values) {
  */
 async function send(key, value) {
   if (!(key in current) || current[key] === value) return;
-  const response = await api.fetchApi("/warmgraph/settings", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ [key]: value }),
-  });
-  const answer = await response.json();
-  if (response.ok) {
-    current = answer;
-    return;
-  }
-  app.extensionManager?.toast?.add({
-    severity: "error",
-    summary: "Warmgraph",
-    detail: answer.error,
-    life: 8000,
-  });
-  await show(current);
+  const answer = await post("/warmgraph/settings", { [key]: value });
+  if (answer) current = answer;
+  else await show(current);
 }
 
 app.registerExtension({
