@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .captured_cases import batches, exact, forms, run_costs, soak
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
-from .memory_cases import small_cards, vram_six
+from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
 from .transformer_cases import SIZES as TRANSFORMER_SIZES
@@ -258,10 +258,13 @@ CASES: dict[str, Case] = {
     "rival_dynamic": Case(rival(dynamic=True), 275),
     "rivals": Case(rivals, 480),
     "vram_six": Case(vram_six("sdxl"), 60),
-    "vram_six_zimage": Case(vram_six("zimage"), 120),
-    "vram_six_flux1": Case(vram_six("flux1"), 150),
+    **{
+        f"vram_six_{kind}": Case(vram_six(kind), 150)
+        for kind in ("zimage", "flux1", "zimage_int8", "flux1_fp8")
+    },
     "small_transformers": Case(small_transformers, 120),
-    "small_cards": Case(small_cards, 150),
+    "small_cards": Case(small_cards("sdxl"), 150),
+    **{f"small_cards_{name}": Case(small_cards(name), 200) for name in QUANTISED_CARDS},
     "deepcache_sdxl_default": Case(deepcache("sdxl", DEFAULT), 60),
     "deepcache_sdxl_off": Case(deepcache("sdxl", OFF), 60),
     "deepcache_sd15_default": Case(deepcache("sd15", DEFAULT), 80),

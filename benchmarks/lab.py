@@ -24,6 +24,8 @@ SMOKE_FLAGS = ("--cpu", "--use-pytorch-cross-attention")
 SMOKE_SCALE = 8
 BUILD_WORKERS = 14
 POLL_S = 0.5
+#: In bytes, with some to spare: Qwen-Image in bfloat16.
+LARGEST_FILE = 45 * 2**30
 DEFAULT: tuple[str, ...] = ()
 OFF = ("--disable-dynamic-vram",)
 NATIVE = ("--disable-cuda-malloc",)
@@ -69,8 +71,18 @@ class Lab:
         return self._file(f"{self.kind(kind)}-{dtype}-{seed}", kind, {"dtype": dtype, "seed": seed})
 
     def transformer(self, name: str) -> str:
-        """Path of a transformer's file, which the first child that loads it writes."""
-        return str(self.work / "models" / f"{name}-{TRANSFORMERS[name].dtype}.safetensors")
+        """Path of a transformer's file, which the first child that loads it writes; others are
+        deleted where the disk may not have room for it, too.
+        """
+        files = {
+            n: self.work / "models" / f"{n}-{t.dtype}.safetensors" for n, t in TRANSFORMERS.items()
+        }
+        mine = files.pop(name)
+        for other in files.values():
+            if mine.exists() or shutil.disk_usage(self.work).free > LARGEST_FILE:
+                break
+            other.unlink(missing_ok=True)
+        return str(mine)
 
     def file(self, kind: str) -> str:
         """Path of the file of a UNet or a transformer."""

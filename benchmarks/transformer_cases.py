@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .lab import BUILD_WORKERS, DEFAULT, Lab
@@ -24,6 +23,7 @@ SIZES = {
     "zimage_int8": ((1024, 1024, 1), (512, 512, 1)),
     "flux1_int8": ((1024, 1024, 1),),
     "flux1_fp8": ((1024, 1024, 1),),
+    "flux2_fp8": ((1024, 1024, 1),),
     "qwen_fp8": ((1328, 1328, 1),),
     "wan14b_int8": ((832, 480, 9),),
     "wan14b_fp8": ((832, 480, 21),),
@@ -51,7 +51,7 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
             limit_s=3000 if lab.smoke else 590,
             name=lab.kind(name),
             path=lab.transformer(name),
-            store=lab.store(f"transformer-{name}", empty=not lab.smoke),
+            store=lab.store(name, empty=not lab.smoke),
             sizes=sizes,
             workers=lab.workers(BUILD_WORKERS),
             truth=name in LIGHT,
@@ -60,8 +60,6 @@ def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], 
             exact=name not in LONG,
             **quick,
         )
-        # Some have tens of GB, and not every disk has room for all of them.
-        Path(lab.transformer(name)).unlink(missing_ok=True)
         lines = [
             f"ready in {result['ready_seconds']} s, {result['builds']} builds, "
             f"{result['disk_mb']} MB, regions {result['report']['regions']}",

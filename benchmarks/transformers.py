@@ -52,6 +52,15 @@ _KLEIN: dict[str, Any] = {
     "ref_index_scale": 10.0,
     "txt_ids_dims": [3],
 }
+_FLUX2: dict[str, Any] = {
+    **_KLEIN,
+    "context_in_dim": 15360,
+    "hidden_size": 6144,
+    "num_heads": 48,
+    "depth": 8,
+    "depth_single_blocks": 48,
+    "guidance_embed": True,
+}
 _ZIMAGE: dict[str, Any] = {
     "patch_size": 2,
     "in_channels": 16,
@@ -138,6 +147,14 @@ TRANSFORMERS = {
         512,
         ("double_blocks", "single_blocks"),
     ),
+    "flux2": Transformer(
+        "comfy.ldm.flux.model:Flux",
+        _FLUX2,
+        "flux2",
+        15360,
+        512,
+        ("double_blocks", "single_blocks"),
+    ),
     "qwen": Transformer(
         "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel",
         {"in_channels": 64, "num_layers": 60},
@@ -161,6 +178,7 @@ QUANTISED = {
     "zimage_int8": ("zimage", "int8_convrot"),
     "flux1_int8": ("flux1", "int8_convrot"),
     "flux1_fp8": ("flux1", "fp8_e4m3fn"),
+    "flux2_fp8": ("flux2", "fp8_e4m3fn"),
     "qwen_fp8": ("qwen", "fp8_e4m3fn"),
     "wan14b_int8": ("wan14b", "int8_convrot"),
     "wan14b_fp8": ("wan14b", "fp8_e4m3fn"),

@@ -19,6 +19,7 @@ import torch
 
 from ..host_api.execution import is_interrupt
 from ..weights.addresses import Addresses
+from . import streams
 from .constants import Constants
 from .signatures import Call, FixedCallError, read_result
 from .skip_joins import QuickJoins
@@ -52,6 +53,8 @@ class CapturedCall:
         self._refreshed = self._addresses
         self._pool = pool
         self._device = call.tensors[0].device
+        self._stream: Any = None
+        self._is_own = False
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
@@ -60,17 +63,35 @@ class CapturedCall:
         # Taken now, since it could not be had within a capture.
         self._kept = torch.empty(_CONSTANT_BYTES, dtype=torch.uint8, pin_memory=True)
 
-    def capture(self, run: Callable[..., Any], call: Call) -> None:
-        """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
+    def prepare(self, run: Callable[..., Any], call: Call) -> None:
+        """Find a stream to capture on, where libraries have all the memory that the call needs.
+
+        Some have it only once `run(*args, **kwargs)` ran there; what it gives is dropped.
 
         Raises:
             CaptureError: the call does what cannot be captured, or there is no memory.
             The host's interrupt, when the user cancelled meanwhile.
         """
-        try:
-            stream = _capture_stream(self._device)
+        with _told():
+            if not self._addresses.takes_memory_by_stream:
+                self._stream = streams.shared(self._device)
+                streams.prepare(self._stream, self._device)
+                return
+            self._stream = streams.OWN.take(self._device)
+            self._is_own = True
+            streams.prepare(self._stream, self._device)
+            with streams.rehearsal(self._stream, self._device):
+                args, kwargs = call.over(call.tensors)
+                run(*args, **kwargs)
+
+    def capture(self, run: Callable[..., Any], call: Call) -> None:
+        """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
+
+        To be called once, after `prepare`; raises what that raises.
+        """
+        with _told():
             torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(stream), _no_collection():
+            with torch.cuda.stream(self._stream), _no_collection():
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     self._record(run, call)
@@ -80,15 +101,6 @@ class CapturedCall:
                         self._graph.capture_end()
                     raise
                 self._graph.capture_end()
-        except torch.OutOfMemoryError as error:
-            raise CaptureError(OUT_OF_MEMORY) from error
-        except FixedCallError as error:
-            raise CaptureError(str(error)) from error
-        except Exception as error:  # whatever the call raises now, it did not when it ran
-            if is_interrupt(error):
-                raise
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 
     @property
     def own_bytes(self) -> int:
@@ -128,6 +140,9 @@ class CapturedCall:
         torch.cuda.synchronize(self._device)  # it may still run
         self._inputs, self._outputs = [], []
         self._graph.reset()
+        if self._is_own:
+            streams.OWN.give_back(self._device, self._stream)
+            self._is_own = False
 
     def _record(self, run: Callable[..., Any], call: Call) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
@@ -135,6 +150,22 @@ class CapturedCall:
         with QuickJoins(), Constants(self._kept):
             result = run(*args, **kwargs)
         _copy(read_result(result).tensors, self._outputs)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raise what goes wrong as `CaptureError`, in words."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CaptureError(OUT_OF_MEMORY) from error
+    except FixedCallError as error:
+        raise CaptureError(str(error)) from error
+    except Exception as error:  # whatever the call raises now, it did not when it ran
+        if is_interrupt(error):
+            raise
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CaptureError(f"it cannot be captured: {text[:200]}") from error
 
 
 def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:
@@ -164,28 +195,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-_streams: dict[int, torch.cuda.Stream] = {}
-
-
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream to capture on, on which the GPU's libraries have made their workspaces already.
-
-    Made within a capture, they would lie in that graph's memory and go with it. They belong to a
-    thread as well as to a stream, so this is done each time.
-    """
-    index = device.index or 0
-    if index not in _streams:
-        _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream = _streams[index]
-    with torch.cuda.stream(stream):
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            square = torch.zeros(64, 64, device=device, dtype=dtype)
-            torch.nn.functional.linear(square, square, square[0])
-            square @ square
-    stream.synchronize()
-    return stream
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 def is_driver_allocator() -> bool:
@@ -71,6 +72,25 @@ def trim(device: torch.device) -> None:
     driver = _driver() if is_driver_allocator() else None
     if driver is not None:
         driver.cuDeviceGraphMemTrim(_index(device))
+
+
+def make_stream(device: torch.device) -> Any:
+    """Return a stream that nobody else has; PyTorch hands each of its own out to many.
+
+    Raises:
+        RuntimeError: the driver's library was not found, or it gives none.
+    """
+    driver = _driver()
+    if driver is None:
+        raise RuntimeError("the CUDA driver's library was not found")
+    stream = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device).synchronize()  # the device's context is this thread's now
+        status = driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+    if status != 0 or stream.value is None:
+        raise RuntimeError(f"the CUDA driver gives no stream (error {status})")
+    external: Any = torch.cuda.ExternalStream
+    return external(stream.value, device=device)
 
 
 @functools.cache

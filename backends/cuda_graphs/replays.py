@@ -306,6 +306,7 @@ class Replays:
             return None
         try:
             graph = CapturedCall(call, known.like, addresses, self._memory.pool())
+            graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))

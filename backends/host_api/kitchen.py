@@ -10,11 +10,13 @@ import sys
 
 PACKAGE = "comfy_kitchen"
 
-#: Formats whose products may be captured in a CUDA graph, by their names in files. Not so those of
-#: int8 and int4: the library (0.2.22 and newer) takes memory for each stream and size that is new
-#: to it (`ops/cutlass_gemm_int8.cu`), which within a capture ends the process, and frees it once
-#: more is needed, while a graph may still write there. Others were not tried.
-MAY_BE_CAPTURED = frozenset({"float8_e4m3fn"})
+#: Formats whose products may be captured in a CUDA graph, by their names in files. Not so int4,
+#: whose product times its kernels for each new size (`ops/convrot_w4a4.cu`); others were not tried.
+MAY_BE_CAPTURED = frozenset({"float8_e4m3fn", "int8_tensorwise"})
+#: Those of them for whose products the library (0.2.22 and newer) takes memory for each stream, and
+#: frees it for more at a size that needs more (`ops/cutlass_gemm_int8.cu`). Within a capture that
+#: ends the process; after one, the graph would write where something else lies.
+TAKES_MEMORY_BY_STREAM = frozenset({"int8_tensorwise"})
 
 
 def facts() -> str:

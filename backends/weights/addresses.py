@@ -37,12 +37,14 @@ class Addresses(NamedTuple):
         pointers: their addresses.
         places: address and size of each module in dynamic VRAM that the host filled.
         pages: the signature of their pages; None without dynamic VRAM.
+        takes_memory_by_stream: whether a library takes memory for each stream for products of them.
     """
 
     loose: list[torch.Tensor]
     pointers: list[int]
     places: frozenset[tuple[int, int]]
     pages: bytes | None
+    takes_memory_by_stream: bool = False
 
 
 class AddressBook:
@@ -133,14 +135,17 @@ class AddressBook:
         fixed, slots = [], []
         found: list[torch.Tensor] = []
         loose: list[torch.Tensor] = []
+        formats: set[str] = set()
         for module in self._modules:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
                 return None
             form = quantised_as(module)
             if form is not None and form not in kitchen.MAY_BE_CAPTURED:
-                self.problem = f"products of {form} weights may take memory while they run"
+                self.problem = f"products of {form} weights cannot be replayed"
                 return None
+            if form is not None:
+                formats.add(form)
             dynamic = dynamic_vram.has_place(module)
             if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
@@ -166,7 +171,9 @@ class AddressBook:
         self._slots, self._found = slots, found
         self.problem = None
         places = frozenset(map(dynamic_vram.place, fixed))
-        return Addresses(loose, [tensor.data_ptr() for tensor in loose], places, pages)
+        pointers = [tensor.data_ptr() for tensor in loose]
+        by_stream = not kitchen.TAKES_MEMORY_BY_STREAM.isdisjoint(formats)
+        return Addresses(loose, pointers, places, pages, by_stream)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
         """The signature of the range in which every module's weights are the ones the host put

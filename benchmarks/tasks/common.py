@@ -61,9 +61,15 @@ class Pair:
     """One loaded file, as the host runs it and through Compile Model, a probe outermost on each."""
 
     def __init__(
-        self, engine: Any, path: Path, *, when_missing: str = "wait", form: str = "any shape"
+        self,
+        engine: Any,
+        path: Path,
+        *,
+        kind: str = "sdxl",
+        when_missing: str = "wait",
+        form: str = "any shape",
     ) -> None:
-        loaded = load_unet(path)
+        loaded = load_kind(kind, path)
         self.form = form
         self.eager_probe, self.ours_probe = Probe(), Probe()
         self.eager = self.eager_probe.attach(loaded)

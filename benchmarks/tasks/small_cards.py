@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
 from .overcommit import CFG, opened
 from .residency import vram_left
 from .speed import ratio, time_pair
+from .vram import peak_mib
+
+PEAK_STEPS = 2
 
 
 def small_card(
@@ -35,13 +39,14 @@ def small_card(
         leave_mib: how much VRAM is left to model and activations; None is all of it.
 
     Returns:
-        {"row": times and "speedup", "rel_l2", "calls" and "eager_calls" of regions, "captured",
-        "loaded_mib", "model_mib", "used_mib": what the driver says is in use, of all processes}
+        {"row": times and "speedup", "peak": of each form, in MiB, "rel_l2", "calls" and
+        "eager_calls" of regions, "captured", "loaded_mib", "model_mib", "used_mib": what the driver
+        says is in use, of all processes}
     """
     target = Size(*size)
     # No worker comes or goes while room is counted: this engine builds, the next one finds.
     with opened(store, workers, captured) as engine:
-        pair = Pair(engine, Path(model))
+        pair = Pair(engine, Path(model), kind=kind)
         pair.settle(kind, target)
     with opened(store, workers, captured) as engine:
         pair.compile(engine)
@@ -54,7 +59,13 @@ def small_card(
                 models, kind, target, rounds=rounds, steps=steps, image_steps=0, cfg=CFG
             )
             row["speedup"] = ratio(row, "eager", "ours")
-            partial({"row": row})
+            peak = {
+                form: peak_mib(
+                    functools.partial(sample, chosen, kind, target, steps=PEAK_STEPS, cfg=CFG)
+                )
+                for form, (chosen, _) in models.items()
+            }
+            partial({"row": row, "peak": peak})
             before = pair.compiled_calls()
             found = errors(
                 pair.ours,
@@ -70,6 +81,7 @@ def small_card(
         report = engine.report(pair.ours)
     return {
         "row": row,
+        "peak": peak,
         "rel_l2": max(found),
         "calls": report["calls"]["compiled"] - before,
         "eager_calls": unserved(report, before, unet_calls=len(found)),

@@ -21,6 +21,7 @@ from warmgraph_backends.cuda_graphs.signatures import (
     result_form,
     run_steps,
 )
+from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.families.catalogue import may_be_captured, unread_options
 from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
@@ -140,17 +141,47 @@ def test_weights_that_a_graph_cannot_read_are_named(
         layer.weight = before
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "fp8_e4m3fn"])
-def test_products_that_may_take_memory_of_their_own_are_not_captured(host: Host, form: str) -> None:
-    """The host's library does so for each stream and size: a capture would end the process."""
+REPLAYED = ("fp8_e4m3fn", "int8", "int8_convrot")
+
+
+def _book_of(form: str) -> AddressBook:
     root = transformers.load_quantised("flux1", form).model.diffusion_model
     weights = ModelWeights(root, torch.device("cpu"), torch.float32)
     weights.begin_run()
     weights.begin_step()
-    place = AddressBook(root, weights)
+    return AddressBook(root, weights)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in REPLAYED])
+def test_products_that_were_not_tried_in_a_capture_are_not_captured(host: Host, form: str) -> None:
+    place = _book_of(form)
     assert place.look() is None
-    name = FORMATS[form].marks["format"]
-    assert place.problem == f"products of {name} weights may take memory while they run"
+    assert (
+        place.problem == f"products of {FORMATS[form].marks['format']} weights cannot be replayed"
+    )
+
+
+@pytest.mark.parametrize("form", REPLAYED)
+def test_products_that_take_memory_by_stream_are_told_from_others(host: Host, form: str) -> None:
+    """The host's library takes it for each stream and size: a capture would end the process."""
+    addresses = _book_of(form).look()
+    assert addresses is not None
+    assert addresses.takes_memory_by_stream == form.startswith("int8")
+
+
+def test_a_stream_of_its_own_serves_one_captured_call_at_a_time() -> None:
+    made: list[object] = []
+
+    def make(device: torch.device) -> object:
+        made.append(object())
+        return made[-1]
+
+    own, first, second = OwnStreams(make), torch.device("cuda:0"), torch.device("cuda:1")
+    one, other, elsewhere = own.take(first), own.take(first), own.take(second)
+    assert [one, other, elsewhere] == made
+    own.give_back(first, one)
+    assert own.take(second) not in (one, other, elsewhere)
+    assert own.take(first) is one and own.take(first) not in made[:-1]
 
 
 def test_a_quantised_weight_is_known_by_its_parts(host: Host) -> None:
@@ -450,6 +481,8 @@ class _Graph:
 
     def __init__(self, *_: Any) -> None:
         self.freed = False
+
+    def prepare(self, *_: Any) -> None: ...
 
     def capture(self, *_: Any) -> None:
         type(self).tries += 1

@@ -1,0 +1,78 @@
+"""The streams that calls are captured on.
+
+A library may keep memory for each stream it is called on. Most take it once, for good, and all
+captured calls share a stream on which they did. Some take more for a larger call and free what they
+had (`host_api.kitchen.TAKES_MEMORY_BY_STREAM`), where a captured call would still write. So such a
+call has a stream for itself: it runs there once before it is captured, and nothing else ever does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import driver
+
+
+class OwnStreams:
+    """Streams that serve one captured call at a time, used again once that call is gone."""
+
+    def __init__(self, make: Callable[[torch.device], Any] = driver.make_stream) -> None:
+        """Args: what makes a stream that nobody else has."""
+        self._make = make
+        self._idle: dict[int, list[Any]] = {}
+
+    def take(self, device: torch.device) -> Any:
+        """Return a stream of the device on which no captured call lies.
+
+        Raises:
+            RuntimeError: the driver gives none.
+        """
+        idle = self._idle.setdefault(device.index or 0, [])
+        return idle.pop() if idle else self._make(device)
+
+    def give_back(self, device: torch.device, stream: Any) -> None:
+        """The call that lay on a stream is gone. It is kept: what libraries hold for it they would
+        hold for ever.
+        """
+        self._idle[device.index or 0].append(stream)
+
+
+OWN = OwnStreams()
+_shared: dict[int, torch.cuda.Stream] = {}
+
+
+def shared(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all calls that need none for themselves."""
+    index = device.index or 0
+    if index not in _shared:
+        _shared[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return _shared[index]
+
+
+def prepare(stream: Any, device: torch.device) -> None:
+    """Have PyTorch's libraries make their workspaces for a stream.
+
+    Made within a capture, they would lie in that graph's memory and go with it. They belong to a
+    thread as well as to a stream, so this is done each time.
+    """
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            square = torch.zeros(64, 64, device=device, dtype=dtype)
+            torch.nn.functional.linear(square, square, square[0])
+            square @ square
+    stream.synchronize()
+
+
+@contextlib.contextmanager
+def rehearsal(stream: Any, device: torch.device) -> Iterator[None]:
+    """Run something on a stream before it is captured there; done when this ends."""
+    torch.cuda.synchronize(device)  # what it reads was made on another stream
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+    if not driver.is_driver_allocator():  # PyTorch's own keeps what was freed for that stream alone
+        torch.cuda.empty_cache()

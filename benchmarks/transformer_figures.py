@@ -1,0 +1,139 @@
+"""Headline figures of diffusion transformers and of quantised files, with their bars."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from .figure import Figure, speedup
+from .memory_cases import QUANTISED_CARDS
+
+
+def _smallest_against_blocks(*cases: dict[str, Any]) -> float:
+    """Over the first sizes of all that were measured."""
+    rows = [next(iter(case["rows"].values())) for case in cases]
+    return min(float(row["vs_per_block_torch_compile"]) for row in rows)
+
+
+def _median(case: dict[str, Any], size: str, form: str) -> float:
+    return float(case["rows"][size][form]["step_ms"]["median"])
+
+
+def _error_ratio(errors: dict[str, list[float]]) -> float:
+    """Of the errors of ours and of eager's calls: means, for single calls scatter."""
+    return round(statistics.mean(errors["ours"]) / statistics.mean(errors["eager"]), 3)
+
+
+def _transformers(*names: str) -> tuple[str, ...]:
+    return tuple(f"transformer_{name}" for name in names)
+
+
+def _transformer_speedups() -> dict[str, Figure]:
+    """Figures of single transformers: by the name, the case, the size and the bar."""
+    bars = {
+        "zimage_1024_speedup": ("zimage", "1024x1024x1", ">= 1.22"),
+        "zimage_512_default_host_speedup": ("zimage", "512x512x1", ">= 1.7"),
+        "flux1_1024_speedup": ("flux1", "1024x1024x1", ">= 1.31"),
+        "flux1_512_default_host_speedup": ("flux1", "512x512x1", ">= 1.5"),
+        "qwen_1328_speedup": ("qwen", "1328x1328x1", ">= 1.3"),
+        "wan1_3b_480p_33f_speedup": ("wan1_3b", "832x480x9", ">= 1.33"),
+        "wan14b_480p_81f_speedup": ("wan14b", "832x480x21", ">= 1.35"),
+        "klein4b_1024_speedup": ("klein4b", "1024x1024x1", ">= 1.22"),
+        "krea2_1024_speedup": ("krea2", "1024x1024x1", ">= 1.22"),
+        "zimage_int8_1024_speedup": ("zimage_int8", "1024x1024x1", ">= 1.2"),
+        "flux1_int8_1024_speedup": ("flux1_int8", "1024x1024x1", ">= 1.25"),
+        "flux1_fp8_1024_speedup": ("flux1_fp8", "1024x1024x1", ">= 1.35"),
+        "flux2_fp8_1024_speedup": ("flux2_fp8", "1024x1024x1", ">= 1.35"),
+        "qwen_fp8_1328_speedup": ("qwen_fp8", "1328x1328x1", ">= 1.3"),
+        "wan14b_int8_480p_speedup": ("wan14b_int8", "832x480x9", ">= 1.3"),
+        "wan14b_fp8_480p_81f_speedup": ("wan14b_fp8", "832x480x21", ">= 1.35"),
+    }
+    return {
+        name: Figure("eager / ours", _transformers(case), speedup(size), bar)
+        for name, (case, size, bar) in bars.items()
+    }
+
+
+_SIX = _transformers("zimage", "flux1", "qwen", "wan1_3b", "klein4b", "krea2")
+_LIGHT = _transformers("zimage", "flux1", "klein4b", "wan1_3b")
+_QUANTISED = _transformers("zimage_int8", "flux1_int8", "flux1_fp8")
+_SMALL_CARDS = tuple(f"small_cards_{kind}" for kind in QUANTISED_CARDS)
+_QUANTISED_SIX = ("vram_six_zimage_int8", "vram_six_flux1_fp8")
+TRANSFORMER_FIGURES: dict[str, Figure] = {
+    **_transformer_speedups(),
+    "dit_vs_per_block_torch_compile": Figure(
+        "per block / ours", _SIX, _smallest_against_blocks, ">= 1.12", any_of=True
+    ),
+    "dit_cold_build_seconds": Figure(
+        "s",
+        _SIX,
+        lambda *cases: max(case["ready_seconds"] for case in cases),
+        "<= 25",
+        any_of=True,
+    ),
+    "dit_builds_after_first": Figure(
+        "builds", ("small_transformers",), lambda case: case["builds_after_first"], "== 0"
+    ),
+    "dit_exact_max_abs_diff": Figure(
+        "latent",
+        ("small_transformers", *_LIGHT),
+        lambda *cases: max(case["exact_max_abs_diff"] for case in cases),
+        "== 0",
+        any_of=True,
+    ),
+    "dit_error_ratio": Figure(
+        "ours / eager, against float32",
+        _LIGHT,
+        lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
+        "<= 1.1",
+        any_of=True,
+    ),
+    "flux1_fp8_vs_bf16_eager": Figure(
+        "bf16 eager / ours on fp8",
+        _transformers("flux1", "flux1_fp8"),
+        lambda bf16, fp8: round(
+            _median(bf16, "1024x1024x1", "eager") / _median(fp8, "1024x1024x1", "ours"), 3
+        ),
+        ">= 1.7",
+    ),
+    "quantised_error_ratio": Figure(
+        "ours / eager, against float32 of the same weights",
+        _QUANTISED,
+        lambda *cases: max(_error_ratio(case["errors"]) for case in cases),
+        "<= 1.05",
+        any_of=True,
+    ),
+    "zimage_first_image_ratio": Figure(
+        "ours / eager", ("first_image_zimage",), lambda case: case["first_image_ratio"], "<= 1.0"
+    ),
+    "dit_peak_vram_ratio": Figure(
+        "ours / eager",
+        ("vram_six_zimage", "vram_six_flux1"),
+        lambda *cases: max(case["peak_ratio"] for case in cases),
+        "<= 1.1",
+        any_of=True,
+    ),
+    "small_card_slowest_ratio": Figure(
+        "ours / eager",
+        _SMALL_CARDS,
+        lambda *cases: max(case["slowest_ratio"] for case in cases),
+        "<= 1.02",
+        any_of=True,
+    ),
+    "quantised_peak_vram_ratio": Figure(
+        "ours / eager",
+        _QUANTISED_SIX,
+        lambda *cases: max(case["peak_ratio"] for case in cases),
+        "<= 1.05",
+        any_of=True,
+    ),
+    "quantised_builds_after_first": Figure(
+        "builds",
+        ("small_transformers",),
+        lambda case: sum(row["builds"] for row in case["rows"] if " " in row["kind"]),
+        "== 0",
+    ),
+    "dit_disk_mb": Figure(
+        "MB", _SIX, lambda *cases: round(sum(case["disk_mb"] for case in cases), 3), "<= 3"
+    ),
+}
