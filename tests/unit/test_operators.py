@@ -40,7 +40,7 @@ def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
     assert layers.OPERATOR is host_layer.OPERATOR
     assert attention.OPERATOR is host_attention.OPERATOR
     block = torch.nn.Sequential(torch.nn.Linear(4, 6))
-    x = torch.ones(2, 4)
+    x = torch.randn(2, 4)
     for each in (layers, host_layer):
         with each.layers_of(block), torch.no_grad():
             assert torch.equal(each.OPERATOR(x, "0", 6), block(x))
