@@ -20,6 +20,14 @@ def cast(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any
     return weight, bias, token
 
 
+def cast_in_order(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
+    """As `cast`, behind the work that is queued already: nothing is to be let go of."""
+    import comfy.ops
+
+    weight, bias = comfy.ops.cast_bias_weight(layer, dtype=dtype, device=device, bias_dtype=dtype)
+    return weight, bias
+
+
 def let_go(layer: Any, weight: Any, bias: Any, token: Any) -> None:
     """Tell the host that the work which uses what `cast` gave is queued."""
     import comfy.ops

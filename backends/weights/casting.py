@@ -10,6 +10,11 @@ import torch
 from ..host_api import casting, dynamic_vram
 from ..host_api.layers import has_functions, is_stored
 
+#: Weights of so few bytes come on the stream that computes: norms' scales. The host has two streams
+#: for weights, and a turn on one of them waits for what was queued before the last turn: a large
+#: product's weights would come only once the block before is done.
+SMALL_BYTES = 2**16
+
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
     """Tell whether a module's weights come to the device by the host's dynamic VRAM."""
@@ -41,6 +46,8 @@ def fetch_plain(
     casts = weight.dtype != dtype or (bias is not None and bias.dtype != dtype)
     if here and not casts and not has_functions(module):
         return "resident", (weight, bias), None
+    if not here and not always_copies and _bytes(weight) + _bytes(bias) <= SMALL_BYTES:
+        return "streamed", casting.cast_in_order(module, dtype, device), None
     weight, bias, token = casting.cast(module, dtype, device)
     if here:
         casting.let_go(module, weight, bias, token)
@@ -110,3 +117,7 @@ def fetch_dynamic(
         dynamic_vram.lie_in_place(m, found[id(m)]) for m in modules
     )
     return found, stays, release
+
+
+def _bytes(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
