@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import Size
+from ..kernels import kernel_times
 from ..measure import MIB, vram_used_mib
 from ..pack import brief
 from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
@@ -15,7 +16,8 @@ from .residency import vram_left
 from .speed import ratio, time_pair
 from .vram import peak_mib
 
-PEAK_STEPS = 2
+#: Of the runs whose peak and kernels are looked at.
+MORE_STEPS = 2
 
 
 def small_card(
@@ -39,9 +41,9 @@ def small_card(
         leave_mib: how much VRAM is left to model and activations; None is all of it.
 
     Returns:
-        {"row": times and "speedup", "peak": of each form, in MiB, "rel_l2", "calls" and
-        "eager_calls" of regions, "captured", "loaded_mib", "model_mib", "used_mib": what the driver
-        says is in use, of all processes}
+        {"row": times and "speedup", "peak" of each form, in MiB, and its "profile", "rel_l2",
+        "calls" and "eager_calls" of regions, "captured", "loaded_mib", "model_mib", "used_mib":
+        what the driver says is in use, of all processes}
     """
     target = Size(*size)
     # No worker comes or goes while room is counted: this engine builds, the next one finds.
@@ -59,12 +61,12 @@ def small_card(
                 models, kind, target, rounds=rounds, steps=steps, image_steps=0, cfg=CFG
             )
             row["speedup"] = ratio(row, "eager", "ours")
-            peak = {
-                form: peak_mib(
-                    functools.partial(sample, chosen, kind, target, steps=PEAK_STEPS, cfg=CFG)
-                )
+            runs = {
+                form: functools.partial(sample, chosen, kind, target, steps=MORE_STEPS, cfg=CFG)
                 for form, (chosen, _) in models.items()
             }
+            peak = {form: peak_mib(run) for form, run in runs.items()}
+            profile = {form: kernel_times(run) for form, run in runs.items()}
             partial({"row": row, "peak": peak})
             before = pair.compiled_calls()
             found = errors(
@@ -82,6 +84,7 @@ def small_card(
     return {
         "row": row,
         "peak": peak,
+        "profile": profile,
         "rel_l2": max(found),
         "calls": report["calls"]["compiled"] - before,
         "eager_calls": unserved(report, before, unet_calls=len(found)),
