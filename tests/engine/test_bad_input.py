@@ -254,7 +254,9 @@ def test_bad_files_are_built_anew_where_that_is_allowed_and_no_foreign_file_is_l
     assert not mark.exists()
     assert path.read_bytes() == linked.read_bytes() == evil  # may be trusted later
 
-    again = Probed(_restarted(lab), host, when_missing="never")
+    lab = _restarted(lab)
+    again = Probed(lab, host, when_missing="never")
+    lab.settle()
     again.check()
     assert not mark.exists()
 
