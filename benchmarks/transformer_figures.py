@@ -41,6 +41,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "klein4b_1024_speedup": ("klein4b", "1024x1024x1", ">= 1.22"),
         "krea2_1024_speedup": ("krea2", "1024x1024x1", ">= 1.22"),
         "zimage_int8_1024_speedup": ("zimage_int8", "1024x1024x1", ">= 1.2"),
+        "zimage_int8_512_default_host_speedup": ("zimage_int8", "512x512x1", ""),
         "flux1_int8_1024_speedup": ("flux1_int8", "1024x1024x1", ">= 1.25"),
         "flux1_fp8_1024_speedup": ("flux1_fp8", "1024x1024x1", ">= 1.35"),
         "flux2_fp8_1024_speedup": ("flux2_fp8", "1024x1024x1", ">= 1.35"),

@@ -342,7 +342,11 @@ HEADLINE = json.loads((ROOT / "benchmarks" / "results" / "headline.json").read_t
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_every_factor_is_one_that_was_measured(page: Path) -> None:
     """`2.99x`: within its last digit one of the headline's ratios."""
-    ratios = [e["value"] for e in HEADLINE.values() if "/" in e["unit"] and e["value"] != "> 240"]
+    ratios = [
+        e["value"]
+        for e in HEADLINE.values()
+        if "/" in e["unit"] and not isinstance(e["value"], str)
+    ]
     for shown in re.findall(r"\b(\d+\.\d+)x\b", page.read_text("utf-8")):
         digits = len(shown.partition(".")[2])
         assert any(abs(r - float(shown)) <= 0.5001 * 10**-digits for r in ratios), f"{shown}x"
