@@ -50,6 +50,8 @@ MANAGEMENT = (
     "comfy.utils",
     "comfy.quant_ops",
 )
+#: Formats of files by what people call them.
+_FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
 #: Under these names the host's classes, and torch's, have the code of a call.
 FORWARDS = ("forward", "_forward", "_conv_forward")
 
@@ -65,6 +67,19 @@ def quantised_as(layer: Any) -> str | None:
     """
     found = getattr(layer, "quant_format", None)
     return found if isinstance(found, str) else None
+
+
+def better_files(layer: Any) -> list[str] | None:
+    """Return which 8-bit files of such a layer its device multiplies as they are, by the names that
+    people have for them; None where that is so of the layer's own format.
+    """
+    unpacked = getattr(layer, "_disabled_formats", ())
+    if quantised_as(layer) not in unpacked:
+        return None
+    import comfy.quant_ops
+
+    known = comfy.quant_ops.QUANT_ALGOS
+    return [name for form, name in _FILES.items() if form in known and form not in unpacked]
 
 
 def make_final(layer: torch.nn.Module) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..host_api.layers import quantised_as
+from ..host_api.layers import better_files, quantised_as
 from . import operators
 from .packs import is_known, owner_of
 
@@ -102,7 +102,13 @@ def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[tuple[str, 
 def _why(layer: torch.nn.Module) -> str:
     form = quantised_as(layer)
     if form is not None:
-        return f"quantised, {form}"
+        others = better_files(layer)
+        if not others:
+            return f"quantised, {form}"
+        return (
+            f"quantised, {form}: this device unpacks it at each call; {' or '.join(others)} files "
+            "it multiplies as they are"
+        )
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
         return f"the weight is a {type(weight).__name__}"
