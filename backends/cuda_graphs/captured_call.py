@@ -13,6 +13,7 @@ import contextlib
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class CapturedCall:
         self._pool = pool
         self._device = call.tensors[0].device
         self._stream: Any = None
-        self._is_own = False
+        self._own: streams.OwnStream | None = None
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
@@ -75,14 +76,11 @@ class CapturedCall:
         with _told():
             if not self._addresses.takes_memory_by_stream:
                 self._stream = streams.shared(self._device)
-                streams.prepare(self._stream, self._device)
                 return
-            self._stream = streams.OWN.take(self._device)
-            self._is_own = True
-            streams.prepare(self._stream, self._device)
-            with streams.rehearsal(self._stream, self._device):
-                args, kwargs = call.over(call.tensors)
-                run(*args, **kwargs)
+            self._own = streams.OWN.take(self._device)
+            self._stream = self._own.stream
+            args, kwargs = call.over(call.tensors)
+            streams.rehearse(self._own, self._device, partial(run, *args, **kwargs))
 
     def capture(self, run: Callable[..., Any], call: Call) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
@@ -104,8 +102,9 @@ class CapturedCall:
 
     @property
     def own_bytes(self) -> int:
-        """What its inputs and outputs hold of the GPU's memory."""
-        return sum(tensor.nbytes for tensor in (*self._inputs, *self._outputs))
+        """What its inputs and outputs hold of the GPU's memory, and libraries for its stream."""
+        tensors = sum(tensor.nbytes for tensor in (*self._inputs, *self._outputs))
+        return tensors + (0 if self._own is None else self._own.held_bytes)
 
     def fits(self, addresses: Addresses) -> bool:
         """Tell whether the weights are where this graph reads them, or can be put there."""
@@ -140,9 +139,9 @@ class CapturedCall:
         torch.cuda.synchronize(self._device)  # it may still run
         self._inputs, self._outputs = [], []
         self._graph.reset()
-        if self._is_own:
-            streams.OWN.give_back(self._device, self._stream)
-            self._is_own = False
+        if self._own is not None:
+            streams.OWN.give_back(self._device, self._own)
+            self._own = None
 
     def _record(self, run: Callable[..., Any], call: Call) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""

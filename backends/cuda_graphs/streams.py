@@ -8,13 +8,23 @@ call has a stream for itself: it runs there once before it is captured, and noth
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import driver
+
+
+@dataclass(eq=False)
+class OwnStream:
+    """A stream that nobody else has, and the memory that libraries hold for it, as long as the
+    process lives.
+    """
+
+    stream: Any
+    held_bytes: int = 0
 
 
 class OwnStreams:
@@ -23,22 +33,20 @@ class OwnStreams:
     def __init__(self, make: Callable[[torch.device], Any] = driver.make_stream) -> None:
         """Args: what makes a stream that nobody else has."""
         self._make = make
-        self._idle: dict[int, list[Any]] = {}
+        self._idle: dict[int, list[OwnStream]] = {}
 
-    def take(self, device: torch.device) -> Any:
+    def take(self, device: torch.device) -> OwnStream:
         """Return a stream of the device on which no captured call lies.
 
         Raises:
             RuntimeError: the driver gives none.
         """
         idle = self._idle.setdefault(device.index or 0, [])
-        return idle.pop() if idle else self._make(device)
+        return idle.pop() if idle else OwnStream(self._make(device))
 
-    def give_back(self, device: torch.device, stream: Any) -> None:
-        """The call that lay on a stream is gone. It is kept: what libraries hold for it they would
-        hold for ever.
-        """
-        self._idle[device.index or 0].append(stream)
+    def give_back(self, device: torch.device, own: OwnStream) -> None:
+        """The call that lay on a stream is gone; the next one finds what libraries hold for it."""
+        self._idle[device.index or 0].append(own)
 
 
 OWN = OwnStreams()
@@ -46,14 +54,28 @@ _shared: dict[int, torch.cuda.Stream] = {}
 
 
 def shared(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all calls that need none for themselves."""
+    """Return the stream of all calls that need none for themselves, ready to capture on."""
     index = device.index or 0
     if index not in _shared:
         _shared[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    _make_workspaces(_shared[index], device)
     return _shared[index]
 
 
-def prepare(stream: Any, device: torch.device) -> None:
+def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> None:
+    """Run what is to be captured on a stream of its own; what it gives is dropped."""
+    torch.cuda.synchronize(device)  # what it reads was made on another stream
+    before = _held(device)
+    _make_workspaces(own.stream, device)
+    with torch.cuda.stream(own.stream):
+        run()
+    own.stream.synchronize()
+    if not driver.is_driver_allocator():  # PyTorch's own keeps what was freed for that stream alone
+        torch.cuda.empty_cache()
+    own.held_bytes += max(0, _held(device) - before)
+
+
+def _make_workspaces(stream: Any, device: torch.device) -> None:
     """Have PyTorch's libraries make their workspaces for a stream.
 
     Made within a capture, they would lie in that graph's memory and go with it. They belong to a
@@ -67,12 +89,8 @@ def prepare(stream: Any, device: torch.device) -> None:
     stream.synchronize()
 
 
-@contextlib.contextmanager
-def rehearsal(stream: Any, device: torch.device) -> Iterator[None]:
-    """Run something on a stream before it is captured there; done when this ends."""
-    torch.cuda.synchronize(device)  # what it reads was made on another stream
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
-    if not driver.is_driver_allocator():  # PyTorch's own keeps what was freed for that stream alone
-        torch.cuda.empty_cache()
+def _held(device: torch.device) -> int:
+    """What is held of the device's memory, by whomever, and not only kept for later by PyTorch."""
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return total - free - kept

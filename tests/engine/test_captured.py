@@ -178,10 +178,12 @@ def test_a_stream_of_its_own_serves_one_captured_call_at_a_time() -> None:
 
     own, first, second = OwnStreams(make), torch.device("cuda:0"), torch.device("cuda:1")
     one, other, elsewhere = own.take(first), own.take(first), own.take(second)
-    assert [one, other, elsewhere] == made
+    assert [each.stream for each in (one, other, elsewhere)] == made
+    one.held_bytes = 7
     own.give_back(first, one)
-    assert own.take(second) not in (one, other, elsewhere)
-    assert own.take(first) is one and own.take(first) not in made[:-1]
+    assert own.take(second).stream is made[3], "one device's streams are of no use to another"
+    assert own.take(first) is one and one.held_bytes == 7
+    assert own.take(first).stream is made[4]
 
 
 def test_a_quantised_weight_is_known_by_its_parts(host: Host) -> None:
