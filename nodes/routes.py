@@ -18,6 +18,7 @@ from aiohttp import web
 from ..backends.engine import Engine
 from ..backends.errors import shown
 from ..backends.sessions.inventory import What
+from ..backends.sessions.lines import RefusedError, plain
 from ..backends.sessions.settings import SETTINGS, Settings
 from . import metrics
 
@@ -29,11 +30,11 @@ MAX_BODY = 64 * 1024
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-class _RefusedError(Exception):
-    """A request is not served; the status and text say why."""
+class _StatusError(RefusedError):
+    """A request is not served, and not for what it asks."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, status: int, key: str, **values: object) -> None:
+        super().__init__(key, **values)
         self.status = status
 
 
@@ -77,8 +78,7 @@ def register(table: Any, *, engine: Callable[[], Engine], settings: Callable[[],
             return settings().update(changes)
         except OSError as error:
             logger.warning("Settings are in force but cannot be kept: %s", error)
-            reason = f"settings are in force but cannot be kept: {error.strerror}"
-            raise _RefusedError(500, reason) from error
+            raise _StatusError(500, "refused_unkept", error=error.strerror) from error
 
     def direct_builds(wish: Any) -> Any:
         """POST /warmgraph/builds: {"action": "pause" | "resume" | "cancel"}; answer them."""
@@ -122,10 +122,10 @@ def _answering(serve: Callable[[Any], Any]) -> Handler:
         try:
             wish = await _read_json(request)
             return web.json_response(await asyncio.to_thread(serve, wish))
-        except _RefusedError as error:
-            return _refusal(error.status, str(error))
-        except ValueError as error:
-            return _refusal(400, str(error))
+        except RefusedError as error:
+            status = error.status if isinstance(error, _StatusError) else 400
+            (said,) = plain([error.line])
+            return web.json_response({"error": str(error), "line": said}, status=status)
 
     return handle
 
@@ -134,25 +134,24 @@ async def _read_json(request: web.Request) -> Any:
     """Return a request's JSON.
 
     Raises:
-        _RefusedError: it is of another type, too large, or no JSON.
+        RefusedError: it is of another type, too large, or no JSON.
     """
     if request.content_type != "application/json":
-        reason = f"content type must be application/json, got {request.content_type}"
-        raise _RefusedError(415, reason)
+        raise _StatusError(415, "refused_type", got=request.content_type)
+    body = await _read_body(request)
     try:
-        return json.loads(await _read_body(request))
+        return json.loads(body)
     except ValueError as error:
-        reason = f"body must be JSON of at most {MAX_BODY >> 10} KiB: {error}"
-        raise _RefusedError(400, reason) from error
+        raise RefusedError("refused_json", error=error) from error
     except RecursionError as error:
-        raise _RefusedError(400, "body must be JSON, got one that is nested too deeply") from error
+        raise RefusedError("refused_nested") from error
 
 
 async def _read_body(request: web.Request) -> bytes:
     """Return a request's body; one that is too large is not read any further.
 
     Raises:
-        ValueError: it is too large.
+        RefusedError: it is too large.
     """
     body = bytearray()
     if (request.content_length or 0) <= MAX_BODY:
@@ -162,18 +161,19 @@ async def _read_body(request: web.Request) -> bytes:
                 break
         else:
             return bytes(body)
-    raise ValueError("it is larger")
+    raise RefusedError("refused_size", limit=MAX_BODY >> 10)
 
 
 def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:
     """Return one of the words that a field of a request may be.
 
     Raises:
-        ValueError: it is none of them.
+        RefusedError: it is none of them.
     """
     value = wish.get(name) if isinstance(wish, dict) else None
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+        listed = ", ".join(choices)
+        raise RefusedError("refused_choice", name=name, choices=listed, got=shown(value))
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""The sentences that people read of a model, as data: a key, what stands in it, and its English.
+"""The sentences that people read, as data: a key, what stands in it, and its English.
 
 A page shows another language by the key. Reasons stay as the code that found them says them.
 """
@@ -75,6 +75,38 @@ ENGLISH = {
     "deepcache_branch": "branch {branch} of 0 to {last}",
     "deepcache_branch_cut": "branch {branch} of 0 to {last} ({wanted} is beyond this model)",
     "deepcache_costs": "work of a shallow step at {size}, by branch: {costs}",
+    # What a user can mend: in a few words, then why.
+    "mend_torch": "PyTorch does not fit",
+    "mend_torch_why": "Nothing can be compiled: {reason}; update torch to 2.10 or newer.",
+    "mend_triton": "Triton is missing",
+    "mend_triton_why": "Nothing can be compiled: Triton is not installed; on Windows install "
+    "triton-windows, on Linux reinstall torch.",
+    "mend_c_compiler": "C compiler is missing",
+    "mend_c_compiler_why": "Nothing can be compiled: Triton needs one (gcc or clang) for its first "
+    "kernel, and there is none; install gcc, or name another with CC.",
+    "mend_cpp_compiler": "C++ compiler is missing",
+    "mend_cpp_compiler_why": "Nothing can be compiled: no C++ compiler on the path; install one; "
+    "until then models run as without this node.",
+    "mend_other": "{name} is missing",
+    "mend_other_why": "Nothing can be compiled: {reason}; {remedy}.",
+    "mend_builds": "Nothing can be built",
+    "mend_builds_why": "{reason}. Nothing is built until the server starts anew.",
+    "mend_store": "Compiled graphs cannot be kept",
+    "mend_store_why": "{reason}. They work until the server ends, and are built again then.",
+    "mend_untrusted": "Graphs from another machine are not used",
+    "mend_untrusted_why": "The graphs in {folder} were not made here. A graph is code: trust them "
+    "only if you know where they come from.",
+    # Why the server does not do what a page asked for.
+    "refused_choice": "{name} must be one of {choices}, got {got}",
+    "refused_whole": "{name} must be a whole number from {minimum} to {maximum}, got {got}",
+    "refused_number": "{name} must be a number from {minimum} to {maximum}, got {got}",
+    "refused_toggle": "{name} must be true or false, got {got}",
+    "refused_settings": "settings must be a JSON object, got {got}",
+    "refused_unkept": "settings are in force but cannot be kept: {error}",
+    "refused_type": "content type must be application/json, got {got}",
+    "refused_size": "body must be JSON of at most {limit} KiB, got a larger one",
+    "refused_json": "body must be JSON: {error}",
+    "refused_nested": "body must be JSON, got one that is nested too deeply",
 }
 
 
@@ -96,6 +128,14 @@ def line(key: str, **values: object) -> Line:
     """Make the sentence of this key with these values."""
     texts = {name: str(value) for name, value in values.items()}
     return Line(key, texts, ENGLISH[key].format(**texts))
+
+
+class RefusedError(ValueError):
+    """What a page asked for is not done; `line` says why, in words that it can translate."""
+
+    def __init__(self, key: str, **values: object) -> None:
+        self.line = line(key, **values)
+        super().__init__(self.line.text)
 
 
 def plain(lines: Iterable[Line]) -> list[dict[str, Any]]:

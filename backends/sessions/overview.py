@@ -76,7 +76,7 @@ class Overview:
                 "budget_bytes": self._budget_bytes(),
             },
             "warnings": [
-                warning._asdict()
+                warning.plain()
                 for warning in (
                     *warnings.of_machine(),
                     *warnings.of_graphs(self._graphs, self._builder.verdict),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import shown
+from .lines import RefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -51,25 +52,26 @@ class Setting:
         """Return `value` as this setting's number; a toggle's is a bool.
 
         Raises:
-            ValueError: it is no number, not whole where it must be, or out of range.
+            RefusedError: it is no number, not whole where it must be, or out of range.
         """
         if self.control == "toggle":
             if not isinstance(value, (bool, int)) or value not in (0, 1):
-                raise ValueError(f"{self.name} must be true or false, got {shown(value)}")
+                raise RefusedError("refused_toggle", name=self.name, got=shown(value))
             return bool(value)
-        wanted = (
-            f"{self.name} must be a {'whole ' if self.whole else ''}number "
-            f"from {self.minimum:g} to {self.maximum:g} ({self.unit}), got {shown(value)}"
-        )
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(wanted)
-        if not self.minimum <= value <= self.maximum:  # false for NaN as well
-            raise ValueError(wanted)
-        if self.whole:
-            if value != int(value):
-                raise ValueError(wanted)
-            return int(value)
-        return float(value)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not self.minimum <= value <= self.maximum  # false for NaN as well
+            or (self.whole and value != int(value))
+        ):
+            raise RefusedError(
+                "refused_whole" if self.whole else "refused_number",
+                name=self.name,
+                minimum=f"{self.minimum:g}",
+                maximum=f"{self.maximum:g}",
+                got=shown(value),
+            )
+        return int(value) if self.whole else float(value)
 
 
 SETTINGS = {
@@ -184,14 +186,15 @@ def validate_settings(changes: object) -> dict[str, float]:
     """Check a mapping of setting names to numbers, all of it before any of it is used.
 
     Raises:
-        ValueError: not a mapping, an unknown name, or a value that its setting refuses.
+        RefusedError: not a mapping, an unknown name, or a value that its setting refuses.
     """
     if not isinstance(changes, Mapping):
-        raise ValueError(f"settings must be a JSON object, got {type(changes).__name__}")
+        raise RefusedError("refused_settings", got=type(changes).__name__)
     checked = {}
     for name, value in changes.items():
         if name not in SETTINGS:
-            raise ValueError(f"setting must be one of {', '.join(SETTINGS)}, got {shown(name)}")
+            choices = ", ".join(SETTINGS)
+            raise RefusedError("refused_choice", name="setting", choices=choices, got=shown(name))
         checked[name] = SETTINGS[name].validate_value(value)
     return checked
 
@@ -263,7 +266,7 @@ class Settings:
         """Change settings, all or none, and keep them; values of another server are kept too.
 
         Raises:
-            ValueError: see `validate_settings`.
+            RefusedError: see `validate_settings`.
             OSError: the file cannot be written; the change is in force until the server ends.
         """
         checked = validate_settings(changes)

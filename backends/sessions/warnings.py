@@ -8,15 +8,25 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..compilers.preflight import install_command, needs
+from ..contract import Requirement
 from ..errors import BuildError
 from ..runtime.graphs import Graphs
+from .lines import Line, line, plain
 
 _CLI = Path(__file__).resolve().parents[2] / "cli.py"
+#: What may be missing, and the sentences that tell of it.
+_MISSING = {
+    "torch": ("mend_torch", "mend_torch_why"),
+    "Triton": ("mend_triton", "mend_triton_why"),
+    "C compiler": ("mend_c_compiler", "mend_c_compiler_why"),
+    "C++ compiler": ("mend_cpp_compiler", "mend_cpp_compiler_why"),
+}
+_OTHER = ("mend_other", "mend_other_why")
 
 
 class Warning(NamedTuple):
@@ -24,31 +34,40 @@ class Warning(NamedTuple):
 
     Attributes:
         id: says what it is of; a page shows each once.
-        title: in a few words.
-        text: why, and what to do.
+        lines: in a few words; then why, and what to do.
         command: to be typed at the server's console, "" where there is none.
     """
 
     id: str
-    title: str
-    text: str
+    lines: tuple[Line, Line]
     command: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is, in English."""
+        return self.lines[0].text
+
+    @property
+    def text(self) -> str:
+        """Why, and what to do, in English."""
+        return self.lines[1].text
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON-plain data."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "text": self.text,
+            "command": self.command,
+            "lines": plain(self.lines),
+        }
 
 
 @cache
 def of_machine() -> tuple[Warning, ...]:
     """Look at what compiling needs here; once a process, for it costs milliseconds."""
     device = "cuda" if torch.cuda.is_available() and torch.version.cuda is not None else "cpu"
-    return tuple(
-        Warning(
-            f"missing {requirement.name}",
-            f"{requirement.name} is missing",
-            f"Nothing can be compiled: {requirement.reason}; {requirement.remedy}.",
-            install_command(requirement),
-        )
-        for requirement in needs(device)
-        if not requirement.met
-    )
+    return tuple(_missing(requirement) for requirement in needs(device) if not requirement.met)
 
 
 def of_graphs(graphs: Graphs, verdict: BuildError | None) -> Iterator[Warning]:
@@ -58,22 +77,25 @@ def of_graphs(graphs: Graphs, verdict: BuildError | None) -> Iterator[Warning]:
         verdict: why nothing can be built any more, if so.
     """
     if verdict is not None:
-        text = f"{verdict}. Nothing is built until the server starts anew."
-        yield Warning("no builds", "Nothing can be built", text, _command("doctor"))
+        why = line("mend_builds_why", reason=verdict)
+        yield Warning("no builds", (line("mend_builds"), why), _command("doctor"))
     if graphs.unkept is not None:
-        yield Warning(
-            "store",
-            "Compiled graphs cannot be kept",
-            f"{graphs.unkept}. They work until the server ends, and are built again then.",
-        )
+        why = line("mend_store_why", reason=graphs.unkept)
+        yield Warning("store", (line("mend_store"), why))
     for folder in graphs.untrusted():
         yield Warning(
             f"untrusted {folder}",
-            "Graphs from another machine are not used",
-            f"The graphs in {folder} were not made here. A graph is code: trust them only if you "
-            "know where they come from.",
+            (line("mend_untrusted"), line("mend_untrusted_why", folder=folder)),
             _command("trust", str(folder)),
         )
+
+
+def _missing(need: Requirement) -> Warning:
+    title, text = _MISSING.get(need.name, _OTHER)
+    told = {"name": need.name, "reason": need.reason, "remedy": need.remedy}
+    return Warning(
+        f"missing {need.name}", (line(title, **told), line(text, **told)), install_command(need)
+    )
 
 
 def _command(*words: str) -> str:

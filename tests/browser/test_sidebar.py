@@ -20,6 +20,7 @@ from warmgraph_tools.page import STATUS, Page, expect_no_welcome
 MODEL = "sd_xl_base_1.0.safetensors"
 TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
+ZH = "缺少 C++ 编译器"
 BAR = ".warmgraph-status [role=progressbar]"
 FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
 
@@ -359,13 +360,14 @@ def test_what_the_server_refuses_is_shown_with_its_reason(page: Page) -> None:
     url = page.run(
         "return (await (await fetch('/api/extensions')).json()).find((u) => /asking/.test(u))"
     )
-    page.run(
-        f"const {{ post }} = await import({url!r});"
-        " await post('/warmgraph/builds', { action: 'explode' });"
-    )
-    page.wait_for(
-        "/action must be one of/.test(document.querySelector('.p-toast')?.innerText ?? '')"
-    )
+    for language, said in (("en", "action must be one of"), ("zh", "action 必须是")):
+        page.set_setting("Comfy.Locale", language)
+        page.run(
+            f"const {{ post }} = await import({url!r});"
+            " await post('/warmgraph/builds', { action: 'explode' });"
+        )
+        page.wait_for(f"document.querySelector('.p-toast')?.innerText.includes({said!r})")
+    page.set_setting("Comfy.Locale", "en")
     page.errors[:] = [text for text in page.errors if "400 (Bad Request)" not in text]
 
 
@@ -457,3 +459,6 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     _open_tab(page)
     page.wait_for(f"!!document.querySelector('{TAB} .warmgraph-warning')")
     assert page.run("return document.querySelector('.p-toast-message')") is None
+    page.set_setting("Comfy.Locale", "zh")
+    page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning h4')?.innerText === {ZH!r}")
+    page.set_setting("Comfy.Locale", "en")

@@ -93,10 +93,13 @@ def _is_none(node: ast.AST) -> bool:
 
 def _words(node: ast.Constant | ast.JoinedStr) -> str:
     if isinstance(node, ast.Constant):
-        text = str(node.value)
-        text = re.sub(r"\{[^}]*\}", HOLE, text)  # a template for `format`
-    else:
-        text = "".join(
-            str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values
-        )
+        return holed(str(node.value))
+    return holed(
+        "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+    )
+
+
+def holed(text: str) -> str:
+    """Return the words of a text, which may be a template for `format`, with holes."""
+    text = re.sub(r"\{[^}]*\}", HOLE, text)
     return " ".join(text.replace("`", "").split()).strip(" ;,:")

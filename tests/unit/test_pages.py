@@ -22,7 +22,7 @@ from warmgraph_backends.storing.folders import validate_graphs_name
 from warmgraph_backends.storing.graph_file import read_graph
 from warmgraph_backends.storing.signing import Signer
 
-from .reasons import HOLE, texts
+from .reasons import HOLE, holed, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -141,6 +141,8 @@ REASONS = {
     for text in texts()
     if text.place.partition("/")[2].partition(":")[0] not in NO_REASONS_IN
 }
+#: What users can mend is told in sentences, and explained as reasons are.
+REASONS |= {holed(text): key for key, text in ENGLISH.items() if key.startswith("mend_")}
 
 
 def test_every_reason_of_the_code_is_explained() -> None:

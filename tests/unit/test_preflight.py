@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from warmgraph_backends.compilers.preflight import install_command, needs
 from warmgraph_backends.contract import Requirement
+from warmgraph_backends.sessions import warnings
+from warmgraph_backends.sessions.lines import ENGLISH
 
 COMPILER = Requirement("C++ compiler", False)
 
@@ -65,3 +69,55 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     assert "C compiler" in missing("cuda")
     monkeypatch.setenv("CC", "/usr/bin/tcc")
     assert "C compiler" not in missing("cuda")
+
+
+@pytest.fixture
+def _looked_at_anew() -> Iterator[None]:
+    warnings.of_machine.cache_clear()
+    yield
+    warnings.of_machine.cache_clear()
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_each_need_is_told_in_a_sentence_of_its_own_which_says_what_the_compiler_says(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Its own, for pages in other languages: what the compiler says is English."""
+    wanted = [need._replace(met=False, reason=need.reason or "it is old") for need in needs(device)]
+    monkeypatch.setattr(warnings, "needs", lambda _device: wanted)
+    told = warnings.of_machine()
+    assert len(told) == len(wanted) > 1
+    for need, warning in zip(wanted, told, strict=True):
+        assert need.name.split()[-1].casefold() in warning.title.casefold()
+        text = f"Nothing can be compiled: {need.reason}; {need.remedy}."
+        plain = [re.sub(r" \([^)]*\)", "", each) for each in (warning.text, text)]
+        assert plain[0] == plain[1]
+        if need.name != "NVIDIA CUDA":  # whose lack is none: then it is the processor that is asked
+            assert warning.lines[0].key != "mend_other", need.name
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
+def test_a_warning_is_data_that_a_page_may_show_in_its_language(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    need = Requirement("elbow room", False, "there is none", "make some")
+    monkeypatch.setattr(warnings, "needs", lambda _device: [need])
+    (warning,) = warnings.of_machine()
+    assert warning.plain() == {
+        "id": "missing elbow room",
+        "title": "elbow room is missing",
+        "text": "Nothing can be compiled: there is none; make some.",
+        "command": "",
+        "lines": [
+            {
+                "key": key,
+                "values": {name: getattr(need, name) for name in ("name", "reason", "remedy")},
+                "text": text,
+            }
+            for key, text in (("mend_other", warning.title), ("mend_other_why", warning.text))
+        ],
+    }
+    assert {f"{key}_why" for key in ENGLISH if re.fullmatch("mend_(?!.*_why).*", key)} == {
+        key for key in ENGLISH if re.fullmatch("mend_.*_why", key)
+    }

@@ -1,7 +1,7 @@
 /** Ask the server to do something, ask the user whether it should, and say what came of it. */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
-import { words } from "./words.js";
+import { lineText, words } from "./words.js";
 
 /**
  * @param {"success" | "warn" | "error"} severity
@@ -27,7 +27,8 @@ export async function post(route, body) {
     });
     const answer = await response.json().catch(() => ({}));
     if (response.ok) return answer;
-    toast("error", words("page.refused"), answer.error ?? response.statusText, 12000);
+    const why = answer.line ? lineText(answer.line) : answer.error ?? response.statusText;
+    toast("error", words("page.refused"), why, 12000);
   } catch {
     toast("error", words("page.refused"), words("page.no_answer"), 12000);
   }

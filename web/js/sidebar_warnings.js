@@ -1,6 +1,6 @@
 /** What a user can mend, with the command that mends it. */
 import { button, el } from "./elements.js";
-import { words } from "./words.js";
+import { lineText, words } from "./words.js";
 
 /** @param {Record<string, any>} snapshot */
 export function warningsSection({ warnings = [] }) {
@@ -13,7 +13,8 @@ export function warningsSection({ warnings = [] }) {
   );
 }
 
-function card({ id, title, text, command }) {
+function card({ id, lines, command }) {
+  const [title, text] = lines.map(lineText);
   return el(
     "article",
     { class: "warmgraph-card warmgraph-warning", "data-key": id },

@@ -2,6 +2,7 @@
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
 import { newestSnapshot, watchReports } from "./reports.js";
+import { lineText } from "./words.js";
 
 const SHOWN = "warmgraph.warnings";
 
@@ -10,9 +11,10 @@ function showNew() {
   const shown = JSON.parse(sessionStorage.getItem(SHOWN) ?? "[]");
   const fresh = (newestSnapshot().warnings ?? []).filter(({ id }) => !shown.includes(id));
   if (!fresh.length) return;
-  for (const warning of fresh) {
-    const detail = [warning.text, warning.command].filter(Boolean).join("\n\n");
-    toast("warn", `Warmgraph: ${warning.title}`, detail, 20000);
+  for (const { lines, command } of fresh) {
+    const [title, text] = lines.map(lineText);
+    const detail = [text, command].filter(Boolean).join("\n\n");
+    toast("warn", `Warmgraph: ${title}`, detail, 20000);
   }
   sessionStorage.setItem(SHOWN, JSON.stringify([...shown, ...fresh.map(({ id }) => id)]));
 }
