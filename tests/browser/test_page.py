@@ -179,6 +179,23 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Se
     )
 
 
+def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
+    """Also in one that Warmgraph does not speak: there they are in English."""
+    heads = "[...document.querySelectorAll('[role=dialog] h3')].map((e) => e.innerText)"
+    for language, server in (("zh", "服务器"), ("ja", "Server"), ("en", "Server")):
+        page.set_setting("Comfy.Locale", language)
+        page.run("void app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
+        page.wait_for("!!document.querySelector('[role=dialog]')")
+        page.run(
+            "[...document.querySelectorAll('[role=dialog] nav *')]"
+            ".find((e) => !e.children.length && e.innerText === 'Warmgraph').click()"
+        )
+        shown = page.wait_for(f"{heads}.includes({server!r}) && {heads}")
+        assert not any("Warmgraph" in head for head in shown)
+        page.press("Escape")
+        page.wait_for("!document.querySelector('[role=dialog]')")
+
+
 def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
     page: Page, server: Server, place_model: Callable[..., str]
 ) -> None:

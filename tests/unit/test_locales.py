@@ -72,7 +72,8 @@ def test_english_is_written_nowhere_twice() -> None:
     """The host takes what is not here from the schemas and from the page's settings."""
     assert [file.name for file in (LOCALES / "en").iterdir()] == ["main.json"]
     english = _read("en", "main.json")
-    assert list(english) == ["warmgraph"] and list(english["warmgraph"]) == ["page"]
+    assert list(english) == ["settingsCategories", "warmgraph"]
+    assert list(english["warmgraph"]) == ["page"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -128,7 +129,14 @@ def test_every_setting_has_its_name_its_unit_and_its_tooltip(language: str) -> N
         for number in re.findall(r"\d+", setting.unit):
             assert number in words[key]["name"], key
         assert all(n in words[key]["tooltip"] for n in re.findall(r"\d+", setting.help)), key
-    groups = {setting.place.split(".")[0] for setting in SETTINGS.values()}
+
+
+@pytest.mark.parametrize("language", ["en", *LANGUAGES])
+def test_groups_of_settings_share_no_name_with_the_host_or_other_packs(language: str) -> None:
+    """The host has one table of these for itself and all packs, "Server" in it, and takes a name
+    with underscores in place of dots for the key.
+    """
+    groups = {f"Warmgraph_{setting.place.split('.')[0]}" for setting in SETTINGS.values()}
     assert set(_read(language, "main.json")["settingsCategories"]) == groups
 
 

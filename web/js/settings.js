@@ -29,6 +29,16 @@ function idOf(setting) {
   return `Warmgraph.${setting.place}`;
 }
 
+/**
+ * The host has one table for the names of all packs' groups: ours are "Warmgraph.Server" and the like,
+ * which locales call by shorter names.
+ * @param {Setting} setting
+ */
+function categoryOf({ place }) {
+  const [group, name] = place.split(".");
+  return ["Warmgraph", `Warmgraph.${group}`, name];
+}
+
 /** @param {Setting} setting */
 function attrsOf({ minimum, maximum, step, whole }) {
   const digits = whole ? {} : { minFractionDigits: 1, maxFractionDigits: 2 };
@@ -63,7 +73,7 @@ app.registerExtension({
   name: "Warmgraph.Settings.Numbers",
   settings: Object.entries(opened).map(([key, setting]) => ({
     id: idOf(setting),
-    category: ["Warmgraph", ...setting.place.split(".")],
+    category: categoryOf(setting),
     name: setting.unit ? `${setting.title} (${setting.unit})` : setting.title,
     tooltip: setting.help,
     type: CONTROLS[setting.control],
