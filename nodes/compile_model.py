@@ -110,7 +110,9 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
             description=(
                 "Runs a model through graphs that were compiled before, from a folder saved with a "
                 "workflow, and never compiles anything. Use it to get a workflow's speed on "
-                "another machine with the same kind of GPU, or to be sure that nothing is built."
+                "another machine with the same sort of card, the same system and the same versions "
+                "of PyTorch, CUDA, Triton, Python and Warmgraph, or to be sure that nothing is "
+                "built."
             ),
             search_aliases=["load graph", "compiled", "warmgraph"],
             inputs=[

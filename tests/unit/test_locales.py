@@ -118,6 +118,20 @@ def test_tooltips_name_the_choices_that_the_widget_has(
                 assert number in told, (node_id, entry.id, number)
 
 
+def test_load_nodes_name_what_must_be_the_same_on_another_machine(schemas: dict[str, Any]) -> None:
+    """All that the page for who hosts a server names, but for the model's code."""
+    hosting = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
+    versions = ("PyTorch", "CUDA", "Triton", "Python", "Warmgraph")
+    for text in ("same sort of card", "the same system", *versions):
+        assert text in hosting
+        for node_id in ("WarmgraphLoadCompiledGraph", "WarmgraphLoadCompiledGraphVAE"):
+            assert text in schemas[node_id].description, (node_id, text)
+    for node in ("WarmgraphLoadCompiledGraph", "WarmgraphLoadCompiledGraphVAE"):
+        for language in LANGUAGES:
+            told = _read(language, "nodeDefs.json")[node]["description"]
+            assert all(text in told for text in versions), (language, node)
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_setting_has_its_name_its_unit_and_its_tooltip(language: str) -> None:
     of_id = {f"Warmgraph_{s.place.replace('.', '_')}": s for s in SETTINGS.values()}
