@@ -14,6 +14,12 @@ eager
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+_CLI = Path(__file__).resolve().parents[1] / "cli.py"
 #: Characters of what came in that a message repeats.
 _SHOWN = 40
 #: Characters that a widget's text may have.
@@ -32,6 +38,14 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     return f"a {type(value).__name__}"
+
+
+def console_command(*words: str) -> str:
+    """Return a command of ours as it is typed at the server's console, whatever folder that is in:
+    with the Python that runs the server, and with the paths of this machine.
+    """
+    every = [sys.executable, str(_CLI), *words]
+    return subprocess.list2cmdline(every) if sys.platform == "win32" else shlex.join(every)
 
 
 def validate_length(name: str, text: str) -> str:

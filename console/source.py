@@ -6,9 +6,9 @@ from pathlib import Path
 
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.storing.graph_file import (
-    TRUST_REMEDY,
     read_for_trust,
     read_header,
+    trust_remedy,
     unpack_payload,
 )
 from warmgraph_backends.storing.signing import Signer
@@ -38,7 +38,8 @@ def source(path: Path, signer: Signer) -> int:
     say(f"# graph {manifest.key}")
     say(f"# made for: {', '.join(f'{k} {v}' for k, v in sorted(manifest.target.items()))}")
     say("# intact: yes")
-    say(f"# signed: {'by this machine' if signed else f'not by this machine; {TRUST_REMEDY}'}")
+    by = "by this machine" if signed else f"not by this machine; {trust_remedy(path, signer)}"
+    say(f"# signed: {by}")
     for kernel in facts.kernels:
         say(f"# kernel {kernel.words}")
     say("")

@@ -79,7 +79,9 @@ class Overview:
                 warning.plain()
                 for warning in (
                     *warnings.of_machine(),
-                    *warnings.of_graphs(self._graphs, self._builder.verdict),
+                    *warnings.of_graphs(
+                        self._graphs, self._builder.verdict, self._store.trust_command
+                    ),
                 )
             ],
             "settings": self._settings.as_dict(),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +11,10 @@ import torch
 
 from ..compilers.preflight import install_command, needs
 from ..contract import Requirement
-from ..errors import BuildError
+from ..errors import BuildError, console_command
 from ..runtime.graphs import Graphs
 from .lines import Line, line, plain
 
-_CLI = Path(__file__).resolve().parents[2] / "cli.py"
 #: What may be missing, and the sentences that tell of it.
 _MISSING = {
     "torch": ("mend_torch", "mend_torch_why"),
@@ -70,15 +66,18 @@ def of_machine() -> tuple[Warning, ...]:
     return tuple(_missing(requirement) for requirement in needs(device) if not requirement.met)
 
 
-def of_graphs(graphs: Graphs, verdict: BuildError | None) -> Iterator[Warning]:
+def of_graphs(
+    graphs: Graphs, verdict: BuildError | None, trust_command: Callable[[Path], str]
+) -> Iterator[Warning]:
     """Yield what was met while graphs were looked for, built and kept.
 
     Args:
         verdict: why nothing can be built any more, if so.
+        trust_command: gives what is typed to trust the files of a folder.
     """
     if verdict is not None:
         why = line("mend_builds_why", reason=verdict)
-        yield Warning("no builds", (line("mend_builds"), why), _command("doctor"))
+        yield Warning("no builds", (line("mend_builds"), why), console_command("doctor"))
     if graphs.unkept is not None:
         why = line("mend_store_why", reason=graphs.unkept)
         yield Warning("store", (line("mend_store"), why))
@@ -86,7 +85,7 @@ def of_graphs(graphs: Graphs, verdict: BuildError | None) -> Iterator[Warning]:
         yield Warning(
             f"untrusted {folder}",
             (line("mend_untrusted"), line("mend_untrusted_why", folder=folder)),
-            _command("trust", str(folder)),
+            trust_command(folder),
         )
 
 
@@ -96,8 +95,3 @@ def _missing(need: Requirement) -> Warning:
     return Warning(
         f"missing {need.name}", (line(title, **told), line(text, **told)), install_command(need)
     )
-
-
-def _command(*words: str) -> str:
-    every = [sys.executable, str(_CLI), *words]
-    return subprocess.list2cmdline(every) if sys.platform == "win32" else shlex.join(every)

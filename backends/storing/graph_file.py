@@ -38,9 +38,7 @@ from .manifest import (
 from .signing import Signer
 
 SUFFIX = ".safetensors"
-TRUST_REMEDY = (
-    "run `python cli.py trust FOLDER` at the server's console if you trust where it came from"
-)
+_TRUST_REMEDY = "if you trust where it came from, run at the server's console: {command}"
 
 _PURPOSE = "warmgraph graph file\n"  # so that no other signed text can pass for a manifest
 _LEVEL = 6  # zlib: 9 takes three times as long for about 1 % less
@@ -70,6 +68,11 @@ class RefusedFileError(GraphFileError):
         self.path = path
         self.fault = fault
         self.of_folder = f"a graph file in {path.parent} {reason}"
+
+
+def trust_remedy(path: Path, signer: Signer) -> str:
+    """Say what to do about a file that this machine did not sign."""
+    return _TRUST_REMEDY.format(command=signer.trust_command(path.parent))
 
 
 class CompressedPayload(NamedTuple):
@@ -265,9 +268,8 @@ def validate_signature(header: Header, path: Path, signer: Signer) -> None:
     other = header.data.get("signer")
     known = isinstance(other, str) and re.fullmatch(r"[0-9a-f]{8}", other) and header.signature
     origin = f"was signed with another key ({other})" if known else "is not signed"
-    raise RefusedFileError(
-        path, Fault.UNTRUSTED, f"{origin}, so it is not loaded", remedy=TRUST_REMEDY
-    )
+    remedy = trust_remedy(path, signer)
+    raise RefusedFileError(path, Fault.UNTRUSTED, f"{origin}, so it is not loaded", remedy=remedy)
 
 
 def _opened(path: Path) -> BinaryIO:

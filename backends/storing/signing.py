@@ -12,12 +12,14 @@ import threading
 import time
 from pathlib import Path
 
-from ..errors import GraphFileError
+from ..errors import GraphFileError, console_command
 from .files import remove_stale
 
 logger = logging.getLogger(__name__)
 
 KEY_FILE = "signing.key"
+#: Where our commands look for the key, unless they are told: the user folder of the host around us.
+_USER = Path(__file__, "../../../../../user").resolve()
 _KEY_BYTES = 32
 _PATIENCE_S = 2.0  # how long another process may take between creating its key and writing it
 
@@ -55,6 +57,12 @@ class Signer:
         return hmac.compare_digest(
             self.sign(text).encode(), signature.encode("utf-8", "surrogatepass")
         )
+
+    def trust_command(self, folder: Path) -> str:
+        """Return what is typed at the server's console to sign a folder's files with this key."""
+        user = self.path.absolute().parents[1]
+        where = [] if user.resolve() == _USER else ["--user-directory", str(user)]
+        return console_command("trust", str(folder.absolute()), *where)
 
     @property
     def fingerprint(self) -> str:

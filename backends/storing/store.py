@@ -70,6 +70,10 @@ class Store:
         self._cap_bytes = cap_bytes
         self._evicting = threading.Lock()
 
+    def trust_command(self, folder: Path) -> str:
+        """Return what is typed at the server's console to trust the files of a folder."""
+        return self._signer.trust_command(folder)
+
     @property
     def fingerprint(self) -> str | None:
         """What names this machine's key in the files that it signed; None without one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,7 +125,7 @@ def test_a_copied_folder_is_eager_until_the_console_trusts_it(
     lab = make_lab(empty=True)  # another machine: another user directory, another signing key
     copy = lab.workflows / folder.name
     shutil.copytree(folder, copy)
-    step = "python cli.py trust"
+    step = f"cli.py trust {copy} --user-directory {lab.root / 'user'}"
     with caplog.at_level(logging.WARNING):
         model = _load(lab, host, strict=False)
         image = model.sample(steps=2)
@@ -133,10 +135,15 @@ def test_a_copied_folder_is_eager_until_the_console_trusts_it(
     [entry] = report["eager"]
     assert step in entry["reason"] and entry["places"] == report["regions"]["total"]
     assert len([r for r in caplog.records if step in r.getMessage()]) == 1, caplog.text
-    with pytest.raises(StrictError, match=step):
+    with pytest.raises(StrictError, match=re.escape(step)):
         _load(lab, host, strict=True)
 
-    assert _trust(lab, copy).splitlines()[-1] == f"{KINDS} graphs trusted, 0 files refused"
+    (warning,) = lab.engine.overview.snapshot()["warnings"]
+    command = warning["command"]
+    assert step in command and entry["reason"].endswith(f" {command}")  # to be copied as it is
+    assert (
+        _typed(shlex.split(command)).splitlines()[-1] == f"{KINDS} graphs trusted, 0 files refused"
+    )
     model.sample(steps=1)  # the next prompt finds them, while it runs: nothing is restarted
     lab.settle()
     model.check()
@@ -149,6 +156,10 @@ def _trust(lab: Lab, folder: Path) -> str:
     """What the server's owner types, as a process of its own."""
     command: list[Any] = [sys.executable, ROOT / "cli.py", "trust", folder]
     command += ["--user-directory", lab.root / "user"]
+    return _typed(command)
+
+
+def _typed(command: list[Any]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.storing import signing
 from warmgraph_backends.storing.signing import KEY_FILE, Signer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,17 @@ print("ready", flush=True)
 sys.stdin.readline()
 print(signer.sign("text"), flush=True)
 """
+
+
+def test_the_command_that_trusts_a_folder_names_this_python_and_where_the_key_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signer, folder = Signer(tmp_path / "user" / "__warmgraph"), tmp_path / "my graphs"
+    words = shlex.split(signer.trust_command(folder))
+    assert words[:3] == [sys.executable, str(ROOT / "cli.py"), "trust"]
+    assert words[3:] == [str(folder), "--user-directory", str(tmp_path / "user")]
+    monkeypatch.setattr(signing, "_USER", (tmp_path / "user").resolve())  # where it looks anyway
+    assert shlex.split(signer.trust_command(folder)) == words[:4]
 
 
 def test_verifies_only_what_it_signed(tmp_path: Path) -> None:
