@@ -356,13 +356,8 @@ def load(
     Args:
         stored: the weights' dtype, where that is not the one that the model computes in.
     """
-    from comfy import model_management, model_patcher
-
-    device = model_management.get_torch_device()
     model = make(kind, dtype=dtype, stored=stored)
-    model.load_model_weights(weights(kind, seed=seed, dtype=dtype))
-    patcher = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
-    return patcher(model, load_device=device, offload_device=torch.device("cpu"))
+    return _patcher(model, weights(kind, seed=seed, dtype=dtype))
 
 
 def make(
@@ -391,16 +386,42 @@ def make_small(
     return config.get_model({}, "", device=torch.device(device))
 
 
+#: Of which the host's detection knows a file at these widths.
+DETECTED = ("flux1", "wan")
+
+
 def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0) -> Any:
-    """Return a MODEL as the host's loader makes it of a file whose blocks are quantised; of a kind
-    that its detection knows at this size (Flux, Wan).
+    """Return a MODEL as the host's loader makes it of a file whose blocks are quantised.
 
     Args:
         form: of `quantised.FORMATS`, or what says which a weight has.
     """
     import comfy.sd
+    from comfy import model_management, supported_models, utils
 
-    return comfy.sd.load_diffusion_model_state_dict(quantised(weights(kind, seed=seed), form))
+    file = quantised(weights(kind, seed=seed), form)
+    if kind in DETECTED:
+        return comfy.sd.load_diffusion_model_state_dict(file)
+    small = KINDS[kind]
+    config = getattr(supported_models, small.name)(dict(small.settings))
+    config.quant_config = utils.detect_layer_quantization(file, "")
+    device = model_management.get_torch_device()
+    dtypes = config.supported_inference_dtypes
+    dtype = model_management.unet_dtype(supported_dtypes=list(dtypes))
+    config.set_inference_dtype(dtype, model_management.unet_manual_cast(None, device, dtypes))
+    model = config.get_model({}, "", device=torch.device("cpu"))
+    return _patcher(model, file)
+
+
+def _patcher(model: Any, file: dict[str, torch.Tensor]) -> Any:
+    """The MODEL of a host's model, with the weights of a file."""
+    from comfy import model_management, model_patcher
+
+    device = model_management.get_torch_device()
+    cls = getattr(model_patcher, "CoreModelPatcher", model_patcher.ModelPatcher)
+    patcher = cls(model, load_device=device, offload_device=torch.device("cpu"))
+    model.load_model_weights(file, "", assign=patcher.is_dynamic())
+    return patcher
 
 
 def weights(

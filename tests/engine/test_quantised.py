@@ -113,6 +113,35 @@ def test_quantised_blocks_of_a_video_model(host: Host, shared: Lab, form: str) -
     assert report["calls"] == {**report["calls"], "compiled": 4 * 3, "eager": 0}, report["eager"]
 
 
+SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "chroma", "krea")]
+
+
+@pytest.mark.parametrize("kind", ["zimage", "qwen", *SELDOM])
+def test_quantised_blocks_of_every_family(host: Host, shared: Lab, kind: str) -> None:
+    """One set of graphs serves all formats."""
+    built = None
+    for form in ("int8", "fp8_e4m3fn", "mxfp8"):
+        model = transformers.load_quantised(kind, form)
+        compiled = shared.compiled(model)
+        for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
+            prompt = transformers.conditioning(kind, tokens)
+            latent = transformers.latent(kind, height, width, batch=batch)
+            eager, ours = (
+                host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
+                for each in (model, compiled)
+            )
+            assert eager.isfinite().all() and relative(ours, eager) < 3 * QUANTISED
+        report = shared.engine.report(compiled)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+        assert report["calls"]["compiled"] > 0
+        words = (
+            f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']}"
+        )
+        assert any(words in note for note in report["notes"]), report["notes"]
+        built = shared.builds() if built is None else built
+        assert shared.builds() == built
+
+
 # --- UNets ----------------------------------------------------------------------------------------
 
 
