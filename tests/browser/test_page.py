@@ -179,6 +179,17 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Se
     )
 
 
+def test_texts_change_with_the_pages_language_at_once(page: Page) -> None:
+    """Though the host tells of another language before it has taken it."""
+    page.open_shipped("text_to_image")
+    for language, text in (("zh", "下次运行后显示。"), ("en", "Shown after the next run.")):
+        shown = page.run(
+            f"await app.extensionManager.setting.set('Comfy.Locale', {language!r});"
+            f" await new Promise((then) => setTimeout(then, 100)); return {STATUS};"
+        )
+        assert shown == [text, text]
+
+
 def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
     """Also in one that Warmgraph does not speak: there they are in English."""
     heads = "[...document.querySelectorAll('[role=dialog] h3')].map((e) => e.innerText)"

@@ -15,5 +15,6 @@ useWords(all, () => app.extensionManager?.setting?.get("Comfy.Locale"));
  * @param {AbortSignal} signal
  */
 export function watchLanguage(changed, signal) {
-  app.ui.settings.addEventListener("Comfy.Locale.change", changed, { signal });
+  const later = () => queueMicrotask(changed); // the host tells of it before it has taken it
+  app.ui.settings.addEventListener("Comfy.Locale.change", later, { signal });
 }
