@@ -344,6 +344,7 @@ def test_a_node_in_a_subgraph_shows_its_own_model(page: Page) -> None:
 
 
 def test_chinese_users_read_chinese(page: Page) -> None:
+    _open_tab(page)
     _open_small(page)
     page.set_setting("Comfy.Locale", "zh")
     try:
