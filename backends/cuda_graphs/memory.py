@@ -4,10 +4,11 @@ What the host wants to free it looks for among its loaded models; so this memory
 one, and is given up when it is asked for.
 
 A captured call holds memory of two sorts. Its inputs and outputs are its own: they are free once it
-goes; so is what libraries hold for a stream of its own, which serves the next such call. What it needs in between lies in the pool, where the next call is laid over the last, so how
-much one of them needs cannot be told. PyTorch's allocator frees a pool with the last graph that was
-captured into it; the driver (`cudaMallocAsync`) gives all of it back when asked, and each graph
-that is left takes its part again when it is replayed.
+goes; so is what libraries hold for a stream of its own, which serves the next such call. What it
+needs in between lies in the pool, where the next call is laid over the last, so how much one of
+them needs cannot be told. PyTorch's allocator frees a pool with the last graph that was captured
+into it; the driver (`cudaMallocAsync`) gives all of it back when asked, and each graph that is left
+takes its part again when it is replayed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
 """
 
