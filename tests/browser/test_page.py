@@ -182,12 +182,14 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Se
 def test_texts_change_with_the_pages_language_at_once(page: Page) -> None:
     """Though the host tells of another language before it has taken it."""
     page.open_shipped("text_to_image")
-    for language, text in (("zh", "下次运行后显示。"), ("en", "Shown after the next run.")):
+    for language in ("zh", "en"):
         shown = page.run(
             f"await app.extensionManager.setting.set('Comfy.Locale', {language!r});"
             f" await new Promise((then) => setTimeout(then, 100)); return {STATUS};"
         )
-        assert shown == [text, text]
+        # What stands there hangs on what ran before: a run's figures, or that there was none.
+        chinese = [bool(re.search("[\u4e00-\u9fff]", text)) for text in shown]
+        assert chinese == [language == "zh"] * 2, shown
 
 
 def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
