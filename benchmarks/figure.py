@@ -23,3 +23,8 @@ class Figure(NamedTuple):
 def speedup(size: str) -> Callable[..., Any]:
     """Read a row's own speed-up."""
     return lambda case: case["rows"][size]["speedup"]
+
+
+def largest(key: str) -> Callable[..., Any]:
+    """Read the largest number of that name; every case has one."""
+    return lambda *cases: max(case[key] for case in cases)

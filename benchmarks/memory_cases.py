@@ -73,8 +73,10 @@ def small_cards(kind: str) -> Callable[[Lab], Result]:
     """A case: a card on which a part of a model fits, or where the host keeps nothing of it."""
 
     def run(lab: Lab) -> Result:
-        quick: Result = {"rounds": 1, "steps": 4} if lab.smoke else {}
-        if kind != "sdxl" and not lab.smoke:  # a step takes as long as its weights need to come
+        quick: Result = {}
+        if lab.smoke:
+            quick = {"rounds": 1, "steps": 4}
+        elif kind in QUANTISED_CARDS:  # a step takes as long as its weights need to come
             quick = {"rounds": 2, "steps": 5, "error_steps": 2}
         modes, lines = {}, []
         for name, flags in SMALL_CARDS.items():

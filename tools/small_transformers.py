@@ -379,9 +379,7 @@ def make_small(
     stored: torch.dtype | None = None,
 ) -> Any:
     """As `make`, of a model that has no name here."""
-    from comfy import supported_models
-
-    config = getattr(supported_models, small.name)(dict(small.settings))
+    config = _config(small)
     config.set_inference_dtype(stored or dtype, dtype if stored else None)
     return config.get_model({}, "", device=torch.device(device))
 
@@ -397,13 +395,12 @@ def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0
         form: of `quantised.FORMATS`, or what says which a weight has.
     """
     import comfy.sd
-    from comfy import model_management, supported_models, utils
+    from comfy import model_management, utils
 
     file = quantised(weights(kind, seed=seed), form)
     if kind in DETECTED:
         return comfy.sd.load_diffusion_model_state_dict(file)
-    small = KINDS[kind]
-    config = getattr(supported_models, small.name)(dict(small.settings))
+    config = _config(KINDS[kind])
     config.quant_config = utils.detect_layer_quantization(file, "")
     device = model_management.get_torch_device()
     dtypes = config.supported_inference_dtypes
@@ -411,6 +408,13 @@ def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0
     config.set_inference_dtype(dtype, model_management.unet_manual_cast(None, device, dtypes))
     model = config.get_model({}, "", device=torch.device("cpu"))
     return _patcher(model, file)
+
+
+def _config(small: Small, **changed: Any) -> Any:
+    """What the host knows of a model with these settings, as its detection would give it."""
+    from comfy import supported_models
+
+    return getattr(supported_models, small.name)({**small.settings, **changed})
 
 
 def _patcher(model: Any, file: dict[str, torch.Tensor]) -> Any:
@@ -433,13 +437,11 @@ def weights(
         changed: Settings that are to differ from the kind's.
     """
     import comfy.ops
-    from comfy import supported_models
 
     class Operations(comfy.ops.disable_weight_init):
         Linear = torch.nn.Linear  # under dynamic VRAM the host's own makes no weight by itself
 
-    small = KINDS[kind]
-    config = getattr(supported_models, small.name)({**small.settings, **changed})
+    config = _config(KINDS[kind], **changed)
     config.set_inference_dtype(dtype, None)
     config.custom_operations = Operations
     root = config.get_model({}, "", device=torch.device("cpu")).diffusion_model

@@ -69,13 +69,13 @@ def quantised_as(layer: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def better_files(layer: Any) -> list[str] | None:
+def better_files(layer: Any) -> list[str]:
     """Return which 8-bit files of such a layer its device multiplies as they are, by the names that
-    people have for them; None where that is so of the layer's own format.
+    people have for them; none where it does so with the layer's own format.
     """
     unpacked = getattr(layer, "_disabled_formats", ())
     if quantised_as(layer) not in unpacked:
-        return None
+        return []
     import comfy.quant_ops
 
     known = comfy.quant_ops.QUANT_ALGOS

@@ -44,7 +44,7 @@ class Addresses(NamedTuple):
     pointers: list[int]
     places: frozenset[tuple[int, int]]
     pages: bytes | None
-    takes_memory_by_stream: bool = False
+    takes_memory_by_stream: bool
 
 
 class AddressBook:
@@ -135,7 +135,7 @@ class AddressBook:
         fixed, slots = [], []
         found: list[torch.Tensor] = []
         loose: list[torch.Tensor] = []
-        formats: set[str] = set()
+        by_stream = False
         for module in self._modules:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
@@ -144,8 +144,7 @@ class AddressBook:
             if form is not None and form not in kitchen.MAY_BE_CAPTURED:
                 self.problem = f"products of {form} weights cannot be replayed"
                 return None
-            if form is not None:
-                formats.add(form)
+            by_stream |= form in kitchen.TAKES_MEMORY_BY_STREAM
             dynamic = dynamic_vram.has_place(module)
             if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
@@ -172,7 +171,6 @@ class AddressBook:
         self.problem = None
         places = frozenset(map(dynamic_vram.place, fixed))
         pointers = [tensor.data_ptr() for tensor in loose]
-        by_stream = not kitchen.TAKES_MEMORY_BY_STREAM.isdisjoint(formats)
         return Addresses(loose, pointers, places, pages, by_stream)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
