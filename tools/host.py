@@ -282,14 +282,14 @@ class Server:
                 yield self.base / item["type"] / item["subfolder"] / item["filename"]
 
     def wait_until_built(self, timeout: float = 900.0) -> dict[str, Any]:
-        """Wait until no graph is being built and return the report."""
+        """Wait until all graphs that were asked for are built and loaded; return the report."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             report = self.report()
-            building = report["building"]
-            if not building["running"] and building["done"] >= building["total"]:
+            if not report["awaited"]:
                 return report
             time.sleep(0.5)
+        building = report["building"]
         raise HostError(f"graphs were still being built after {timeout:g} s: {building}")
 
 

@@ -93,6 +93,10 @@ class Graphs:
         """Return the keys of the graphs that are loaded."""
         return {graph.key for graph in self._snapshot() if graph.state is State.READY}
 
+    def awaited(self) -> int:
+        """Return how many graphs are being looked for, built or loaded, wherever that is."""
+        return sum(graph.is_pending for graph in self._snapshot())
+
     def untrusted(self) -> list[Path]:
         """Return the folders that have files of graphs that are missing, which nobody trusts here
         yet.

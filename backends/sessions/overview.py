@@ -66,6 +66,7 @@ class Overview:
             "loads": self._graphs.loads,
             "runs_made": self._history.version,
             "building": self.building(),
+            "awaited": self._graphs.awaited(),
             "store": {
                 **usage._asdict(),
                 "cap_bytes": self._settings.store_cap_bytes,

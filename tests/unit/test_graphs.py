@@ -277,6 +277,27 @@ def test_a_payload_that_unpacks_to_more_than_it_says_fails_the_graph(place: Plac
     assert place.backend.loaded == []
 
 
+def test_a_graph_is_awaited_until_its_file_is_in_the_store(place: Place) -> None:
+    """Not until its build is done: loading and keeping it comes afterwards, in another thread."""
+    looked, go_on = threading.Event(), threading.Event()
+    load = place.backend.load
+
+    def slow(payload: Any) -> Any:
+        looked.set()
+        assert go_on.wait(60)
+        return load(payload)
+
+    place.backend.load = slow
+    assert place.graphs.awaited() == 0
+    place.graphs.request([place.wanted], [place.folder], build=True)
+    assert looked.wait(60) and len(place.builder.jobs) == 1
+    assert (place.graphs.awaited(), place.store.usage().files) == (1, 0)
+    go_on.set()
+    for _ in range(3):
+        place.graphs.settle()
+    assert (place.graphs.awaited(), place.store.usage().files) == (0, 1)
+
+
 def test_closing_leaves_no_graph_between_states(place: Place) -> None:
     gate = threading.Event()
     place.graphs.when_loaded(lambda: gate.wait(20))
