@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .layouts import FLUX, FOLDERS, SD3, UNETS
+from .layouts import FLUX, FOLDERS, UNETS
 
 Weights = dict[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -261,15 +261,12 @@ def _t2i(base: str, random: Random) -> Weights:
     return random.like(shapes_of(lambda: Adapter(cin=planes, channels=channels, **options)))
 
 
-def _transformer(kind: str, random: Random) -> Weights:
-    """Return a diffusion transformer: Flux has a region plan, SD3 has none."""
+def _flux(random: Random) -> Weights:
     import comfy.ops
     from comfy.ldm.flux.model import Flux
-    from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
 
-    cls, settings = {"flux": (Flux, FLUX), "sd3": (OpenAISignatureMMDITWrapper, SD3)}[kind]
     operations = comfy.ops.disable_weight_init
-    return random.like(shapes_of(lambda: cls(**settings, device="meta", operations=operations)))
+    return random.like(shapes_of(lambda: Flux(**FLUX, device="meta", operations=operations)))
 
 
 def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = False) -> Weights:
@@ -293,8 +290,8 @@ def make(kind: str, *, seed: int = 0, base: str | None = None, shared: bool = Fa
         return _controllora(base, random)
     if kind == "t2i":
         return _t2i(base, random)
-    if kind in ("flux", "sd3"):
-        return _transformer(kind, random)
+    if kind == "flux":
+        return _flux(random)
     return _lora(base, random, convolutions=kind == "locon")
 
 

@@ -88,20 +88,6 @@ FLUX: dict[str, Any] = {
     "guidance_embed": True,
     "txt_ids_dims": [],
 }
-SD3: dict[str, Any] = {
-    "in_channels": 16,
-    "patch_size": 2,
-    "depth": 2,
-    "input_size": None,
-    "adm_in_channels": 2048,
-    "context_embedder_config": {
-        "target": "torch.nn.Linear",
-        "params": {"in_features": 4096, "out_features": 128},
-    },
-    "num_patches": 36,
-    "pos_embed_max_size": 6,
-    "pos_embed_scaling_factor": None,
-}
 FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "lora": "loras",
     "locon": "loras",
@@ -109,6 +95,5 @@ FOLDERS = dict.fromkeys(UNETS, "checkpoints") | {
     "controllora": "controlnet",
     "t2i": "controlnet",
     "flux": "diffusion_models",
-    "sd3": "diffusion_models",
 }
 """Where each kind of file belongs below a models directory."""

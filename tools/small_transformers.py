@@ -338,7 +338,7 @@ KINDS = {
 }
 #: Those that have no regions.
 WHOLE = (
-    *("sd3", "hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
+    *("hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
     *("aura", "kandinsky", "omnigen", "ernie"),
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from ..host_api.options import UNREAD
 from ..kinds.packs import foreign_class, is_known
-from . import adapter, control, flux, krea, lumina, qwen, unet, vae, wan, wan_vae, whole
+from . import adapter, control, flux, krea, lumina, qwen, sd3, unet, vae, wan, wan_vae, whole
 from .family import Family, Inputs
 from .plan import Form, Plan
 
@@ -22,6 +22,7 @@ FAMILIES = (
     krea.FAMILY,
     lumina.FAMILY,
     qwen.FAMILY,
+    sd3.FAMILY,
     wan.FAMILY,
     whole.FAMILY,
     vae.FAMILY,

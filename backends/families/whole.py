@@ -34,7 +34,6 @@ FAMILY = Family(
     roots={
         f"{_LDM}.{name}": _no_regions
         for name in (
-            "modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper",  # SD3 and SD3.5
             "hunyuan_video.model:HunyuanVideo",  # 1.5 and HunyuanImage, too
             "cosmos.model:GeneralDIT",
             "cosmos.predict2:MiniTrainDIT",

@@ -14,6 +14,7 @@ import torch
 
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
+from warmgraph_backends.host_api.layers import bound_forward
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_tools import compiler_facts
 
@@ -136,20 +137,28 @@ class Probe:
         self.is_off = False
 
     def attach(self, patcher: Any) -> Any:
-        """Return a clone of a patcher with this probe around its calls."""
+        """Return a clone of a patcher with this probe around its calls; where the host lets nothing
+        be put around those of the diffusion model, around those of what holds it.
+        """
         from comfy.patcher_extension import WrappersMP
 
         clone = patcher.clone()
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "warmgraph.probe", self._around)
+        wraps = bound_forward(clone.model.diffusion_model) is not None
+        kind = WrappersMP.DIFFUSION_MODEL if wraps else WrappersMP.APPLY_MODEL
+        clone.add_wrapper_with_key(kind, "warmgraph.probe", self._around)
         return clone
 
     def _around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        assert left_behind(executor.class_obj) == []
+        owner = executor.class_obj
+        assert left_behind(getattr(owner, "diffusion_model", owner)) == []
         if self.is_off:
             return executor(*args, **kwargs)
         eager = executor.original(*_copied(args), **_copied(kwargs))
         result = executor(*args, **kwargs)
-        context = args[2] if len(args) > 2 else kwargs["context"]
+        if hasattr(owner, "diffusion_model"):
+            context = args[3] if len(args) > 3 else kwargs["c_crossattn"]
+        else:
+            context = args[2] if len(args) > 2 else kwargs["context"]
         equal = torch.equal(result, eager)
         self.calls.append(
             Call(tuple(args[0].shape), context.shape[1], relative(result, eager), equal)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from warmgraph_backends.errors import GraphsNameError, StrictError
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab
@@ -101,12 +102,12 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
 
 
 def test_a_model_without_regions_passes_through_and_strict_says_why(fresh: Lab, host: Host) -> None:
-    (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
-    loaded = fresh.engine.load_graphs(sd3, NAME, strict=False)
-    line = "this OpenAISignatureMMDITWrapper has no regions"
+    aura = transformers.load("aura")
+    loaded = fresh.engine.load_graphs(aura, NAME, strict=False)
+    line = "this MMDiT has no regions"
     assert fresh.engine.report(loaded)["notes"][0].startswith(line)
     with pytest.raises(StrictError, match=line):
-        fresh.engine.load_graphs(sd3, NAME, strict=True)
+        fresh.engine.load_graphs(aura, NAME, strict=True)
 
 
 def test_a_folder_that_is_gone_is_named(fresh: Lab, host: Host) -> None:

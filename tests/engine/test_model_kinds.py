@@ -14,6 +14,7 @@ import torch
 
 from warmgraph_backends.errors import StrictError
 from warmgraph_tools import checkpoints
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.layouts import UNETS
 
@@ -180,28 +181,25 @@ def test_svds_video_blocks_run_eager_and_are_named_and_the_rest_is_compiled(lab:
 def test_a_model_without_regions_runs_as_without_the_node_and_one_line_says_so(
     lab: Lab, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (sd3,) = host.node("UNETLoader", unet_name=host.model_file("sd3"), weight_dtype="default")
+    aura = transformers.load("aura")
     line = (
-        "this OpenAISignatureMMDITWrapper has no regions, so nothing of it is compiled; where its "
+        "this MMDiT has no regions, so nothing of it is compiled; where its "
         "whole steps cannot be captured, it runs as without this node"
     )
     with caplog.at_level(logging.INFO):
-        compiled = lab.compiled(sd3)
+        compiled = lab.compiled(aura)
     assert [r.getMessage() for r in caplog.records if line in r.getMessage()] == [
         f"Runs as without Warmgraph: {line}"
     ]
-    generator = torch.Generator().manual_seed(0)
-    pooled = {"pooled_output": torch.randn(1, 2048, generator=generator)}
-    prompt = [[torch.randn(1, 16, 4096, generator=generator), pooled]]
-    latent = {"samples": torch.zeros(1, 16, 8, 8)}
+    prompt, latent = transformers.conditioning("aura", 16), transformers.latent("aura", 8, 8)
     eager, ours = (
-        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (sd3, compiled)
+        host.sample(model, prompt, prompt, cfg=1.0, latent=latent) for model in (aura, compiled)
     )
     assert torch.equal(ours, eager)
     report = lab.engine.report(compiled)
     assert report["notes"] == [line] and report["regions"]["total"] == 0
-    with pytest.raises(StrictError, match="this OpenAISignatureMMDITWrapper has no regions"):
-        lab.engine.load_graphs(sd3, "none", strict=True)
+    with pytest.raises(StrictError, match="this MMDiT has no regions"):
+        lab.engine.load_graphs(aura, "none", strict=True)
 
 
 # --- weights -------------------------------------------------------------------------------------

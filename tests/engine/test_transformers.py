@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from warmgraph_tools.inprocess import Host
 
 from .controlled import error, recorded
 from .lab import TOLERANCE, Lab, relative
+from .test_vae import make_vae
 from .test_video_vae import make_wan21
 from .transformer_runs import EXPECTED, Run
 
@@ -31,6 +33,8 @@ VARIANTS = {
     "wan_5b": ("wan", "wan_vace", "wan_camera", "wan_s2v"),
     "wan_image": ("wan_animate", "wan_scail", "wan_scail2"),
 }
+# Whose blocks the host lets nobody patch.
+UNPATCHED = ("sd3",)
 FAMILIES = [
     pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
     for kind in EXPECTED
@@ -129,7 +133,7 @@ def test_patches_within_blocks_leave_them_to_the_host_and_those_between_do_not(r
     clone.model_options["transformer_options"]["patches"]["attn1_patch"] = []
     run.sample(model=clone)
     reasons = {entry["reason"] for entry in run.lab.engine.report(clone)["eager"]}
-    assert "another node patches attn1_patch" in reasons
+    assert reasons == (set() if run.kind in UNPATCHED else {"another node patches attn1_patch"})
     assert max(call.error for call in run.probe.calls) <= TOLERANCE
 
     seen = []
@@ -405,6 +409,50 @@ def qwen_fun_network(made: dict[str, Any]) -> Any:
     )
 
 
+def sd3_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of SD3's files."""
+    import comfy.cldm.mmdit
+    import comfy.controlnet
+    import comfy.latent_formats
+
+    settings = {**transformers.KINDS["sd3"].settings, "num_blocks": 2}
+    network = comfy.cldm.mmdit.ControlNet(control_latent_channels=16, **settings, **made)
+    transformers.fill(network)
+    return comfy.controlnet.ControlNet(
+        network,
+        compression_ratio=1,
+        latent_format=comfy.latent_formats.SD3(),
+        load_device=torch.device("cpu"),
+    )
+
+
+def sd35_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of SD3.5's files, which looks at no text."""
+    import comfy.controlnet
+    import comfy.latent_formats
+    from comfy.cldm.dit_embedder import ControlNetEmbedder
+
+    network = ControlNetEmbedder(
+        img_size=None,
+        patch_size=2,
+        in_chans=16,
+        num_layers=2,
+        main_model_double=4,
+        double_y_emb=False,
+        attention_head_dim=64,
+        num_attention_heads=4,
+        adm_in_channels=32,
+        **made,
+    )
+    transformers.fill(network)
+    return comfy.controlnet.ControlNetSD35(
+        network,
+        compression_ratio=1,
+        latent_format=comfy.latent_formats.SD3(),
+        load_device=torch.device("cpu"),
+    )
+
+
 def _forget_models_that_are_gone() -> None:
     """Take those of earlier tests off the host's list of loaded models: it loads all that stand
     there once more for a network with a VAE, and raises where one's patcher is gone.
@@ -414,6 +462,10 @@ def _forget_models_that_are_gone() -> None:
     gc.collect()
     listed = management.current_loaded_models
     listed[:] = [loaded for loaded in listed if loaded.model is not None]
+
+
+#: Of models whose networks look at latents.
+VAES = {"qwen": make_wan21, "sd3": partial(make_vae, channels=16)}
 
 
 class Nets:
@@ -427,7 +479,7 @@ class Nets:
         self.plain = make({"operations": operations, "device": "cpu", "dtype": torch.float32})
         self.ours = lab.controlled(self.plain)
         self.model = transformers.load(kind)
-        self.options = {"vae": make_wan21()} if kind == "qwen" else {}
+        self.options = {"vae": VAES[kind]()} if kind in VAES else {}
 
     def sample(
         self, control: Any, height: int, width: int, tokens: int, model: Any = None
@@ -469,7 +521,13 @@ class Nets:
 
 @pytest.mark.parametrize(
     ("kind", "make", "places"),
-    [("flux1", flux_network, 4), ("qwen", qwen_network, 2), ("qwen", qwen_fun_network, 2)],
+    [
+        ("flux1", flux_network, 4),
+        ("qwen", qwen_network, 2),
+        ("qwen", qwen_fun_network, 2),
+        ("sd3", sd3_network, 2),
+        ("sd3", sd35_network, 2),
+    ],
 )
 def test_a_controlnet_of_a_transformer_runs_compiled_within_its_model(
     host: Host, shared: Lab, tmp_path: Path, kind: str, make: Any, places: int
@@ -485,10 +543,10 @@ def test_a_controlnet_of_a_transformer_runs_compiled_within_its_model(
         model = lab.compiled(nets.model, when_missing="never")
         lab.settle()
         ours = {graph["key"]: graph["state"] for graph in lab.engine.report(model)["kinds"]}
-        if make is not qwen_fun_network:  # whose blocks have two layers more
+        if make not in (qwen_fun_network, sd35_network):  # whose blocks are others
             for graph in shared.engine.report(nets.ours)["kinds"]:
                 assert ours[graph["key"]] == "ready"
-        if kind == "qwen":  # whose blocks run compiled once both ways to call them are
+        if kind != "flux1":  # of Qwen-Image both ways to call a block must be there
             model = lab.compiled(nets.model)
         jobs = lab.jobs()
         # The residuals, which the host adds between the model's blocks, of a compiled network.

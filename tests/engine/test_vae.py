@@ -34,12 +34,12 @@ DDCONFIG = {
 SIZES = [(8, 8), (16, 8), (9, 15), (25, 33), (32, 32), (45, 60), (8, 64), (64, 8), (1, 1), (2, 3)]
 
 
-def make_vae(seed: int = 0) -> Any:
+def make_vae(seed: int = 0, channels: int = 4) -> Any:
     """A small VAE of the host's, with random weights."""
     import comfy.sd
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
-    config = {"embed_dim": 4, "ddconfig": DDCONFIG}
+    config = {"embed_dim": channels, "ddconfig": {**DDCONFIG, "z_channels": channels}}
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, tensor in AutoencoderKL(**config).state_dict().items():

@@ -30,6 +30,7 @@ EXPECTED = {
     "zimage": Expected(3, 7, 6),
     "qwen": Expected(3, 5, 2, 2),
     "krea": Expected(4, 7, 6),
+    "sd3": Expected(4, 5, 5),
     "wan": Expected(2, 3, 4),
     "wan_image": Expected(2, 3, 6),
     "wan_5b": Expected(3, 5, 4, 2),

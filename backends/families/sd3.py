@@ -1,0 +1,174 @@
+"""The region plan of the host's SD3 and SD3.5, and of their ControlNets.
+
+Regions: blocks of two streams, the last layer, and the blocks of one stream that ControlNets of
+SD3.5 are made of. Embeddings and the modulation vector stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec
+from . import dit
+from .family import Family, Inputs
+from .plan import (
+    Call,
+    Form,
+    Forward,
+    Place,
+    Plan,
+    dispatch_one,
+    host_results,
+    unknown_layer,
+)
+
+NAME = "sd3"
+
+
+class Joint(Form):
+    """JointBlock: `txt [batch, txt, C]`, `img [batch, img, C]`, what modulates both `c [batch, C]`
+    -> `(txt, img)`; of a model's last one, which needs its text no more, img alone.
+    """
+
+    family = NAME
+    name = "joint"
+
+    def label(self, module: Any) -> str:
+        return f"SD3 block {_width(module.x_block)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = _width(module.x_block)
+        return (
+            InputSpec("txt", dtype, ("batch", "txt", width)),
+            InputSpec("img", dtype, ("batch", "img", width)),
+            InputSpec("c", dtype, ("batch", width)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> Any:
+        txt, img, c = inputs
+        results = host_results(
+            module, txt, img, c=c, use_checkpoint=False, transformer_options=dit.OPTIONS
+        )
+        return results[1] if module.context_block.pre_only else results
+
+
+class Single(Form):
+    """DismantledBlock by itself: `x [batch, img, C]`, what modulates `c [batch, C]` -> as x."""
+
+    family = NAME
+    name = "single"
+
+    def label(self, module: Any) -> str:
+        return f"SD3 control block {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return _modulated("c", _width(module), dtype)
+
+
+class Last(Form):
+    """FinalLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
+
+    family = NAME
+    name = "last"
+
+    def label(self, module: Any) -> str:
+        return f"SD3 last layer {module.linear.in_features}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return _modulated("vec", module.linear.in_features, dtype)
+
+
+JOINT, SINGLE, LAST = Joint(), Single(), Last()
+FORMS: dict[str, Form] = {form.name: form for form in (JOINT, SINGLE, LAST)}
+
+
+def plan_sd3(model: Any) -> Plan:
+    """Cut an SD3, or a ControlNet that is made like it, into regions."""
+    from comfy.ldm.modules.diffusionmodules import mmdit as host
+
+    plan = Plan(symbols=dit.SYMBOLS)
+    _walk(plan, model, "joint_blocks", host.JointBlock, JOINT, _joint)
+    last = getattr(model, "final_layer", None)
+    if last is not None and type(last) is host.FinalLayer:
+        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST), dit.last_layer))
+    return plan
+
+
+def plan_embedder(model: Any) -> Plan:
+    """Cut a ControlNet of SD3.5, which looks at no text, into regions."""
+    from comfy.ldm.modules.diffusionmodules import mmdit as host
+
+    plan = Plan(symbols=dit.SYMBOLS)
+    _walk(plan, model, "transformer_blocks", host.DismantledBlock, SINGLE, _single)
+    return plan
+
+
+def _walk(plan: Plan, model: Any, stack: str, cls: Any, form: Form, make: Any) -> None:
+    for i, block in enumerate(getattr(model, stack)):
+        name = f"{stack}.{i}"
+        if type(block) is cls:
+            plan.dispatches.append(dispatch_one(Place(name, block, form), make))
+        else:
+            plan.outside.append((name, unknown_layer(block)))
+
+
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    width = getattr(model.context_embedder, "in_features", model.hidden_size)
+    given: Inputs = {"c_crossattn": (latent[0], 154, width)}  # CLIP's 77 tokens, and T5's
+    if model.y_embedder is not None:
+        given["y"] = (latent[0], model.y_embedder.mlp[0].in_features)
+    return given
+
+
+FAMILY = Family(
+    title="SD3, SD3.5",
+    roots={
+        "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": plan_sd3,
+        "comfy.cldm.mmdit:ControlNet": plan_sd3,
+        "comfy.cldm.dit_embedder:ControlNetEmbedder": plan_embedder,
+    },
+    forms=FORMS,
+    may_be_captured=dit.calls_of("OpenAISignatureMMDITWrapper"),
+    unread=dit.UNREAD_OPTIONS,
+    empty=_empty,
+)
+
+
+def _width(block: Any) -> int:
+    return int(block.attn.num_heads * block.attn.head_dim)
+
+
+def _modulated(vector: str, width: int, dtype: str) -> tuple[InputSpec, ...]:
+    return (
+        InputSpec("x", dtype, ("batch", "img", width)),
+        InputSpec(vector, dtype, ("batch", width)),
+    )
+
+
+def _joint(call: Call, host: Forward) -> Any:
+    def forward(
+        context: torch.Tensor,
+        x: torch.Tensor,
+        c: torch.Tensor,
+        use_checkpoint: bool = True,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        # Patches within blocks never act here: the host's code asks for none.
+        results = dit.serve(call, None, options, context, x, c)
+        if results is None:
+            return host(context, x, c=c, use_checkpoint=use_checkpoint, transformer_options=options)
+        return (None, results) if isinstance(results, torch.Tensor) else results
+
+    return forward
+
+
+def _single(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        result = call(x, c)
+        return host(x, c) if result is None else result
+
+    return forward
