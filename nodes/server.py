@@ -20,6 +20,7 @@ from ..backends.debugging import VARIABLE, Debugging, read_debugging
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
+from ..backends.kinds.own_code import own_fingerprint
 from ..backends.sessions.lines import Line, plain
 from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
@@ -87,11 +88,14 @@ def register() -> None:
 
 
 def _look_ahead() -> None:
-    """Say in the log what this machine lacks, before a model is waited for."""
+    """Say in the log what this machine lacks, and read what keys hang on, before a model is waited
+    for.
+    """
     try:
         for warning in of_machine():
             how = f" ({warning.command})" if warning.command else ""
             logger.warning("%s: %s%s", warning.title, warning.text, how)
+        own_fingerprint()
     except Exception:  # the thread ends here
         logger.exception("This machine could not be looked at")
 

@@ -25,6 +25,7 @@ class Layer(Form):
 
     family = NAME
     name = "layer"
+    hidden = ("layer_id",)
 
     def label(self, module: Any) -> str:
         return (

@@ -13,6 +13,7 @@ from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.families.plan import describe_place, quick_signature
 from warmgraph_backends.kinds.describe import describe_module, make_twin, named_code
 from warmgraph_backends.kinds.sources import attributes_read
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 
@@ -178,6 +179,21 @@ def test_places_that_differ_only_in_a_tuple_are_two_kinds(host: Host) -> None:
     second.module.in_layers[2].dilation = (2, 2)
     second.module.in_layers[2].padding = (2, 2)
     assert quick_signature(first) != quick_signature(second)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in transformers.KINDS if kind not in transformers.WHOLE]
+)
+def test_a_transformer_is_described_once_a_kind(host: Host, kind: str) -> None:
+    """And not once a block, by a number that each was given: a prompt would wait for that."""
+    plan = plan_model(transformers.make(kind).diffusion_model)
+    assert not isinstance(plan, str)
+    places = {quick_signature(place): place for place in plan.places}
+    described = [
+        repr(describe_place(place, plan, dtype=torch.float32, device="cpu"))
+        for place in places.values()
+    ]
+    assert len(set(described)) == len(described) < len(plan.places)
 
 
 @pytest.mark.parametrize("bias", [True, False])
