@@ -91,6 +91,17 @@ def graph_files(store: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in store.glob("*.safetensors")}
 
 
+def build_seconds(store: Path) -> dict[str, dict[str, float]]:
+    """Seconds that each graph of a store took to build, by its label: all, and each part's."""
+    from warmgraph_backends.storing.graph_file import read_header
+
+    found = {}
+    for name in graph_files(store):
+        manifest = read_header(store / name).read()
+        found[manifest.kind] = {"all": manifest.build_seconds, **manifest.facts.phases}
+    return found
+
+
 def settle(engine: Any, model: Any, *, limit_s: float) -> float:
     """Wait until nothing of this model is being built or loaded; returns the seconds that took.
 

@@ -216,7 +216,7 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
         dtype: what it computes in; None is what the host takes for this file.
     """
     if name.startswith(SMALL):
-        return _exactly(_load_small(name), dtype)
+        return _load_small(name, dtype)
     import comfy.sd
     import torch
 
@@ -224,16 +224,18 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         write_transformer(path, name, seed=0, device=device)
     if TRANSFORMERS[name].form is not None:
-        return _exactly(comfy.sd.load_diffusion_model(str(path)), dtype)
+        model = comfy.sd.load_diffusion_model(str(path))
+        if dtype is None:
+            return model
+        return comfy.sd.load_diffusion_model_state_dict(
+            _meant(model, dtype), model_options={"dtype": dtype}
+        )
     options = {} if dtype is None else {"dtype": dtype}
     return comfy.sd.load_diffusion_model(str(path), model_options=options)
 
 
-def _exactly(model: Any, dtype: Any) -> Any:
-    """A MODEL of the weights that a quantised one stands for, in this dtype; itself for None."""
-    if dtype is None:
-        return model
-    import comfy.sd
+def _meant(model: Any, dtype: Any) -> dict[str, Any]:
+    """The weights that a quantised model stands for, in this dtype."""
     from comfy.quant_ops import QuantizedTensor, get_layout_class
 
     weights = {}
@@ -244,7 +246,7 @@ def _exactly(model: Any, dtype: Any) -> Any:
             weights[key] = layout.dequantize(value.data._qdata, params)
         else:
             weights[key] = value.data.to(dtype)
-    return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": dtype})
+    return weights
 
 
 def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:
@@ -267,15 +269,18 @@ def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0)
     )
 
 
-def _load_small(name: str) -> Any:
-    """The MODEL of a small twin."""
+def _load_small(name: str, dtype: Any) -> Any:
+    """The MODEL of a small twin; of a quantised one, in a dtype, of what its weights stand for."""
     import_alias("warmgraph_tools", ROOT / "tools")
-    from warmgraph_tools import small_transformers
+    from warmgraph_tools import small_transformers as small
 
     kind = TRANSFORMERS[name.removeprefix(SMALL)]
-    if kind.form is not None:
-        return small_transformers.load_quantised(kind.small, kind.form)
-    return small_transformers.load(kind.small)
+    if kind.form is None:
+        return small.load(kind.small, **({} if dtype is None else {"dtype": dtype}))
+    model = small.load_quantised(kind.small, kind.form)
+    return (
+        model if dtype is None else small.load_file(kind.small, _meant(model, dtype), dtype=dtype)
+    )
 
 
 def _prompt(name: str, *, seed: int) -> list[Any]:

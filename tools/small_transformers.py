@@ -356,8 +356,18 @@ def load(
     Args:
         stored: the weights' dtype, where that is not the one that the model computes in.
     """
-    model = make(kind, dtype=dtype, stored=stored)
-    return _patcher(model, weights(kind, seed=seed, dtype=dtype))
+    return load_file(kind, weights(kind, seed=seed, dtype=dtype), dtype=dtype, stored=stored)
+
+
+def load_file(
+    kind: str,
+    file: dict[str, torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    stored: torch.dtype | None = None,
+) -> Any:
+    """As `load`, of these weights."""
+    return _patcher(make(kind, dtype=dtype, stored=stored), file)
 
 
 def make(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..kernels import kernel_times
 from ..measure import Call, Mode, Probe, Stopwatch, rel_l2, summary
-from ..pack import brief, graph_files, open_engine, settle
+from ..pack import brief, build_seconds, graph_files, open_engine, settle
 from ..transformers import SMALL, TRANSFORMERS, load, sample
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
 from .rival import skip_transformer_options, without_dynamic
@@ -48,7 +48,8 @@ def transformer(
         truth: also compare ours and eager with the same file computed in float32.
 
     Returns:
-        {"file_seconds", "ready_seconds" from an empty store, "builds", "disk_mb", "rows": {size:
+        {"file_seconds", "ready_seconds" from an empty store, "build_seconds" of each graph,
+        "builds", "disk_mb", "rows": {size:
         {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile",
         "exact_max_abs_diff", "errors" against float32 of each call, {"ours", "eager"},
         "attention_ms": of the kernels to choose from}
@@ -71,6 +72,7 @@ def transformer(
     result["ready_seconds"] = round(watch.seconds(), 2)
     result["report"] = brief(engine.report(models["ours"]))
     files = graph_files(Path(store))
+    result["build_seconds"] = build_seconds(Path(store))
     result["disk_mb"] = round(sum(files.values()) / 1e6, 3)
     partial(result)
     if rival:
