@@ -25,11 +25,13 @@ IMAGE = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(0))
 
 
 # What others take, too, or next to it: their builds are for `--all`.
-SLOW = ("flux1", "chroma")
+SLOW = ("flux1", "chroma", "hunyuan_15")
 # By whose blocks they have.
 VARIANTS = {
     "wan_5b": ("wan", "wan_vace", "wan_camera", "wan_s2v"),
     "wan_image": ("wan_animate", "wan_scail", "wan_scail2"),
+    "hunyuan": ("hunyuan_flow",),
+    "flux1": ("hunyuan_image",),
 }
 FAMILIES = [
     pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
@@ -57,7 +59,8 @@ def test_all_blocks_have_regions_of_few_kinds(run: Run) -> None:
     report = run.lab.engine.report(run.model)
     places, kinds = run.expected.places, run.expected.kinds
     assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
-    assert len(report["kinds"]) == kinds == report["builds"]
+    # What HunyuanVideo shares with Flux or its own 1.5 is built for the one that comes first.
+    assert len(report["kinds"]) == kinds >= report["builds"] > 0
 
 
 @pytest.mark.parametrize("size", SIZES)
