@@ -241,6 +241,7 @@ _PREDICT2 = {
     "rope_enable_fps_modulation": False,
 }
 del _PREDICT2["extra_per_block_abs_pos_emb_type"]
+_PREDICT2_VIDEO = {**_PREDICT2, "in_channels": 17}
 _ANIMA = {**_PREDICT2, "image_model": "anima"}
 _AURA = {
     "cond_seq_dim": 64,
@@ -334,6 +335,7 @@ KINDS = {
     "hunyuan_flow": Small(_HUNYUAN_FLOW, "HunyuanVideo", 16, 64, True, 2),
     "cosmos": Small(_COSMOS, "CosmosT2V", 16, 64, True),
     "predict2": Small(_PREDICT2, "CosmosT2IPredict2", 16, 64, True),
+    "predict2_video": Small(_PREDICT2_VIDEO, "CosmosI2VPredict2", 16, 64, True),
     "anima": Small(_ANIMA, "Anima", 16, 64, True),
     "aura": Small(_AURA, "AuraFlow", 4, 64),
     "kandinsky": Small(_KANDINSKY, "Kandinsky5", 16, 64, True),
@@ -342,7 +344,7 @@ KINDS = {
 }
 #: Those that have no regions.
 WHOLE = (
-    *("sd3", "cosmos", "predict2", "anima"),
+    *("sd3", "cosmos"),
     *("aura", "kandinsky", "omnigen", "ernie"),
 )
 

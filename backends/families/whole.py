@@ -29,8 +29,6 @@ FAMILY = Family(
         for name in (
             "modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper",  # SD3 and SD3.5
             "cosmos.model:GeneralDIT",
-            "cosmos.predict2:MiniTrainDIT",
-            "anima.model:Anima",
             "aura.mmdit:MMDiT",
             "kandinsky5.model:Kandinsky5",
             "omnigen.omnigen2:OmniGen2Transformer2DModel",

@@ -41,6 +41,7 @@ FOUND = {
     "hunyuan_image": [],
     "cosmos": [],
     "predict2": ["_forward keeps"],  # on the root itself
+    "predict2_video": ["_forward keeps"],
     "anima": ["_forward keeps"],
     "aura": ["timestep_embedding copies"],  # a constant
     "kandinsky": [],

@@ -47,6 +47,9 @@ EXPECTED = {
     "hunyuan_15": Expected(3, 5, 6),
     "hunyuan_flow": Expected(3, 5, 6),
     "hunyuan_image": Expected(3, 5, 6),
+    "anima": Expected(2, 3, 4),
+    "predict2": Expected(2, 3, 4),
+    "predict2_video": Expected(3, 5, 4, 2),
 }
 
 
