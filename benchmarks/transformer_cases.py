@@ -32,6 +32,7 @@ SIZES = {
 SMALL_KINDS = (
     *("flux1", "flux2", "chroma", "zimage", "qwen"),
     *("krea", "sd3", "wan", "wan_image", "wan_5b"),
+    *("hunyuan", "anima", "predict2_video"),
 )
 #: Of which one call takes seconds.
 LONG = ("wan14b", "wan14b_int8", "wan14b_fp8")

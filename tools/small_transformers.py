@@ -196,6 +196,7 @@ _HUNYUAN_IMAGE = {
     "guidance_embed": False,
     "byt5": True,
 }
+_HUNYUAN_FLOW = {**_HUNYUAN, "meanflow": True}
 _COSMOS = {
     "image_model": "cosmos",
     "max_img_h": 240,
@@ -240,6 +241,7 @@ _PREDICT2 = {
     "rope_enable_fps_modulation": False,
 }
 del _PREDICT2["extra_per_block_abs_pos_emb_type"]
+_PREDICT2_VIDEO = {**_PREDICT2, "in_channels": 17}
 _ANIMA = {**_PREDICT2, "image_model": "anima"}
 _AURA = {
     "cond_seq_dim": 64,
@@ -299,6 +301,7 @@ class Small(NamedTuple):
         channels: of its latents.
         text: width of a text's tokens.
         is_video: whether its latents have frames.
+        patch: what the sides of its latents must be multiples of.
     """
 
     settings: dict[str, Any]
@@ -306,6 +309,7 @@ class Small(NamedTuple):
     channels: int
     text: int
     is_video: bool = False
+    patch: int = 1
 
 
 KINDS = {
@@ -325,11 +329,13 @@ KINDS = {
     "wan_scail": Small(_WAN_SCAIL, "WAN21_SCAIL", 16, 64, True),
     "wan_scail2": Small(_WAN_SCAIL2, "WAN21_SCAIL2", 16, 64, True),
     "sd3": Small(_SD3, "SD3", 16, 64),
-    "hunyuan": Small(_HUNYUAN, "HunyuanVideo", 16, 64, True),
+    "hunyuan": Small(_HUNYUAN, "HunyuanVideo", 16, 64, True, 2),
     "hunyuan_15": Small(_HUNYUAN_15, "HunyuanVideo15", 32, 64, True),
     "hunyuan_image": Small(_HUNYUAN_IMAGE, "HunyuanImage21", 64, 64),
+    "hunyuan_flow": Small(_HUNYUAN_FLOW, "HunyuanVideo", 16, 64, True, 2),
     "cosmos": Small(_COSMOS, "CosmosT2V", 16, 64, True),
     "predict2": Small(_PREDICT2, "CosmosT2IPredict2", 16, 64, True),
+    "predict2_video": Small(_PREDICT2_VIDEO, "CosmosI2VPredict2", 16, 64, True),
     "anima": Small(_ANIMA, "Anima", 16, 64, True),
     "aura": Small(_AURA, "AuraFlow", 4, 64),
     "kandinsky": Small(_KANDINSKY, "Kandinsky5", 16, 64, True),
@@ -337,10 +343,7 @@ KINDS = {
     "ernie": Small(_ERNIE, "ErnieImage", 128, 64),
 }
 #: Those that have no regions.
-WHOLE = (
-    *("hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
-    *("aura", "kandinsky", "omnigen", "ernie"),
-)
+WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 
 
 def load(
@@ -523,9 +526,10 @@ def extras(kind: str, height: int, width: int, frames: int, *, seed: int = 5) ->
 
 
 def latent(kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1) -> Any:
-    """An empty LATENT."""
+    """An empty LATENT; of less than a patch of the model's at its edges nothing is made."""
     small = KINDS[kind]
     middle = (frames,) if small.is_video else ()
+    height, width = (side // small.patch * small.patch for side in (height, width))
     return {"samples": torch.zeros(batch, small.channels, *middle, height, width)}
 
 

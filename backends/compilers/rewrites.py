@@ -22,7 +22,10 @@ _ROWS = 2
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    for_all = (rotate, rotate_joined, join_rows, norm_and_rotate, norm_and_rotate_both, by_rows)
+    rotations = (rotate, rotate_joined, rotate_halves)
+    norms = (norm, norm_and_rotate, norm_and_rotate_both)
+    halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
+    for_all = (*rotations, *norms, *halves, join_rows, by_rows)
     return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
 
 
@@ -74,6 +77,16 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return rotated.reshape(x.shape).to(x.dtype)
 
 
+def rotate_halves(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """As `rotate`, where an element of a row's first half goes with its like of the second."""
+    exact = torch.promote_types(table.dtype, torch.float32)
+    halves = x.to(exact).reshape(*x.shape[:-1], 2, -1)
+    table = table.to(exact).transpose(-3, -2)  # [..., half, width // 2, from]
+    first, second = halves[..., :1, :], halves[..., 1:, :]
+    rotated: torch.Tensor = table[..., 0] * first + table[..., 1] * second
+    return rotated.reshape(x.shape).to(x.dtype)
+
+
 def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
     """`rotate` for parts `[batch, heads, rows, width]` that the host joined by their rows before:
     each is rotated where it is made and written to its place, rows first in memory.
@@ -95,13 +108,18 @@ def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.transpose(1, _ROWS) for part in parts], 1).transpose(1, _ROWS)
 
 
+def norm(x: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The host's root-mean-square norm of each row, not rounded."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    factor = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
+    return exact * factor * scale.to(exact.dtype)
+
+
 def norm_and_rotate(
     x: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, epsilon: float = 1e-6
 ) -> torch.Tensor:
-    """The host's root-mean-square norm of each row and `rotate`, without rounding in between."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    factor = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
-    return rotate(exact * factor * scale.to(exact.dtype), table).to(x.dtype)
+    """`norm` and `rotate`, without rounding in between."""
+    return rotate(norm(x, scale, epsilon), table).to(x.dtype)
 
 
 def norm_and_rotate_both(
@@ -120,6 +138,38 @@ def norm_and_rotate_both(
     )
 
 
+def norm_and_rotate_halves(
+    x: torch.Tensor,
+    table: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float = 1e-6,
+    rot_dim: int = 0,
+) -> torch.Tensor:
+    """`norm` and `rotate_halves` of the first `rot_dim` elements of a row; 0 is all of them."""
+    normed = norm(x, scale, epsilon)
+    if rot_dim in (0, x.shape[-1]):
+        return rotate_halves(normed, table).to(x.dtype)
+    rotated = rotate_halves(normed[..., :rot_dim], table)
+    return torch.cat((rotated, normed[..., rot_dim:]), -1).to(x.dtype)
+
+
+def norm_and_rotate_both_halves(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    freqs_cis: torch.Tensor,
+    q_scale: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+    rot_dim: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`norm_and_rotate_halves` for two."""
+    other = q_scale if k_scale is None else k_scale
+    return (
+        norm_and_rotate_halves(q, freqs_cis, q_scale, epsilon, rot_dim),
+        norm_and_rotate_halves(k, freqs_cis, other, epsilon, rot_dim),
+    )
+
+
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The same `[batch, heads, rows, width]`, a row's heads side by side in memory: PyTorch's
     kernels lay attention's result out as the queries are, and so it needs no copy to become
@@ -132,6 +182,8 @@ _APPLY = f"{kitchen.PACKAGE}.apply_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
     f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
+    f"{kitchen.PACKAGE}.rms_rope_split_half1": norm_and_rotate_halves,
+    f"{kitchen.PACKAGE}.rms_rope_split_half": norm_and_rotate_both_halves,
 }
 
 

@@ -10,7 +10,21 @@ import torch
 
 from ..host_api.options import UNREAD
 from ..kinds.packs import foreign_class, is_known
-from . import adapter, control, flux, krea, lumina, qwen, sd3, unet, vae, wan, wan_vae, whole
+from . import (
+    adapter,
+    control,
+    cosmos,
+    flux,
+    krea,
+    lumina,
+    qwen,
+    sd3,
+    unet,
+    vae,
+    wan,
+    wan_vae,
+    whole,
+)
 from .family import Family, Inputs
 from .plan import Form, Plan
 
@@ -18,6 +32,7 @@ FAMILIES = (
     unet.FAMILY,
     control.FAMILY,
     adapter.FAMILY,
+    cosmos.FAMILY,
     flux.FAMILY,
     krea.FAMILY,
     lumina.FAMILY,

@@ -19,6 +19,8 @@ OPTIONS = host_attention.OPTIONS
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
 REFERENCES = "called with reference images that have a timestep of their own"
+#: Why where it takes one timestep alone.
+FRAMES = "called with a timestep for each frame"
 #: Why where some tokens are hidden, or none has a place.
 MASKED = "called with an attention mask"
 NOT_ROTATED = "called without a rotation table"

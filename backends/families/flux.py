@@ -1,8 +1,10 @@
 """The region plan of the host's Flux (Flux 1, Flux 2, klein, Kontext, Fill; LongCat and Ovis), of
-Chroma, which is made of its blocks, and of Flux's ControlNets.
+Chroma and HunyuanVideo (1.5 and HunyuanImage, too), which are made of its blocks, and of Flux's
+ControlNets.
 
-Regions: blocks of two streams, blocks of one, the last layer. Embeddings, the rotation table and
-the modulations that the blocks of Flux 2 and Chroma share stay the host's.
+Regions: blocks of two streams, blocks of one, the last layer. Embeddings, the rotation table, the
+modulations that the blocks of Flux 2 and Chroma share and HunyuanVideo's refiner of text tokens
+stay the host's.
 """
 
 from __future__ import annotations
@@ -104,18 +106,54 @@ class Last(Form):
         )
 
 
+class VideoDouble(Double):
+    """As `Double`, of a video: of 129 frames of 1280x720 the largest tensor passes 2**31 elements
+    where two run at once, and `Single`'s where one does.
+    """
+
+    name = "video_double"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"HunyuanVideo double block {module.hidden_size}"
+
+
+class VideoSingle(Single):
+    """As `Single`, of a video."""
+
+    name = "video_single"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"HunyuanVideo single block {module.hidden_size}"
+
+
 DOUBLE, SINGLE, LAST = Double(), Single(), Last()
-FORMS: dict[str, Form] = {form.name: form for form in (DOUBLE, SINGLE, LAST)}
+VIDEO_DOUBLE, VIDEO_SINGLE = VideoDouble(), VideoSingle()
+FORMS: dict[str, Form] = {
+    form.name: form for form in (DOUBLE, SINGLE, LAST, VIDEO_DOUBLE, VIDEO_SINGLE)
+}
 
 
 def plan_flux(model: Any) -> Plan:
-    """Cut a Flux into regions."""
+    """Cut a Flux, or what is made of its blocks, into regions."""
+    return _plan(model, DOUBLE, SINGLE)
+
+
+def plan_hunyuan(model: Any) -> Plan:
+    """Cut a HunyuanVideo into regions; with patches of two sides it is a HunyuanImage."""
+    if len(model.patch_size) == 2:
+        return _plan(model, DOUBLE, SINGLE)
+    return _plan(model, VIDEO_DOUBLE, VIDEO_SINGLE)
+
+
+def _plan(model: Any, double: Form, single: Form) -> Plan:
     from comfy.ldm.flux import layers as host
 
     plan = Plan(symbols=dit.SYMBOLS)
     for stack, cls, form, make in (
-        ("double_blocks", host.DoubleStreamBlock, DOUBLE, _double),
-        ("single_blocks", host.SingleStreamBlock, SINGLE, _single),
+        ("double_blocks", host.DoubleStreamBlock, double, _double),
+        ("single_blocks", host.SingleStreamBlock, single, _single),
     ):
         for i, block in enumerate(getattr(model, stack)):
             name = f"{stack}.{i}"
@@ -135,20 +173,38 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
     given: Inputs = {"c_crossattn": (rows, 256, width), "guidance": (rows,)}
     if getattr(params, "vec_in_dim", None):
         given["y"] = (rows, params.vec_in_dim)
-    if more := model.in_channels // model.patch_size**2 - channels:  # Fill: image and mask
+    channels_in = model.in_channels
+    if isinstance(model.patch_size, int):  # Flux counts those of a patch
+        channels_in //= model.patch_size**2
+    if more := channels_in - channels:  # an image, and mostly a mask
         given["c_concat"] = (rows, more, *sides)
+    if _has_mean_flow(model):
+        given["disable_time_r"] = True  # outside of a run there is no next timestep
     return given
 
 
+def _has_mean_flow(model: Any) -> bool:
+    """A HunyuanVideo with one looks its timestep up among the run's, which waits for the GPU."""
+    return getattr(model, "time_r_in", None) is not None
+
+
+_KNOWN = dit.calls_of("Flux", "Chroma", "HunyuanVideo")
+
+
+def _may_be_captured(model: torch.nn.Module) -> bool:
+    return _KNOWN(model) and not _has_mean_flow(model)
+
+
 FAMILY = Family(
-    title="Flux 1, Flux 2, Chroma",
+    title="Flux 1, Flux 2, Chroma, HunyuanVideo",
     roots={
         "comfy.ldm.flux.model:Flux": plan_flux,
         "comfy.ldm.flux.controlnet:ControlNetFlux": plan_flux,
         "comfy.ldm.chroma.model:Chroma": plan_flux,
+        "comfy.ldm.hunyuan_video.model:HunyuanVideo": plan_hunyuan,
     },
     forms=FORMS,
-    may_be_captured=dit.calls_of("Flux", "Chroma"),
+    may_be_captured=_may_be_captured,
     unread=dit.UNREAD_OPTIONS,
     empty=_empty,
 )

@@ -41,7 +41,6 @@ SYMBOLS = dit.SYMBOLS | {
 #: Channels out of the one plain model (2.2 5B) that may give each frame a timestep of its own.
 _TIMES_FRAMES = 48
 
-_FRAMES = "called with a timestep for each frame"
 _UNEVEN = "called with timesteps whose shares of the tokens are not equal"
 
 
@@ -228,7 +227,7 @@ def _block(calls: Sequence[Call], host: Forward) -> Forward:
         modulation = _of_all_frames(e, 3)
         if modulation is None and more:
             return _serve_frames(more[0], x, e, freqs, context, options)
-        reason = _FRAMES if modulation is None else dit.changed(options)
+        reason = dit.FRAMES if modulation is None else dit.changed(options)
         result: torch.Tensor | None
         result = dit.serve(plain, reason, options, x, modulation, freqs, context)
         return result
@@ -278,7 +277,7 @@ def _image_block(calls: Sequence[Call], host: Forward) -> Forward:
         modulation = _of_all_frames(e, 3)
         reason = dit.changed(options)
         if modulation is None:
-            reason = _FRAMES
+            reason = dit.FRAMES
         elif not isinstance(length, int):
             reason = "called without an image's tokens"
         result: torch.Tensor | None
@@ -316,7 +315,7 @@ def _head(call: Call, host: Forward) -> Forward:
     def forward(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
         modulation = _of_all_frames(e, 2)
         result: torch.Tensor | None
-        result = call.decline(_FRAMES) if modulation is None else call(x, modulation)
+        result = call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
         return host(x, e) if result is None else result
 
     return forward

@@ -2,15 +2,12 @@
 
 Listed is a model whose own forward neither reads from the GPU nor copies to it, whatever its class
 takes besides its latent (`tests/engine/test_device_copies.py`). Not listed, for theirs does: LTXV
-(keyframes are picked by what they hold), HiDream, MiniMax, and HunyuanVideo with a mean
-flow, which looks its timestep up among the run's.
+(keyframes are picked by what they hold), HiDream and MiniMax.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from . import dit
 from .family import Family
@@ -25,19 +22,12 @@ def _no_regions(model: Any) -> str:
     )
 
 
-def _may_be_captured(root: torch.nn.Module) -> bool:
-    return getattr(root, "time_r_in", None) is None
-
-
 FAMILY = Family(
     title="Models without regions",
     roots={
         f"{_LDM}.{name}": _no_regions
         for name in (
-            "hunyuan_video.model:HunyuanVideo",  # 1.5 and HunyuanImage, too
             "cosmos.model:GeneralDIT",
-            "cosmos.predict2:MiniTrainDIT",
-            "anima.model:Anima",
             "aura.mmdit:MMDiT",
             "kandinsky5.model:Kandinsky5",
             "omnigen.omnigen2:OmniGen2Transformer2DModel",
@@ -45,6 +35,6 @@ FAMILY = Family(
         )
     },
     forms={},
-    may_be_captured=_may_be_captured,
+    may_be_captured=lambda root: True,
     unread=dit.UNREAD_OPTIONS,
 )

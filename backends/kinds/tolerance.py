@@ -57,12 +57,20 @@ class Difference(NamedTuple):
         return max(self.errors)
 
 
-def difference(results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> Difference:
-    """Compare each result by the bound of its reference's dtype."""
+def difference(
+    results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: Sequence[Any]
+) -> Difference:
+    """Compare each result by its reference's bound.
+
+    Args:
+        inputs: what both were computed from.
+    """
     if len(results) != len(references):
         return Difference((float("inf"),), float("inf"))
     errors = tuple(map(_error, results, references))
-    return Difference(errors, max(e / bound(r) for e, r in zip(errors, references, strict=True)))
+    return Difference(
+        errors, max(e / bound(r, inputs) for e, r in zip(errors, references, strict=True))
+    )
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -86,8 +94,14 @@ def nudged(value: Any, amount: float) -> Any:
     return value * (1 + amount * (2 * turns - 1)).to(value.dtype)
 
 
-def bound(reference: torch.Tensor) -> float:
-    """Return how far a result may be from this one (relative L2)."""
-    if reference.dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
-        return TF32_L2
-    return RELATIVE_L2[str(reference.dtype).removeprefix("torch.")]
+def bound(reference: torch.Tensor, inputs: Sequence[Any]) -> float:
+    """Return how far a result may be from this one (relative L2).
+
+    A block may keep its result in float32 and compute in float16, as its other inputs are.
+    """
+    dtype = reference.dtype
+    own = RELATIVE_L2[str(dtype).removeprefix("torch.")]
+    if dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
+        own = TF32_L2
+    given = {str(each.dtype) for each in inputs if isinstance(each, torch.Tensor)}
+    return max(own, *(RELATIVE_L2.get(name.removeprefix("torch."), 0.0) for name in given), 0.0)

@@ -114,7 +114,7 @@ class Trust:
         graph = self._graph
         ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
-        found = difference(ours, references)
+        found = difference(ours, references, sample.inputs)
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
@@ -145,7 +145,7 @@ class Trust:
         """
         if len(found.errors) != len(references):
             return False
-        allowed = [bound(reference) for reference in references]
+        allowed = [bound(reference, sample.inputs) for reference in references]
         inputs = [nudged(value, min(allowed) / NUDGE) for value in sample.inputs]
         moved = map(relative_l2, self._computed(inputs), references)
         return all(

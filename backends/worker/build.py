@@ -160,7 +160,7 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
         weights, inputs = program.example(sizes)
         references = program.run(weights, inputs)
         results = tuple(call([*weights, *inputs]))
-        found = difference(results, references)
+        found = difference(results, references, inputs)
         checks.append({"sizes": sizes, "error": found.error})
         if not found.is_good and not _are_as_exact(results, references, program, weights, inputs):
             raise BuildError(

@@ -41,6 +41,7 @@ FOUND = {
     "hunyuan_image": [],
     "cosmos": [],
     "predict2": ["_forward keeps"],  # on the root itself
+    "predict2_video": ["_forward keeps"],
     "anima": ["_forward keeps"],
     "aura": ["timestep_embedding copies"],  # a constant
     "kandinsky": [],
@@ -51,9 +52,6 @@ FOUND = {
 #: What a call takes besides its latent where no family says so.
 INPUTS: dict[str, dict[str, Any]] = {
     "sd3": {"y": (1, 32)},
-    "hunyuan": {"y": (1, 32), "guidance": (1,)},
-    "hunyuan_15": {"c_concat": (1, 33, 1, 8, 8), "guidance": (1,)},
-    "hunyuan_image": {"guidance": (1,)},
     "cosmos": {"fps": None},
     "kandinsky": {"c_concat": (1, 17, 1, 8, 8), "y": (1, 32)},
     "omnigen": {"num_tokens": 13},
@@ -100,7 +98,7 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "sd3": {"residuals": {"control": {"output": [(1, 16, 256), None]}}},
     "hunyuan": {
-        "a mask": {"attention_mask": (1, 13)},
+        "a mask": {"attention_mask": (1, 256)},
         "a frame that guides": {"guiding_frame_index": (1,)},
         "a reference": {"ref_latent": (1, 16, 1, 8, 8)},
         "residuals": {"control": {"input": [(1, 16, 256)], "output": [(1, 16, 256)]}},

@@ -113,7 +113,10 @@ def test_quantised_blocks_of_a_video_model(host: Host, shared: Lab, form: str) -
     assert report["calls"] == {**report["calls"], "compiled": 4 * 3, "eager": 0}, report["eager"]
 
 
-SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "chroma", "krea")]
+SELDOM = [
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ("flux2", "chroma", "krea", "anima", "hunyuan")
+]
 
 
 @pytest.mark.parametrize("kind", ["zimage", "qwen", *SELDOM])

@@ -93,10 +93,14 @@ def test_without_a_gpu_it_runs_as_the_hosts_and_the_report_says_so(
 
 
 def test_a_forward_that_reads_is_not_captured() -> None:
-    settings = {**transformers.KINDS["hunyuan"].settings, "meanflow": True}
-    flow = transformers.Small(settings, "HunyuanVideo", 16, 64, True)
-    root = transformers.make_small(flow).diffusion_model
-    assert not may_be_captured(root) and isinstance(plan_model(root), str)
+    """Its blocks are those of one that may be."""
+    root, without = (
+        transformers.make(kind).diffusion_model for kind in ("hunyuan_flow", "hunyuan")
+    )
+    assert not may_be_captured(root) and may_be_captured(without)
+    plans = plan_model(root), plan_model(without)
+    assert isinstance(plans[0], Plan) and isinstance(plans[1], Plan)
+    assert [place.name for place in plans[0].places] == [place.name for place in plans[1].places]
 
 
 @pytest.mark.parametrize("kind", [*NOT_WRAPPED, "hunyuan"])

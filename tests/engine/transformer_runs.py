@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, Probe
+
+#: Where the host keeps a model's own module.
+ROOT = "diffusion_model"
 
 
 class Expected(NamedTuple):
@@ -40,6 +44,13 @@ EXPECTED = {
     "wan_s2v": Expected(2, 3, 4),
     "wan_scail": Expected(2, 3, 6),
     "wan_scail2": Expected(2, 3, 6),
+    "hunyuan": Expected(3, 5, 6),
+    "hunyuan_15": Expected(3, 5, 6),
+    "hunyuan_flow": Expected(3, 5, 6),
+    "hunyuan_image": Expected(3, 5, 6),
+    "anima": Expected(2, 3, 4),
+    "predict2": Expected(2, 3, 4),
+    "predict2_video": Expected(3, 5, 4, 2),
 }
 
 
@@ -88,8 +99,8 @@ class Run:
             return "diffusion_model.layers.1.feed_forward.w1.weight"
         return next(
             name
-            for name, value in self.plain.model.named_parameters()
-            if name.startswith("diffusion_model.") and "blocks.1" in name and value.dim() == 2
+            for name, value in self.plain.model.diffusion_model.named_parameters(prefix=ROOT)
+            if re.match(rf"{ROOT}\.\w*blocks\.1\.", name) and value.dim() == 2
         )
 
     def check(self, *size: int, **options: Any) -> None:

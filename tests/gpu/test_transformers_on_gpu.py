@@ -9,13 +9,11 @@ import pytest
 pytestmark = pytest.mark.gpu
 MODES = {"dynamic": (), "legacy": ("--disable-dynamic-vram",), "streamed": ("--novram",)}
 #: They have no regions.
-WHOLE = (
-    *("hunyuan", "hunyuan_15", "hunyuan_image", "cosmos", "predict2", "anima"),
-    *("aura", "kandinsky", "omnigen", "ernie"),
-)
+WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 KINDS = (
     *("flux1", "flux2", "chroma", "zimage", "qwen"),
     *("krea", "sd3", "wan", "wan_image", "wan_5b"),
+    *("hunyuan", "anima", "predict2_video"),
 )
 #: Not of fp8_e5m2, whose products PyTorch refuses on a GPU with or without this pack.
 FORMATS = ("int8", "int8_convrot", "fp8_e4m3fn", "convrot_w4a4", "mxfp8", "nvfp4")

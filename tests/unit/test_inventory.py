@@ -73,7 +73,8 @@ def test_files_are_told_by_family_with_size_and_last_use(shelf: Shelf) -> None:
         "unused_bytes": size,
         "unfit": [],
     }
-    assert flux["title"] == "Flux 1, Flux 2, Chroma" and flux["files"] == flux["in_use"] == 1
+    assert flux["title"] == "Flux 1, Flux 2, Chroma, HunyuanVideo"
+    assert flux["files"] == flux["in_use"] == 1
     assert flux["unused_files"] == 0, "it is loaded, however long ago its file was read"
     assert sum(each["bytes"] for each in (unet, flux)) == shelf.store.usage().bytes
 

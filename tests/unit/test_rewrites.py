@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -72,7 +73,20 @@ def test_rotations_equal_the_hosts_library(host: Host, dtype: torch.dtype, order
             kitchen.rms_rope1(query, table, scales[0], 1e-5),
             *kitchen.rms_rope(query, key, table, *scales, 1e-5),
             *kitchen.rms_rope(query, key, table, scales[0]),
+            *halves(),
         ]
+
+    def halves() -> list[torch.Tensor]:
+        if not hasattr(kitchen, "rms_rope_split_half"):
+            return []
+        found = [
+            kitchen.rms_rope_split_half1(query, table, scales[0], 1e-5),
+            *kitchen.rms_rope_split_half(query, key, table, *scales, 1e-5),
+        ]
+        if "rot_dim" in inspect.signature(kitchen.rms_rope_split_half).parameters:
+            four = table[..., :4, :, :]
+            found += kitchen.rms_rope_split_half(query, key, four, scales[0], rot_dim=8)
+        return found
 
     with torch.profiler.profile() as seen:
         expected = results()
