@@ -48,6 +48,16 @@ def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
 
 
 @pytest.mark.slow
+def test_what_goes_into_products_is_not_copied_for_each(host_tree: Path) -> None:
+    """Of frames and tokens as two sides it would be, where the host makes one of them."""
+    lines = _summary(host_tree, "anima", "block")
+    first, _ = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
+    before = [line for line in lines[:first] if ".run(" in line]
+    assert len(before) == 3, before  # what modulates, the norm of the rows, queries with keys
+    assert len([line for line in lines if ".run(" in line]) == 9, lines
+
+
+@pytest.mark.slow
 def test_keys_that_heads_share_are_not_copied_for_each(host_tree: Path) -> None:
     lines = _summary(host_tree, "krea", "single")
     (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)

@@ -155,6 +155,28 @@ def test_patches_within_blocks_leave_them_to_the_host_and_those_between_do_not(r
     assert bool(seen) == (run.kind not in WITHOUT_PLACES)
 
 
+def test_patches_that_cosmos_blocks_call_act_in_the_hosts(run: Run) -> None:
+    """As the host's node for a LLLite of Anima sets them."""
+    if run.kind != "anima":
+        pytest.skip("its blocks call others")
+
+    def queries(q: Any, k: Any, v: Any, **_: Any) -> dict[str, Any]:
+        return {"q": 0.5 * q}
+
+    def inputs(args: dict[str, Any]) -> dict[str, Any]:
+        return {**args, "x": 0.5 * args["x"]}
+
+    plain = run.sample()
+    for name, patch in (("attn1_patch", queries), ("attn2_patch", queries), ("mlp_patch", inputs)):
+        clone = run.model.clone()
+        clone.set_model_patch(patch, name)
+        assert not torch.equal(run.sample(model=clone), plain)
+        assert max(call.error for call in run.probe.calls) <= TOLERANCE
+        (eager,) = run.lab.engine.report(clone)["eager"]
+        assert (eager["reason"], eager["places"]) == (f"another node patches {name}", 2)
+    run.check()
+
+
 def test_reference_images_run_compiled(run: Run) -> None:
     if run.kind not in ("flux1", "flux2", "qwen"):
         pytest.skip("takes no reference images")
