@@ -192,7 +192,10 @@ def _are_as_exact(
     def exact(value: Any) -> Any:
         return value.double() if torch.is_tensor(value) else value
 
-    truths = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    try:
+        truths = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    except Exception:  # the host's code, which need not take float64
+        return False
     if len(results) != len(truths):
         return False
     for result, reference, truth in zip(results, references, truths, strict=True):
