@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from warmgraph_tools import checkpoints, layouts
+from warmgraph_tools import checkpoints
 from warmgraph_tools.inprocess import Host
 
 from .controlled import Controlled, error, recorded
@@ -512,15 +512,14 @@ def test_a_control_that_another_node_patched_comes_back_itself(xl: Controlled) -
 def test_other_architectures_come_back_themselves_and_are_named(xl: Controlled) -> None:
     import comfy.controlnet
     import comfy.ops
-    from comfy.cldm.mmdit import ControlNet
+    from comfy.ldm.hydit.controlnet import HunYuanControlNet
 
-    network = ControlNet(
-        **layouts.SD3, operations=comfy.ops.disable_weight_init, device="cpu", dtype=torch.float32
-    )
+    operations = comfy.ops.disable_weight_init
+    network = HunYuanControlNet(depth=2, operations=operations, device="cpu", dtype=torch.float32)
     control = comfy.controlnet.ControlNet(network, load_device=torch.device("cpu"))
     assert xl.lab.controlled(control) is control and is_plain(control)
     (note,) = xl.report(control)["notes"]
-    assert note == "no region plan for ControlNet yet: runs as without this node"
+    assert note == "no region plan for HunYuanControlNet yet: runs as without this node"
 
 
 @pytest.mark.parametrize("thing", [None, "a control", 3])
