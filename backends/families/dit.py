@@ -5,14 +5,15 @@ another node may put into them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from ..contract import Symbol
+from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
-from .plan import Call, Forward
+from .plan import Call, Form, Forward, Place, Plan, dispatch_one, unknown_layer
 
 #: What a form's reference calls the host's block with.
 OPTIONS = host_attention.OPTIONS
@@ -38,6 +39,51 @@ SYMBOLS = {
 
 #: Options that these models' own forwards do not read.
 UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
+
+
+class LastLayer(Form):
+    """`x [batch, img, C]`, what modulates `vec [batch, C]` -> x, or what its tokens unfold into."""
+
+    name = "last"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return modulated("vec", module.linear.in_features, dtype)
+
+
+def modulated(vector: str, width: int, dtype: str) -> tuple[InputSpec, ...]:
+    """Return the inputs of a block of one stream: `x [batch, img, C]`, a vector `[batch, C]`."""
+    return (
+        InputSpec("x", dtype, ("batch", "img", width)),
+        InputSpec(vector, dtype, ("batch", width)),
+    )
+
+
+def cut_stack(
+    plan: Plan,
+    model: Any,
+    stack: str,
+    cls: type[torch.nn.Module],
+    form: Form,
+    make: Callable[[Call, Forward], Forward],
+) -> None:
+    """Make each block of a stack one region; one of another class than this stays outside.
+
+    Args:
+        stack: where in the model.
+    """
+    for i, block in enumerate(attrgetter(stack)(model)):
+        name = f"{stack}.{i}"
+        if type(block) is cls:
+            plan.dispatches.append(dispatch_one(Place(name, block, form), make))
+        else:
+            plan.outside.append((name, unknown_layer(block)))
+
+
+def cut_last(plan: Plan, model: Any, name: str, cls: type[torch.nn.Module], form: Form) -> None:
+    """Make a last layer of this very class one region; ControlNets have none."""
+    last = getattr(model, name, None)
+    if type(last) is cls:
+        plan.dispatches.append(dispatch_one(Place(name, last, form), last_layer))
 
 
 def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:

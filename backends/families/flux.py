@@ -17,17 +17,7 @@ import torch
 from ..contract import InputSpec
 from . import dit
 from .family import Family, Inputs
-from .plan import (
-    Call,
-    Form,
-    Forward,
-    Place,
-    Plan,
-    dispatch_one,
-    host_forward,
-    host_results,
-    unknown_layer,
-)
+from .plan import Call, Form, Forward, Plan, host_forward, host_results
 
 NAME = "flux"
 
@@ -89,21 +79,13 @@ class Single(Form):
         return host_forward(module, x, vec=vec, pe=pe, transformer_options=dit.OPTIONS)
 
 
-class Last(Form):
+class Last(dit.LastLayer):
     """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
 
     family = NAME
-    name = "last"
 
     def label(self, module: Any) -> str:
         return f"Flux last layer {module.linear.in_features}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        width = module.linear.in_features
-        return (
-            InputSpec("x", dtype, ("batch", "img", width)),
-            InputSpec("vec", dtype, ("batch", width)),
-        )
 
 
 class VideoDouble(Double):
@@ -151,19 +133,9 @@ def _plan(model: Any, double: Form, single: Form) -> Plan:
     from comfy.ldm.flux import layers as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    for stack, cls, form, make in (
-        ("double_blocks", host.DoubleStreamBlock, double, _double),
-        ("single_blocks", host.SingleStreamBlock, single, _single),
-    ):
-        for i, block in enumerate(getattr(model, stack)):
-            name = f"{stack}.{i}"
-            if type(block) is cls:
-                plan.dispatches.append(dispatch_one(Place(name, block, form), make))
-            else:
-                plan.outside.append((name, unknown_layer(block)))
-    last = getattr(model, "final_layer", None)
-    if last is not None and type(last) is host.LastLayer:
-        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST), dit.last_layer))
+    dit.cut_stack(plan, model, "double_blocks", host.DoubleStreamBlock, double, _double)
+    dit.cut_stack(plan, model, "single_blocks", host.SingleStreamBlock, single, _single)
+    dit.cut_last(plan, model, "final_layer", host.LastLayer, LAST)
     return plan
 
 

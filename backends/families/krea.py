@@ -13,7 +13,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from . import dit
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward, unknown_layer
+from .plan import Call, Form, Forward, Plan, host_forward
 
 NAME = "krea"
 
@@ -105,14 +105,8 @@ def plan_krea(model: Any) -> Plan:
         ("txtfusion.refiner_blocks", host.TextFusionBlock, TEXT, _text),
         ("blocks", host.SingleStreamBlock, SINGLE, _single),
     ):
-        for i, block in enumerate(model.get_submodule(stack)):
-            name = f"{stack}.{i}"
-            if type(block) is cls:
-                plan.dispatches.append(dispatch_one(Place(name, block, form), make))
-            else:
-                plan.outside.append((name, unknown_layer(block)))
-    if type(model.last) is host.LastLayer:
-        plan.dispatches.append(dispatch_one(Place("last", model.last, LAST), dit.last_layer))
+        dit.cut_stack(plan, model, stack, cls, form, make)
+    dit.cut_last(plan, model, "last", host.LastLayer, LAST)
     return plan
 
 

@@ -13,7 +13,7 @@ import torch
 from ..contract import InputSpec
 from . import dit
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward, unknown_layer
+from .plan import Call, Form, Forward, Plan, host_forward
 
 NAME = "lumina"
 
@@ -69,16 +69,8 @@ def plan_lumina(model: Any) -> Plan:
 
     plan = Plan(symbols=dit.SYMBOLS)
     for stack in ("context_refiner", "noise_refiner", "layers"):
-        for i, layer in enumerate(getattr(model, stack)):
-            name = f"{stack}.{i}"
-            if type(layer) is host.JointTransformerBlock:
-                plan.dispatches.append(dispatch_one(Place(name, layer, LAYER), _layer))
-            else:
-                plan.outside.append((name, unknown_layer(layer)))
-    if type(model.final_layer) is host.FinalLayer:
-        plan.dispatches.append(
-            dispatch_one(Place("final_layer", model.final_layer, FINAL), dit.last_layer)
-        )
+        dit.cut_stack(plan, model, stack, host.JointTransformerBlock, LAYER, _layer)
+    dit.cut_last(plan, model, "final_layer", host.FinalLayer, FINAL)
     return plan
 
 

@@ -21,7 +21,6 @@ from .plan import (
     Forward,
     Place,
     Plan,
-    dispatch_one,
     host_results,
     unknown_layer,
 )
@@ -106,21 +105,13 @@ class BlockWithReferences(Form):
             )
 
 
-class Last(Form):
+class Last(dit.LastLayer):
     """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> as x."""
 
     family = NAME
-    name = "last"
 
     def label(self, module: Any) -> str:
         return f"Qwen last norm {module.linear.in_features}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        width = module.linear.in_features
-        return (
-            InputSpec("x", dtype, ("batch", "img", width)),
-            InputSpec("vec", dtype, ("batch", width)),
-        )
 
 
 BLOCK, REFERENCED, LAST = Block(), BlockWithReferences(), Last()
@@ -144,9 +135,7 @@ def plan_qwen(model: Any) -> Plan:
             plan.dispatches.append(Dispatch(block, places, _block))
         else:
             plan.dispatches.append(Dispatch(block, (Place(name, block, BLOCK),), _block))
-    last = getattr(model, "norm_out", None)
-    if last is not None and type(last) is host.LastLayer:
-        plan.dispatches.append(dispatch_one(Place("norm_out", last, LAST), dit.last_layer))
+    dit.cut_last(plan, model, "norm_out", host.LastLayer, LAST)
     return plan
 
 

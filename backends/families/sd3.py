@@ -14,16 +14,7 @@ import torch
 from ..contract import InputSpec
 from . import dit
 from .family import Family, Inputs
-from .plan import (
-    Call,
-    Form,
-    Forward,
-    Place,
-    Plan,
-    dispatch_one,
-    host_results,
-    unknown_layer,
-)
+from .plan import Call, Form, Forward, Plan, host_results
 
 NAME = "sd3"
 
@@ -65,20 +56,16 @@ class Single(Form):
         return f"SD3 control block {_width(module)}"
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return _modulated("c", _width(module), dtype)
+        return dit.modulated("c", _width(module), dtype)
 
 
-class Last(Form):
+class Last(dit.LastLayer):
     """FinalLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
 
     family = NAME
-    name = "last"
 
     def label(self, module: Any) -> str:
         return f"SD3 last layer {module.linear.in_features}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return _modulated("vec", module.linear.in_features, dtype)
 
 
 JOINT, SINGLE, LAST = Joint(), Single(), Last()
@@ -90,10 +77,8 @@ def plan_sd3(model: Any) -> Plan:
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    _walk(plan, model, "joint_blocks", host.JointBlock, JOINT, _joint)
-    last = getattr(model, "final_layer", None)
-    if last is not None and type(last) is host.FinalLayer:
-        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST), dit.last_layer))
+    dit.cut_stack(plan, model, "joint_blocks", host.JointBlock, JOINT, _joint)
+    dit.cut_last(plan, model, "final_layer", host.FinalLayer, LAST)
     return plan
 
 
@@ -102,17 +87,8 @@ def plan_embedder(model: Any) -> Plan:
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    _walk(plan, model, "transformer_blocks", host.DismantledBlock, SINGLE, _single)
+    dit.cut_stack(plan, model, "transformer_blocks", host.DismantledBlock, SINGLE, _single)
     return plan
-
-
-def _walk(plan: Plan, model: Any, stack: str, cls: Any, form: Form, make: Any) -> None:
-    for i, block in enumerate(getattr(model, stack)):
-        name = f"{stack}.{i}"
-        if type(block) is cls:
-            plan.dispatches.append(dispatch_one(Place(name, block, form), make))
-        else:
-            plan.outside.append((name, unknown_layer(block)))
 
 
 def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
@@ -139,13 +115,6 @@ FAMILY = Family(
 
 def _width(block: Any) -> int:
     return int(block.attn.num_heads * block.attn.head_dim)
-
-
-def _modulated(vector: str, width: int, dtype: str) -> tuple[InputSpec, ...]:
-    return (
-        InputSpec("x", dtype, ("batch", "img", width)),
-        InputSpec(vector, dtype, ("batch", width)),
-    )
 
 
 def _joint(call: Call, host: Forward) -> Any:

@@ -436,79 +436,62 @@ def test_weights_in_plain_fp8_are_cast_for_each_call(host: Host, shared: Lab, ki
 # --- ControlNets ----------------------------------------------------------------------------------
 
 
+def _control(network: Any, cls: str = "ControlNet", latents: str | None = None, **more: Any) -> Any:
+    """A CONTROL_NET of this class of the host, over a network with weights.
+
+    Args:
+        latents: the host's name for the latents that it looks at; None where it gets pixels.
+    """
+    import comfy.controlnet
+    import comfy.latent_formats
+
+    transformers.fill(network)
+    if latents is not None:
+        more |= {"compression_ratio": 1, "latent_format": getattr(comfy.latent_formats, latents)()}
+    return getattr(comfy.controlnet, cls)(network, load_device=torch.device("cpu"), **more)
+
+
 def flux_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of XLabs' files."""
-    import comfy.controlnet
     from comfy.ldm.flux.controlnet import ControlNetFlux
 
     network = ControlNetFlux(**transformers.KINDS["flux1"].settings, **made)
-    transformers.fill(network)
-    return comfy.controlnet.ControlNet(
-        network, load_device=torch.device("cpu"), extra_conds=["y", "guidance"]
-    )
+    return _control(network, extra_conds=["y", "guidance"])
 
 
 def qwen_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of InstantX' files, the union among them."""
-    import comfy.controlnet
-    import comfy.latent_formats
     from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
 
     settings = {**transformers.KINDS["qwen"].settings}
     del settings["default_ref_method"]
     network = QwenImageControlNetModel(**settings, **made)
-    transformers.fill(network)
-    return comfy.controlnet.ControlNet(
-        network,
-        compression_ratio=1,
-        latent_format=comfy.latent_formats.Wan21(),
-        load_device=torch.device("cpu"),
-        extra_conds=[],
-    )
+    return _control(network, latents="Wan21", extra_conds=[])
 
 
 def qwen_fun_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of the Fun union's files, which has no embeddings of its own:
     its residuals go to the model's first block alone, for a small one has no others.
     """
-    import comfy.controlnet
-    import comfy.latent_formats
     from comfy.ldm.qwen_image.controlnet import QwenImageFunControlNetModel
 
     network = QwenImageFunControlNetModel(
         inner_dim=256, num_attention_heads=2, num_control_blocks=2, **made
     )
-    transformers.fill(network)
-    return comfy.controlnet.QwenFunControlNet(
-        network,
-        compression_ratio=1,
-        latent_format=comfy.latent_formats.Wan21(),
-        load_device=torch.device("cpu"),
-        extra_conds=[],
-    )
+    return _control(network, "QwenFunControlNet", "Wan21", extra_conds=[])
 
 
 def sd3_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of SD3's files."""
     import comfy.cldm.mmdit
-    import comfy.controlnet
-    import comfy.latent_formats
 
     settings = {**transformers.KINDS["sd3"].settings, "num_blocks": 2}
     network = comfy.cldm.mmdit.ControlNet(control_latent_channels=16, **settings, **made)
-    transformers.fill(network)
-    return comfy.controlnet.ControlNet(
-        network,
-        compression_ratio=1,
-        latent_format=comfy.latent_formats.SD3(),
-        load_device=torch.device("cpu"),
-    )
+    return _control(network, latents="SD3")
 
 
 def sd35_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of SD3.5's files, which looks at no text."""
-    import comfy.controlnet
-    import comfy.latent_formats
     from comfy.cldm.dit_embedder import ControlNetEmbedder
 
     network = ControlNetEmbedder(
@@ -523,13 +506,7 @@ def sd35_network(made: dict[str, Any]) -> Any:
         adm_in_channels=32,
         **made,
     )
-    transformers.fill(network)
-    return comfy.controlnet.ControlNetSD35(
-        network,
-        compression_ratio=1,
-        latent_format=comfy.latent_formats.SD3(),
-        load_device=torch.device("cpu"),
-    )
+    return _control(network, "ControlNetSD35", "SD3")
 
 
 def _forget_models_that_are_gone() -> None:
