@@ -37,7 +37,7 @@ from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
-from .kernels.attention_choice import AttentionChoice
+from .kernels.choices import Choices
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
@@ -152,7 +152,7 @@ class Engine:
             self._captured,
             debugging,
             Verification() if debugging.verify else None,
-            AttentionChoice(paths.private, f"{machine}/torch {torch.__version__}"),
+            Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
         )
         self._eager_times = EagerTimes(paths.private, machine)

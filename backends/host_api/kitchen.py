@@ -1,12 +1,16 @@
 """The host's own library of kernels, whose operators stay whole in a graph.
 
-Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator.
+Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator; on
+its operator `int8_linear` and on how it keeps such weights (`tensor/int8.py`).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+from typing import Any, NamedTuple
+
+import torch
 
 PACKAGE = "comfy_kitchen"
 
@@ -17,6 +21,48 @@ MAY_BE_CAPTURED = frozenset({"float8_e4m3fn", "int8_tensorwise"})
 #: frees it for more at a size that needs more (`ops/cutlass_gemm_int8.cu`). Within a capture that
 #: ends the process; after one, the graph would write where something else lies.
 TAKES_MEMORY_BY_STREAM = frozenset({"int8_tensorwise"})
+#: By which its operators know a dtype.
+_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class RotatedWeight(NamedTuple):
+    """An int8 weight whose rows were rotated before they were quantised (ConvRot).
+
+    Attributes:
+        values: int8 [out, in].
+        scale: float32, one for each row.
+        group: so many neighbours of a row were rotated together.
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    group: int
+
+
+def rotated_weight(weight: Any) -> RotatedWeight | None:
+    """Return what such a weight consists of, None for any other."""
+    if getattr(weight, "_layout_cls", None) != "TensorWiseINT8Layout":
+        return None
+    known = weight._params
+    if not getattr(known, "convrot", False) or getattr(known, "transposed", False):
+        return None
+    return RotatedWeight(weight._qdata, known.scale, known.convrot_groupsize)
+
+
+def multiply_int8(
+    x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply `[rows, in]` by an int8 weight that is not rotated; rows are quantised on the way.
+
+    Raises:
+        RuntimeError: this version of the library has no such operator.
+    """
+    try:
+        operator: Any = torch.ops.comfy_kitchen.int8_linear
+        result: torch.Tensor = operator(x, values, scale, bias, _CODES[x.dtype])
+    except (AttributeError, TypeError) as error:
+        raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
+    return result
 
 
 def facts() -> str:

@@ -1,10 +1,13 @@
 """What the host writes on a model's layers, and which of their code only fetches weights.
 
-Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`) and `comfy/model_patcher.py` (`load`).
+Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`, `mixed_precision_ops`) and
+`comfy/model_patcher.py` (`load`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -80,6 +83,27 @@ def better_files(layer: Any) -> list[str]:
 
     known = comfy.quant_ops.QUANT_ALGOS
     return [name for form, name in _FILES.items() if form in known and form not in unpacked]
+
+
+def may_be_multiplied_by(layer: Any) -> bool:
+    """Tell whether `multiplying_by` can be used on a layer."""
+    return (
+        type(layer).__module__ == "comfy.ops"
+        and hasattr(type(layer), "_forward")
+        and "_forward" not in layer.__dict__
+    )
+
+
+@contextlib.contextmanager
+def multiplying_by(layer: torch.nn.Module, product: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Until this ends, let one of the host's quantised layers compute `product(input, weight,
+    bias)` where it would call torch's `linear`: with the weight as the host fetched it.
+    """
+    layer.__dict__["_forward"] = product
+    try:
+        yield
+    finally:
+        layer.__dict__.pop("_forward", None)
 
 
 def make_final(layer: torch.nn.Module) -> None:

@@ -1,30 +1,25 @@
 """Which kernel attention runs with where the host would take PyTorch's own: chosen when it runs.
 
 The host asks for flash attention first. On some cards cuDNN's is much quicker over many tokens, on
-others it is not; so both are timed once for each class of sizes on this machine, and the times are
-kept in a small file. A graph holds no choice: it serves every card and every PyTorch.
+others it is not; so both are timed (`timings`).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..storing.files import write_whole
-from .gpu_time import by_turns
+from .timings import HOST, KEPT, Times, Timings, saved
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "attention.json"
-KEPT = 1024
-HOST, CUDNN = "host", "cudnn"
+CUDNN = "cudnn"
 #: cuDNN makes a plan for each new size in each process, some 65 ms of the processor: so much must
 #: a call save that one image pays for it.
 MUST_SAVE_MS = 0.2
@@ -33,18 +28,13 @@ FEWEST_PRODUCTS = 2**20
 _WIDEST_HEAD = 128
 _BACKENDS: Any = torch.backends
 
-Times = Mapping[str, float]
-
 
 class AttentionChoice:
     """The times of this machine, and the choices that they make; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
-        self._path = directory / FILE_NAME
-        self._machine = machine
-        self._lock = threading.Lock()
-        self._all = _read(self._path)
+        self._timings = Timings(directory / FILE_NAME, machine, frozenset({CUDNN}))
         self._chosen: dict[Any, str] = {}
 
     def attend(
@@ -100,38 +90,19 @@ class AttentionChoice:
         if size_class is None:
             chosen = HOST
         else:
-            with self._lock:
-                times = self._all.get(self._machine, {}).get(size_class)
-                if times is None:
-                    if torch.cuda.is_current_stream_capturing():
-                        return HOST  # nothing can be timed now; a later call does it
-                    try:
-                        times = by_turns(runs)
-                    except torch.OutOfMemoryError:
-                        return HOST
-                    self._keep(size_class, times)
+            times = self._timings.of(size_class, runs)
+            if times is None:
+                return HOST
             chosen = quicker(times)
         if len(self._chosen) >= KEPT:
             self._chosen.clear()
         self._chosen[form] = chosen
         return chosen
 
-    def _keep(self, size_class: str, times: Times) -> None:
-        """Remember times; a disk that cannot be written costs their being taken once more."""
-        mine = self._all.setdefault(self._machine, {})
-        mine[size_class] = {name: round(time, 4) for name, time in times.items()}
-        while len(mine) > KEPT:
-            del mine[next(iter(mine))]
-        try:
-            write_whole(self._path, json.dumps(self._all, indent=1).encode())
-        except OSError as error:
-            logger.debug("Times of attention were not written: %s", error)
-
 
 def quicker(times: Times) -> str:
     """Choose by milliseconds; a kernel that was refused has none."""
-    saved = times.get(HOST, 0.0) - times.get(CUDNN, math.inf)
-    return CUDNN if saved >= MUST_SAVE_MS else HOST
+    return CUDNN if saved(times, CUDNN) >= MUST_SAVE_MS else HOST
 
 
 def _is_open(query: torch.Tensor) -> bool:
@@ -180,18 +151,3 @@ def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch
     except (AttributeError, TypeError) as error:  # another PyTorch's takes other arguments
         raise RuntimeError(f"PyTorch's cuDNN attention is not the known one: {error}") from error
     return result.transpose(1, 2).flatten(2)
-
-
-def _read(path: Path) -> dict[str, dict[str, dict[str, float]]]:
-    try:
-        table: Any = json.loads(path.read_text("utf-8"))
-        return {
-            str(machine): {
-                str(size_class): {name: float(times[name]) for name in times.keys() & {HOST, CUDNN}}
-                for size_class, times in classes.items()
-                if HOST in times
-            }
-            for machine, classes in table.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}

@@ -166,7 +166,7 @@ class Forwards:
             shared.comparisons,
             self._faults,
             shared.verification,
-            shared.attention,
+            shared.choices,
         )
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:

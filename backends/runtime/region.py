@@ -13,6 +13,7 @@ from ..contract import InputSpec, Symbol
 from ..families.plan import Place
 from ..host_api.execution import is_interrupt, passes
 from ..kernels import host_attention
+from ..kernels.choices import HOSTS, Choices
 from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
@@ -48,11 +49,11 @@ class Region:
         comparisons: Comparisons,
         faults: Faults,
         verification: Verification | None = None,
-        attention: host_attention.Choice | None = None,
+        choices: Choices = HOSTS,
     ) -> None:
         """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
         of ours failed in this session, what is kept where every call is compared, and what chooses
-        the kernel of attention.
+        the kernels of its operators.
         """
         self.place = place
         self.graph = graph
@@ -76,7 +77,7 @@ class Region:
             else Verifying(place, graph, comparisons, verification)
         )
         self._faults = faults
-        self._attention = attention
+        self._choices = choices
 
     def __call__(self, *inputs: Any) -> Any:
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
@@ -84,7 +85,7 @@ class Region:
         try:
             if not self._has_host_layers:
                 return self._compute(inputs)
-            with host_layer.layers_of(self.place.module):
+            with host_layer.layers_of(self.place.module, self._choices.products):
                 return self._compute(inputs)
         except Exception as error:
             if self._is_captured() or is_interrupt(error) or passes(error):
@@ -197,7 +198,7 @@ class Region:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            with host_attention.choosing_by(self._attention):
+            with host_attention.choosing_by(self._choices.attention):
                 results: tuple[torch.Tensor, ...] = tuple(call(arguments))
             if not results:
                 raise IndexError("a graph must return tensors, got none")

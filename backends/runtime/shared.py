@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
 from ..host_api.needs import Feature
-from ..kernels.host_attention import Choice
+from ..kernels.choices import HOSTS, Choices
 from ..storing.comparisons import Comparisons
 from .graphs import Graphs
 from .verification import Verification
@@ -24,7 +24,7 @@ class Shared:
         captured: the memory of all captured calls.
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
-        attention: which kernel attention runs with, else what the host takes.
+        choices: which of several kernels run in a graph's operators.
         off: features that are off with this host, and what it lacks for them (`present.missing`).
     """
 
@@ -33,5 +33,5 @@ class Shared:
     captured: CapturedMemory
     debugging: Debugging = OFF
     verification: Verification | None = None
-    attention: Choice | None = None
+    choices: Choices = HOSTS
     off: Mapping[Feature, str] = field(default_factory=dict)

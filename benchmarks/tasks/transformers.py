@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 WARM_STEPS = 2
 PROFILED_STEPS = 2
-ATTENTION_TIMES = "attention.json"
+#: Where ours keeps what kernels took, by name of the result.
+TIMES = {"attention_ms": "attention.json", "products_ms": "products.json"}
 
 
 def transformer(
@@ -52,7 +53,7 @@ def transformer(
         "builds", "disk_mb", "rows": {size:
         {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile",
         "exact_max_abs_diff", "errors" against float32 of each call, {"ours", "eager"},
-        "attention_ms": of the kernels to choose from}
+        "attention_ms", "products_ms": of the kernels to choose from}
     """
     import torch
 
@@ -115,8 +116,9 @@ def transformer(
         exactly = exact32.attach(load(name, Path(path), dtype=torch.float32))
         result["errors"] = _true_errors(run, models, probes, exactly, exact32, sizes[-1])
         partial(result)
-    times = Path(store + "-private") / ATTENTION_TIMES
-    result["attention_ms"] = json.loads(times.read_text()) if times.exists() else {}
+    for name, file in TIMES.items():
+        times = Path(store + "-private") / file
+        result[name] = json.loads(times.read_text()) if times.exists() else {}
     engine.close()
     return result
 

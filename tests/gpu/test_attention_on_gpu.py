@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import attention, attention_choice, host_attention
+from warmgraph_backends.kernels import attention, attention_choice, host_attention, timings
 from warmgraph_backends.kernels.gpu_time import microseconds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -205,7 +205,7 @@ def test_heads_that_share_keys_attend_as_with_copies(
 ) -> None:
     """Krea's 48 heads read 12 of keys and values."""
     times = {"host": {"host": 1.0}, "cudnn": {"host": 2.0, "cudnn": 1.0}}[chosen]
-    monkeypatch.setattr(attention_choice, "by_turns", lambda _: times)
+    monkeypatch.setattr(timings, "by_turns", lambda _: times)
     shape = (1, 1111, 48, 128)
     query, key, value = (
         torch.randn(*shape[:2], heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)

@@ -1,0 +1,31 @@
+"""What chooses, when a graph runs, between kernels for what its operators compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ..kinds.host_layer import Caller
+from .attention_choice import AttentionChoice
+from .host_attention import Choice
+from .rotated_products import RotatedProducts
+
+
+class Choices(NamedTuple):
+    """Of attention, and of products by quantised weights; None leaves one to the host."""
+
+    attention: Choice | None
+    products: Caller | None
+
+    @classmethod
+    def kept(cls, directory: Path, machine: str) -> Choices:
+        """Make those that measure.
+
+        Args:
+            directory: where they keep their times, the pack's private folder.
+            machine: a name for this machine's card and PyTorch.
+        """
+        return cls(AttentionChoice(directory, machine), RotatedProducts(directory, machine))
+
+
+HOSTS = Choices(None, None)

@@ -1,0 +1,189 @@
+"""Products by rotated int8 weights, rotated apart: as near to the truth as the library's own, in
+the host's own layers, and only where that is quicker. What a GPU would take is given.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.host_api import kitchen
+from warmgraph_backends.kernels import rotated_products, timings
+from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab, relative
+
+MACHINE = "card/torch"
+PATH = "double_blocks.0.img_mlp.2"
+
+
+class Card:
+    """A GPU that takes these milliseconds; counts what was timed and what was rotated apart."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
+        self.times = times
+        self.timed = 0
+        self.apart = 0
+        self.is_capturing = False
+        multiply = kitchen.multiply_int8
+
+        def by_turns(runs: Any) -> dict[str, float]:
+            assert set(runs) == {"host", "apart"}
+            self.timed += 1
+            return self.times
+
+        def counted(*inputs: Any) -> torch.Tensor:
+            self.apart += 1
+            return multiply(*inputs)
+
+        monkeypatch.setattr(rotated_products, "_is_open", lambda input: True)
+        monkeypatch.setattr(rotated_products, "_most_bytes", lambda device: 1 << 20)
+        monkeypatch.setattr(timings, "by_turns", by_turns)
+        monkeypatch.setattr(kitchen, "multiply_int8", counted)
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
+        )
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch, {"host": 1.0, "apart": 0.5})
+
+
+@pytest.fixture(scope="module")
+def layer(host: Host) -> Any:
+    """A layer of the host's with rotated int8 weights: 1024 to 256 features."""
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    return model.model.diffusion_model.get_submodule(PATH)
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, 1024, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_as_near_to_the_truth_as_the_librarys_own(
+    card: Card, layer: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    x = rows(2, 33, dtype=dtype)
+    weight = layer.weight.dequantize().double()
+    truth = x.double() @ weight.T + layer.bias.double()
+    found, hosts = RotatedProducts(tmp_path, MACHINE).call(layer, x), layer(x)
+    assert card.apart == 1 and found.shape == (2, 33, 256) and found.dtype is dtype
+    assert error(found, truth) <= 1.02 * error(hosts, truth)
+    assert "_forward" not in layer.__dict__
+
+
+@torch.no_grad()
+def test_sums_beyond_float16s_largest_number_stay_finite(
+    card: Card, layer: Any, tmp_path: Path
+) -> None:
+    column = 6000.0 * rotated_products.hadamard()[:, 3].sign()
+    x = column.repeat(4)[None].half()
+    found = RotatedProducts(tmp_path, MACHINE).call(layer, x)
+    truth = x.double() @ layer.weight.dequantize().double().T + layer.bias.double()
+    assert card.apart == 1 and found.isfinite().all() and error(found, truth) < 2e-2
+
+
+@torch.no_grad()
+def test_times_decide_and_are_remembered(card: Card, layer: Any, tmp_path: Path) -> None:
+    products = RotatedProducts(tmp_path, MACHINE)
+    for count in (2048, 2048, 2080):  # one class
+        products.call(layer, rows(count // 32))
+        products.call(layer, rows(count // 32))
+    assert card.timed == 1 and card.apart == 6
+    RotatedProducts(tmp_path, MACHINE).call(layer, rows(64))
+    assert card.timed == 1 and card.apart == 7
+    kept = json.loads((tmp_path / FILE_NAME).read_text())
+    assert kept == {MACHINE: {"bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
+    card.times = {"host": 1.0, "apart": 0.999}
+    found = RotatedProducts(tmp_path, "another card").call(layer, rows(64))
+    assert card.timed == 2 and card.apart == 7 and torch.equal(found, layer(rows(64)))
+
+
+@torch.no_grad()
+def test_what_the_host_computes_anew_or_otherwise_is_the_hosts(
+    card: Card, layer: Any, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = RotatedProducts(tmp_path, MACHINE)
+    x = rows(64)
+    monkeypatch.setattr(layer, "weight_function", [lambda weight: 2 * weight])  # a LoRA's
+    assert torch.equal(products.call(layer, x), layer(x)) and card.apart == 0
+    monkeypatch.setattr(layer, "weight_function", [])
+    big = rows(1024)  # more memory than may be taken
+    assert torch.equal(products.call(layer, big), layer(big)) and card.apart == 0
+    monkeypatch.setattr(layer, "_forward", lambda input, weight, bias: input[..., :256])
+    assert torch.equal(products.call(layer, x), x[..., :256]) and card.apart == 0
+    for form in ("int8", "fp8_e4m3fn"):
+        other = transformers.load_quantised("flux1", form).model.diffusion_model
+        other = other.get_submodule(PATH)
+        assert torch.equal(products.call(other, x), other(x)) and card.apart == 0
+    assert card.timed == 0
+
+
+@torch.no_grad()
+def test_nothing_is_timed_or_made_while_a_call_is_captured(
+    card: Card, layer: Any, tmp_path: Path
+) -> None:
+    products, x = RotatedProducts(tmp_path, MACHINE), rows(64)
+    card.is_capturing = True
+    assert torch.equal(products.call(layer, x), layer(x))
+    card.is_capturing = False
+    products.call(layer, x)
+    assert card.timed == card.apart == 1
+    card.is_capturing = True
+    products.call(layer, x)
+    assert card.apart == 2
+
+
+@torch.no_grad()
+def test_an_operator_that_is_not_the_known_one_is_the_hosts(
+    card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Operators:
+        """Another version's."""
+
+    monkeypatch.setattr(torch.ops, "comfy_kitchen", Operators, raising=False)
+    with pytest.raises(RuntimeError, match="not the known one"):
+        kitchen.multiply_int8(rows(1), *2 * [torch.zeros(1)], None)
+    monkeypatch.undo()
+    again = Card(monkeypatch, card.times)
+    products, x = RotatedProducts(tmp_path, MACHINE), rows(64)
+
+    def refuses(*_: Any) -> torch.Tensor:
+        raise RuntimeError("not for this card")
+
+    monkeypatch.setattr(kitchen, "multiply_int8", refuses)
+    for _ in range(2):
+        assert torch.equal(products.call(layer, x), layer(x))
+    assert again.timed == 1
+
+
+def test_a_compiled_model_multiplies_by_it(card: Card, host: Host, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "lab")
+    try:
+        model = transformers.load_quantised("flux1", "int8_convrot")
+        compiled = lab.compiled(model)
+        prompt = transformers.conditioning("flux1", 13)
+        latent = transformers.latent("flux1", 8, 8)
+        eager, ours = (
+            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
+            for each in (model, compiled)
+        )
+        assert relative(ours, eager) < 2e-2 and not torch.equal(ours, eager)
+        report = lab.engine.report(compiled)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+        assert card.apart > 20
+    finally:
+        lab.engine.close()

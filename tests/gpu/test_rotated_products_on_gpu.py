@@ -1,0 +1,73 @@
+"""Products by rotated int8 weights on a real GPU: right and timed in both ways, and captured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.kernels import timings
+from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+#: Rows, columns, depth: Z-Image at 1024x1024, Wan 14B's 33 frames of 832x480, Flux' last product.
+SHAPES = [(4352, 3840, 3840), (14040, 13824, 5120), (14040, 5120, 13824), (4608, 3072, 15360)]
+#: Less than half of what one of these products takes on any card.
+SHORTEST_MS, LONGEST_MS = 0.01, 1000.0
+
+
+def _weight(out: int, width: int, dtype: torch.dtype) -> Any:
+    tensor = pytest.importorskip("comfy_kitchen.tensor")
+    plain = (torch.randn(out, width, device="cuda") / width**0.5).to(dtype)
+    return tensor.QuantizedTensor.from_float(
+        plain, "TensorWiseINT8Layout", per_channel=True, convrot=True, convrot_groupsize=256
+    )
+
+
+def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((found.float() - truth).norm() / truth.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_both_ways_are_timed_and_as_near_to_the_truth(
+    shape: tuple[int, int, int], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    rows, out, width = shape
+    weight, bias = _weight(out, width, dtype), torch.randn(out, device="cuda").to(dtype)
+    x = torch.randn(1, rows, width, device="cuda").to(dtype)
+    products = RotatedProducts(tmp_path, "card")
+    found, hosts = products.multiply(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
+    times = json.loads((tmp_path / FILE_NAME).read_text())["card"]
+    (taken,) = times.values()
+    assert taken.keys() == {"host", "apart"}  # none was refused
+    assert all(SHORTEST_MS < time < LONGEST_MS for time in taken.values())
+    truth = torch.nn.functional.linear(x.float(), weight.dequantize().float(), bias.float())
+    assert _error(found, truth) <= 1.02 * _error(hosts, truth)
+
+
+@torch.no_grad()
+def test_a_product_that_is_rotated_apart_may_be_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timings, "by_turns", lambda _: {"host": 2.0, "apart": 1.0})
+    products = RotatedProducts(tmp_path, "card")
+    weight = _weight(3840, 3840, torch.bfloat16)
+    x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # the library takes memory for each stream
+        first = products.multiply(x, weight, None)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = products.multiply(x, weight, None)
+    assert set(products._chosen.values()) == {"apart"}
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, products.multiply(x, weight, None))
+    assert not torch.equal(captured, first)
