@@ -50,12 +50,15 @@ def compare(runs: Mapping[str, Callable[[], Any]], measure: Measure) -> dict[str
     return {name: time for name, time in times.items() if time is not None}
 
 
-def by_turns(runs: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
-    """Return the milliseconds of long calls, the least of a few each; a call that this GPU refuses
-    has none.
+def by_turns(
+    runs: Mapping[str, Callable[[], Any]], *, are_short: bool = False, rounds: int = 5
+) -> dict[str, float]:
+    """Return the milliseconds of calls in the midst of other work of this thread, the least of a
+    few each; a call that this GPU refuses has none.
 
-    For calls of which the GPU's part is long, in the midst of other work of this thread. The
-    processor queues them behind a pause, so its own part of most is not in the time.
+    Args:
+        are_short: whether the processor's part may be as long as the GPU's; they are queued behind
+            a pause then.
     """
     event: Any = torch.cuda.Event
     taken: dict[str, Callable[[], Any]] = {}
@@ -69,8 +72,9 @@ def by_turns(runs: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str
         else:
             taken[name] = run
     marks: dict[str, list[Any]] = {name: [] for name in taken}
-    for _ in range(rounds):
+    if are_short:
         device.pause(_PAUSE_CYCLES)
+    for _ in range(rounds):
         for name, run in taken.items():
             begin, end = event(enable_timing=True), event(enable_timing=True)
             begin.record()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class RotatedProducts:
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
-        self._timings = Timings(directory / FILE_NAME, machine, frozenset({APART}))
+        self._timings = Timings(directory / FILE_NAME, machine, frozenset({APART}), are_short=True)
         self._chosen: dict[Any, str] = {}
         #: A captured call reads one at each replay.
         self._rotations: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
@@ -154,6 +155,7 @@ def _is_open(input: torch.Tensor) -> bool:
     )
 
 
+@cache
 def _most_bytes(device: torch.device) -> float:
     return MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
 

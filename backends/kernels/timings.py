@@ -32,13 +32,17 @@ Times = Mapping[str, float]
 class Timings:
     """The times of one sort of calls, by machine and class of sizes; for any thread."""
 
-    def __init__(self, path: Path, machine: str, ways: frozenset[str]) -> None:
-        """Args: the file, a name for this machine's card and PyTorch, the ways besides the host's.
+    def __init__(
+        self, path: Path, machine: str, ways: frozenset[str], *, are_short: bool = False
+    ) -> None:
+        """Args: the file, a name for this machine's card and PyTorch, the ways besides the host's,
+        and whether the processor's part of a call may be as long as the GPU's.
 
         What is no way of these in the file is passed over.
         """
         self._path = path
         self._machine = machine
+        self._are_short = are_short
         self._lock = threading.Lock()
         self._all = _read(path, ways | {HOST})
 
@@ -59,7 +63,7 @@ class Timings:
             if torch.cuda.is_current_stream_capturing():
                 return None
             try:
-                times = by_turns(runs)
+                times = by_turns(runs, are_short=self._are_short)
             except torch.OutOfMemoryError:
                 return None
             self._keep(size_class, times)

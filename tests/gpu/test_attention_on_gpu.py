@@ -205,7 +205,7 @@ def test_heads_that_share_keys_attend_as_with_copies(
 ) -> None:
     """Krea's 48 heads read 12 of keys and values."""
     times = {"host": {"host": 1.0}, "cudnn": {"host": 2.0, "cudnn": 1.0}}[chosen]
-    monkeypatch.setattr(timings, "by_turns", lambda _: times)
+    monkeypatch.setattr(timings, "by_turns", lambda *_, **__: times)
     shape = (1, 1111, 48, 128)
     query, key, value = (
         torch.randn(*shape[:2], heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)

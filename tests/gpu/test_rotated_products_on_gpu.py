@@ -54,7 +54,7 @@ def test_both_ways_are_timed_and_as_near_to_the_truth(
 def test_a_product_that_is_rotated_apart_may_be_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timings, "by_turns", lambda _: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(timings, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = RotatedProducts(tmp_path, "card")
     weight = _weight(3840, 3840, torch.bfloat16)
     x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
