@@ -14,13 +14,15 @@ import torch
 
 PACKAGE = "comfy_kitchen"
 
+#: A format, by its name in files.
+INT8 = "int8_tensorwise"
 #: Formats whose products may be captured in a CUDA graph, by their names in files. Not so int4,
 #: whose product times its kernels for each new size (`ops/convrot_w4a4.cu`); others were not tried.
-MAY_BE_CAPTURED = frozenset({"float8_e4m3fn", "int8_tensorwise"})
+MAY_BE_CAPTURED = frozenset({"float8_e4m3fn", INT8})
 #: Those of them for whose products the library (0.2.22 and newer) takes memory for each stream, and
 #: frees it for more at a size that needs more (`ops/cutlass_gemm_int8.cu`). Within a capture that
 #: ends the process; after one, the graph would write where something else lies.
-TAKES_MEMORY_BY_STREAM = frozenset({"int8_tensorwise"})
+TAKES_MEMORY_BY_STREAM = frozenset({INT8})
 #: By which its operators know a dtype.
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 

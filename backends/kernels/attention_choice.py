@@ -1,22 +1,19 @@
 """Which kernel attention runs with where the host would take PyTorch's own: chosen when it runs.
 
 The host asks for flash attention first. On some cards cuDNN's is much quicker over many tokens, on
-others it is not; so both are timed (`timings`).
+others it is not; so both are timed (`ways`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .timings import HOST, KEPT, Times, Timings, saved
-
-logger = logging.getLogger(__name__)
+from .ways import Ways
 
 FILE_NAME = "attention.json"
 CUDNN = "cudnn"
@@ -34,8 +31,7 @@ class AttentionChoice:
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
-        self._timings = Timings(directory / FILE_NAME, machine, frozenset({CUDNN}))
-        self._chosen: dict[Any, str] = {}
+        self.ways = Ways(directory / FILE_NAME, machine, CUDNN, must_save_ms=MUST_SAVE_MS)
 
     def attend(
         self,
@@ -65,44 +61,9 @@ class AttentionChoice:
         def cudnn() -> torch.Tensor:
             return _cudnn(*(_heads(t, heads, split) for t in (query, key, value)))
 
-        chosen = self._chosen.get(form)
-        if chosen is None:
-            chosen = self._choose(form, query, key, value, {HOST: host, CUDNN: cudnn})
-        if chosen == CUDNN:
-            try:
-                return cudnn()
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # it takes not all sizes of a class
-                logger.debug("cuDNN's attention refused %s: %s", form, error)
-                self._chosen[form] = HOST
-        return host()
-
-    def _choose(
-        self,
-        form: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        runs: Mapping[str, Callable[[], Any]],
-    ) -> str:
-        size_class = _class(query, key, value, form[-2], split=form[-1])
-        if size_class is None:
-            chosen = HOST
-        else:
-            times = self._timings.of(size_class, runs)
-            if times is None:
-                return HOST
-            chosen = quicker(times)
-        if len(self._chosen) >= KEPT:
-            self._chosen.clear()
-        self._chosen[form] = chosen
-        return chosen
-
-
-def quicker(times: Times) -> str:
-    """Choose by milliseconds; a kernel that was refused has none."""
-    return CUDNN if saved(times, CUDNN) >= MUST_SAVE_MS else HOST
+        return self.ways.run(
+            form, lambda: _class(query, key, value, heads, split=split), host, cudnn
+        )
 
 
 def _is_open(query: torch.Tensor) -> bool:

@@ -3,28 +3,24 @@ multiply has to be rotated and quantised, too, at each call.
 
 The host's library does both in one kernel, which on some cards takes several times what its reads
 and writes would. There it is quicker to rotate by a product with a small matrix, and to let the
-library quantise and multiply as for weights that are not rotated. So both are timed (`timings`).
+library quantise and multiply as for weights that are not rotated. So both are timed (`ways`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..host_api import kitchen, layers
-from .timings import HOST, KEPT, Timings, saved
-
-logger = logging.getLogger(__name__)
+from .ways import Ways
 
 FILE_NAME = "products.json"
 #: Rotated by a product of its own.
 APART = "apart"
-FORMAT = "int8_tensorwise"
 #: So many neighbours are rotated together where the library's one kernel does it.
 GROUP = 256
 #: Of fewer rows the weight takes longer to read than the rows to rotate.
@@ -33,7 +29,6 @@ FEWEST_ROWS = 1024
 MUST_SAVE_MS = 0.005
 #: The rotated rows are held beside the plain ones: this part of the card's memory at most.
 MOST_MEMORY = 1 / 64
-linear = torch.nn.functional.linear
 
 
 class RotatedProducts:
@@ -41,24 +36,21 @@ class RotatedProducts:
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
-        self._timings = Timings(directory / FILE_NAME, machine, frozenset({APART}), are_short=True)
-        self._chosen: dict[Any, str] = {}
+        path = directory / FILE_NAME
+        self.ways = Ways(path, machine, APART, must_save_ms=MUST_SAVE_MS, are_short=True)
         #: A captured call reads one at each replay.
         self._rotations: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
-        result: torch.Tensor
-        if (
-            layers.quantised_as(layer) != FORMAT
-            or not _is_open(input)
-            or not layers.may_be_multiplied_by(layer)
-        ):
-            result = layer(input)
-            return result
-        with layers.multiplying_by(layer, self.multiply):
-            result = layer(input)
-            return result
+        may_be_ours = (
+            layers.quantised_as(layer) == kitchen.INT8
+            and _is_open(input)
+            and layers.may_be_multiplied_by(layer)
+        )
+        with layers.multiplying_by(layer, self.multiply) if may_be_ours else nullcontext():
+            result: torch.Tensor = layer(input)
+        return result
 
     def multiply(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -69,39 +61,23 @@ class RotatedProducts:
             input: [..., in], float16 or bfloat16.
             weight: [out, in], a tensor of the library's or any other.
         """
-        parts = kitchen.rotated_weight(weight)
-        if parts is None or parts.group != GROUP or input.nbytes > _most_bytes(input.device):
-            return linear(input, weight, bias)
-        rotation = self._rotation(input)
-        if rotation is None:
-            return linear(input, weight, bias)
 
         def host() -> torch.Tensor:
-            return linear(input, weight, bias)
+            return torch.nn.functional.linear(input, weight, bias)
 
-        def apart() -> torch.Tensor:
-            return _apart(input, rotation, parts, bias)
-
-        form = (input.shape, parts.values.shape, input.dtype)
-        chosen = self._chosen.get(form)
-        if chosen is None:
-            size_class = _class(input, parts.values)
-            times = self._timings.of(size_class, {HOST: host, APART: apart})
-            if times is None:
-                return host()
-            chosen = APART if saved(times, APART) >= MUST_SAVE_MS else HOST
-            if len(self._chosen) >= KEPT:
-                self._chosen.clear()
-            self._chosen[form] = chosen
-        if chosen == APART:
-            try:
-                return apart()
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                logger.debug("A rotated product was refused: %s", error)
-                self._chosen[form] = HOST
-        return host()
+        parts = kitchen.rotated_weight(weight)
+        if parts is None or parts.group != GROUP or input.nbytes > _most_bytes(input.device):
+            return host()
+        rotation = self._rotation(input)
+        if rotation is None:
+            return host()
+        values = parts.values
+        return self.ways.run(
+            (input.shape, values.shape, input.dtype),
+            lambda: _class(input, values),
+            host,
+            lambda: _apart(input, rotation, parts, bias),
+        )
 
     def _rotation(self, like: torch.Tensor) -> torch.Tensor | None:
         """What rotates a group of this dtype, made at the first call; None while one is captured:

@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 WARM_STEPS = 2
 PROFILED_STEPS = 2
-#: Where ours keeps what kernels took, by name of the result.
-TIMES = {"attention_ms": "attention.json", "products_ms": "products.json"}
 
 
 def transformer(
@@ -116,7 +114,10 @@ def transformer(
         exactly = exact32.attach(load(name, Path(path), dtype=torch.float32))
         result["errors"] = _true_errors(run, models, probes, exactly, exact32, sizes[-1])
         partial(result)
-    for name, file in TIMES.items():
+    from warmgraph_backends.kernels import attention_choice, rotated_products
+
+    kept = {"attention_ms": attention_choice.FILE_NAME, "products_ms": rotated_products.FILE_NAME}
+    for name, file in kept.items():
         times = Path(store + "-private") / file
         result[name] = json.loads(times.read_text()) if times.exists() else {}
     engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.host_api.layers import bound_forward
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_tools import compiler_facts
+from warmgraph_tools.inprocess import Host
 
 TOLERANCE = 1e-4
 """Relative L2 per UNet call in fp32: the bound; other orders of sums stay below 1e-5."""
@@ -169,6 +170,11 @@ class Probe:
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """||a - b|| / ||b||."""
     return float((a - b).norm() / b.norm())
+
+
+def sampled(host: Host, models: Sequence[Any], prompt: Any, latent: Any) -> list[torch.Tensor]:
+    """Two steps by each model, of the same noise."""
+    return [host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0) for each in models]
 
 
 def left_behind(module: torch.nn.Module) -> list[str]:

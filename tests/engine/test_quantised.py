@@ -16,7 +16,7 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import FORMATS, quantised
 
-from .lab import TOLERANCE, Lab, Probe, relative
+from .lab import TOLERANCE, Lab, Probe, relative, sampled
 
 #: An input in the middle between two numbers of a format goes to one or the other by its last bit.
 QUANTISED = 2e-3
@@ -45,10 +45,7 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
         prompt = transformers.conditioning("flux1", tokens)
         latent = transformers.latent("flux1", height, width, batch=batch)
-        eager, ours = (
-            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-            for each in (model, compiled)
-        )
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"]["compiled"] == 4 * 5 and report["regions"]["eager"] == 0, report["eager"]
@@ -62,10 +59,7 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     plain = model.clone()
     plain.add_patches({key: ("diff", (0.05 * delta,))})
     built = shared.builds()
-    with_lora, without, theirs = (
-        host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-        for each in (clone, compiled, plain)
-    )
+    with_lora, without, theirs = sampled(host, (clone, compiled, plain), prompt, latent)
     assert relative(with_lora, theirs) < 2 * QUANTISED < relative(with_lora, without)
     assert shared.builds() == built and shared.engine.report(clone)["calls"]["eager"] == 0
 
@@ -82,10 +76,7 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
     compiled = shared.compiled(model)
     prompt = transformers.conditioning("flux1", 13)
     latent = transformers.latent("flux1", 8, 8)
-    eager, ours = (
-        host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-        for each in (model, compiled)
-    )
+    eager, ours = sampled(host, (model, compiled), prompt, latent)
     assert relative(ours, eager) < QUANTISED and shared.builds() == built
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 2 * 5, "eager": 0}, report["eager"]
@@ -104,10 +95,7 @@ def test_quantised_blocks_of_a_video_model(host: Host, shared: Lab, form: str) -
     prompt = transformers.conditioning("wan", 13)
     for height, width, frames in ((8, 8, 1), (6, 10, 3)):
         latent = transformers.latent("wan", height, width, frames=frames)
-        eager, ours = (
-            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-            for each in (model, compiled)
-        )
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 4 * 3, "eager": 0}, report["eager"]
@@ -129,10 +117,7 @@ def test_quantised_blocks_of_every_family(host: Host, shared: Lab, kind: str) ->
         for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
             prompt = transformers.conditioning(kind, tokens)
             latent = transformers.latent(kind, height, width, batch=batch)
-            eager, ours = (
-                host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-                for each in (model, compiled)
-            )
+            eager, ours = sampled(host, (model, compiled), prompt, latent)
             assert eager.isfinite().all() and relative(ours, eager) < 3 * QUANTISED
         report = shared.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
@@ -354,10 +339,7 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
     images = []
     for added in (None, 0.05, None):
         weight.added = added
-        eager, ours = (
-            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-            for each in (model, compiled)
-        )
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert relative(ours, eager) < TOLERANCE
         images.append(ours)
     assert torch.equal(images[0], images[2])

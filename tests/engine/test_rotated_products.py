@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api import kitchen
-from warmgraph_backends.kernels import rotated_products, timings
+from warmgraph_backends.kernels import rotated_products, ways
 from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab, relative
+from .lab import Lab, relative, sampled
 
 MACHINE = "card/torch"
 PATH = "double_blocks.0.img_mlp.2"
@@ -44,7 +44,7 @@ class Card:
 
         monkeypatch.setattr(rotated_products, "_is_open", lambda input: True)
         monkeypatch.setattr(rotated_products, "_most_bytes", lambda device: 1 << 20)
-        monkeypatch.setattr(timings, "by_turns", by_turns)
+        monkeypatch.setattr(ways, "by_turns", by_turns)
         monkeypatch.setattr(kitchen, "multiply_int8", counted)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
@@ -177,10 +177,7 @@ def test_a_compiled_model_multiplies_by_it(card: Card, host: Host, tmp_path: Pat
         compiled = lab.compiled(model)
         prompt = transformers.conditioning("flux1", 13)
         latent = transformers.latent("flux1", 8, 8)
-        eager, ours = (
-            host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0)
-            for each in (model, compiled)
-        )
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert relative(ours, eager) < 2e-2 and not torch.equal(ours, eager)
         report = lab.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import timings
+from warmgraph_backends.kernels import ways
 from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -54,7 +54,7 @@ def test_both_ways_are_timed_and_as_near_to_the_truth(
 def test_a_product_that_is_rotated_apart_may_be_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timings, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = RotatedProducts(tmp_path, "card")
     weight = _weight(3840, 3840, torch.bfloat16)
     x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
@@ -65,7 +65,7 @@ def test_a_product_that_is_rotated_apart_may_be_captured(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = products.multiply(x, weight, None)
-    assert set(products._chosen.values()) == {"apart"}
+    assert set(products.ways.chosen.values()) == {"apart"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()

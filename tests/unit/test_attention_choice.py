@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import attention_choice, timings
-from warmgraph_backends.kernels.attention_choice import FILE_NAME, AttentionChoice, quicker
+from warmgraph_backends.kernels import attention_choice, ways
+from warmgraph_backends.kernels.attention_choice import FILE_NAME, MUST_SAVE_MS, AttentionChoice
 
 MACHINE = "card/torch"
 
@@ -28,7 +28,7 @@ MACHINE = "card/torch"
     ],
 )
 def test_the_kernel_that_saves_enough_is_chosen(times: dict[str, float], chosen: str) -> None:
-    assert quicker(times) == chosen
+    assert ways.quicker(times, "cudnn", MUST_SAVE_MS) == chosen
 
 
 class Card:
@@ -41,7 +41,7 @@ class Card:
         self.refuses = False
         self.is_capturing = False
         monkeypatch.setattr(attention_choice, "_is_open", lambda query: True)
-        monkeypatch.setattr(timings, "by_turns", self._time)
+        monkeypatch.setattr(ways, "by_turns", self._time)
         monkeypatch.setattr(attention_choice, "_cudnn", self._cudnn)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
@@ -125,9 +125,9 @@ def test_out_of_memory_while_timing_decides_nothing(
         raise torch.OutOfMemoryError("no room for two results")
 
     choice = AttentionChoice(tmp_path, MACHINE)
-    monkeypatch.setattr(timings, "by_turns", full)
+    monkeypatch.setattr(ways, "by_turns", full)
     card.attend(choice)
-    monkeypatch.setattr(timings, "by_turns", card._time)
+    monkeypatch.setattr(ways, "by_turns", card._time)
     card.attend(choice)
     assert card.calls == ["host", "cudnn"]
 
