@@ -74,10 +74,11 @@ def facts() -> str:
         return "not there"
     backends = library.list_backends()
     enabled = sorted(n for n, b in backends.items() if b.get("available") and not b.get("disabled"))
-    return f"{_version()}: {', '.join(enabled)}"
+    return f"{version()}: {', '.join(enabled)}"
 
 
-def _version() -> str:
+def version() -> str:
+    """Return the library's version, as it is installed."""
     try:
         return importlib.metadata.version(PACKAGE.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:

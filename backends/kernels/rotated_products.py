@@ -139,4 +139,4 @@ def _most_bytes(device: torch.device) -> float:
 def _class(input: torch.Tensor, weight: torch.Tensor) -> str:
     out, width = weight.shape
     rows = round(2 * math.log2(input.numel() // width))
-    return f"{str(input.dtype).removeprefix('torch.')} {width} {out} {rows}"
+    return f"{kitchen.version()} {str(input.dtype).removeprefix('torch.')} {width} {out} {rows}"
