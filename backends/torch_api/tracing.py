@@ -5,6 +5,8 @@ Sources: torch/_subclasses/fake_tensor.py and torch/fx/experimental/ of torch 2.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +28,19 @@ def size_oblivious() -> Any:
 
     config: Any = settings
     return config.patch(backed_size_oblivious=True)
+
+
+@contextlib.contextmanager
+def fakes_worked_out() -> Iterator[None]:
+    """Have fakes made meanwhile work every result out. What torch remembers of them costs more than
+    it saves where sizes are symbols: of exporting a double block of Flux, two fifths.
+    """
+    from torch._dynamo import config as settings
+
+    config: Any = settings
+    known = hasattr(config, "fake_tensor_cache_enabled")
+    with config.patch(fake_tensor_cache_enabled=False) if known else contextlib.nullcontext():
+        yield
 
 
 def operator_name(function: Any) -> str | None:

@@ -17,12 +17,12 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
 from ..compilers.rewrites import tracing
-from ..contract import Description, InputSpec, WeightSpec
+from ..contract import Description, InputSpec, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kernels import host_attention
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
-from ..torch_api.tracing import fake_mode, size_oblivious
+from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
 
 @dataclass
@@ -95,7 +95,7 @@ def export(description: Description, form: Any) -> Program:
     """
     device = torch.device(description.device)
     sizes = {s.name: s.example for s in description.symbols}
-    with torch.no_grad(), size_oblivious():
+    with torch.no_grad(), size_oblivious(), fakes_worked_out():
         with fake_mode():
             twin = make_twin(
                 description.module,
@@ -137,51 +137,41 @@ def example_input(
 
 
 def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:
-    """Export with the declared ranges; where torch insists on sizes of at least 2 (it asks whether
-    a side is 1 to see if a layout is contiguous), with 2, and the build's check runs the graph at
-    1.
+    """Export over the ranges of `_traced_range`, the weights as inputs."""
+    shapes = (_dynamic_shapes(description),)
+    try:
+        return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise BuildError(f"export of {description.label} failed: {_first_line(error)}") from error
+
+
+def _traced_range(symbol: Symbol) -> tuple[int, int]:
+    """The declared range from 2 on: torch asks whether a side is 1 to see if a layout is
+    contiguous, and would refuse most regions. The build's check runs the graph at 1.
     """
-    reasons = []
-    for lowest in (1, 2):
-        shapes = (_dynamic_shapes(description, lowest),)
-        try:
-            return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            reasons.append(error)
-            if "Constraints violated" not in str(error):
-                break
-    raise BuildError(
-        f"export of {description.label} failed: {_first_line(reasons[-1])}"
-    ) from reasons[-1]
+    return max(2, symbol.minimum), symbol.maximum
 
 
-def _dynamic_shapes(description: Description, lowest: int) -> tuple[Any, ...]:
-    dims = {
-        s.name: Dim(s.name, min=max(lowest, s.minimum), max=s.maximum)
-        for s in description.symbols
-        if not s.is_fixed
-    }
+def _dynamic_shapes(description: Description) -> tuple[Any, ...]:
+    ranges = {s.name: _traced_range(s) for s in description.symbols if not s.is_fixed}
+    dims = {name: Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
     shapes: list[Any] = []
-    by_name = {s.name: s for s in description.symbols}
     for spec in description.inputs:
-        if spec.dtype == "int":
-            symbol = by_name[str(spec.dims[0])]
-            if symbol.is_fixed:
-                shapes.append(None)
-                continue
-            shapes.append(Dim.DYNAMIC(min=max(lowest, symbol.minimum), max=symbol.maximum))
-        else:
+        if spec.dtype != "int":
             shapes.append({i: dims[d] for i, d in enumerate(spec.dims) if d in dims})
+        elif (name := str(spec.dims[0])) in ranges:
+            low, high = ranges[name]
+            shapes.append(Dim.DYNAMIC(min=low, max=high))
+        else:
+            shapes.append(None)
     return tuple(shapes)
 
 
 def _check_ranges(description: Description, exported: Any) -> None:
-    """Every declared symbol must have survived with its declared range (from 2 on, see
-    `_export`).
-    """
+    """Every declared symbol must have survived with its range."""
     if description.is_special:
         return
-    declared = {(max(2, s.minimum), s.maximum) for s in description.symbols}
+    declared = {_traced_range(s) for s in description.symbols}
     symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
         -len(description.inputs) :
     ]
