@@ -86,6 +86,14 @@ class Graph:
         return self.state in (State.LOADING, State.BUILDING)
 
     @property
+    def is_missed(self) -> bool:
+        """Whether no file serves, as far as is known, and nobody wants it built: each run looks for
+        it again.
+        """
+        again = self.state is State.LOADING and self.reason is not None and not self.build_wanted
+        return self.state is State.MISSING or again
+
+    @property
     def is_coming(self) -> bool:
         """Whether it will surely be there: it is built, or will be if no file serves."""
         return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)

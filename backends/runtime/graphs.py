@@ -123,8 +123,10 @@ class Graphs:
                 if graph.state is State.MISSING or (
                     graph.state is State.FAILED and graph.attempts < MAX_ATTEMPTS
                 ):
+                    if build or graph.state is State.FAILED:  # else what is known holds meanwhile
+                        graph.reason, graph.remedy = None, ""
                     graph.attempts += graph.state is State.FAILED
-                    graph.state, graph.reason, graph.remedy = State.LOADING, None, ""
+                    graph.state = State.LOADING
                     graph.build_wanted = build
                     wanted.append(graph)
                 elif graph.state is State.LOADING:
@@ -177,23 +179,25 @@ class Graphs:
 
     def _find(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
         """Load a graph from a file; where there is none, say why unless it is to be built."""
+        reason, remedy = None, ""
         try:
             if self._load(graph, folders):
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = _refusal(error)
-            graph.reason, graph.remedy, _ = graph.refused
+            reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
-                self._warn_once(f"{graph.reason}; {graph.remedy or 'it is built anew'}")
+                self._warn_once(f"{reason}; {remedy or 'it is built anew'}")
             self._detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
-            graph.reason = f"loading failed: {_words(error)}"
+            reason = f"loading failed: {_words(error)}"
         if not graph.build_wanted:
-            if graph.reason is None and graph.refused is not None:
-                graph.reason, graph.remedy, _ = graph.refused
-            graph.reason = graph.reason or self._explain_missing(graph, folders)
+            if reason is None and graph.refused is not None:
+                reason, remedy, _ = graph.refused
+            reason = reason or self._explain_missing(graph, folders)
+        graph.reason, graph.remedy = reason, remedy
         return False
 
     def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:

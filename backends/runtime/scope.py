@@ -452,7 +452,7 @@ class Scope:
             return self.forwards.declined(place.name)
         if graph.state is State.BUILDING:
             return BY_ANOTHER_SERVER if graph.built_elsewhere else "its graph is being built"
-        if graph.state is State.LOADING:
+        if graph.state is State.LOADING and not graph.is_missed:
             return "its graph is being loaded"
         text = graph.reason or "no saved graph"
         return f"{text}; {graph.remedy}" if graph.remedy else text

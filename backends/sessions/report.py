@@ -10,7 +10,7 @@ from ..building.builder import Builder, BuildProgress
 from ..building.claims import BY_ANOTHER_SERVER
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
-from ..runtime.graph import State
+from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.pace import Speed
 from ..runtime.session import Session
@@ -62,7 +62,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             for g in ours
             if g.state is not State.READY
             # Of its own sizes a model has graphs on top of those that serve them already.
-            and not (g.description.is_special and g.state is State.MISSING)
+            and not (g.description.is_special and g.is_missed)
         ],
         "disk_bytes": sum(g.bytes or 0 for g in ready),
         "vram_bytes": sum(g.binary_bytes for g in ready if g.description.device == "cuda"),
@@ -70,7 +70,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
         ),
         # The count is the server's: a session shows it while it waits for something itself.
-        "building": building if any(g.is_pending for g in ours) else _NOTHING_BUILT,
+        "building": building if any(_is_awaited(g) for g in ours) else _NOTHING_BUILT,
     }
     return _in_words(report, notes_of(session.notes, scope.plan.guests, _left(scope.kinds), steps))
 
@@ -132,7 +132,7 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
 
 def _standing(session: Session, total: int, compiled: int) -> str:
     """Say in a word how far a session is."""
-    if compiled < total and any(graph.is_pending for graph in session.graphs):
+    if compiled < total and any(_is_awaited(graph) for graph in session.graphs):
         return "building"
     if compiled:
         return "compiled" if compiled == total else "partly"
@@ -140,6 +140,11 @@ def _standing(session: Session, total: int, compiled: int) -> str:
     if any(each.replayed for each in replays):
         return "replayed"
     return "waiting" if replays and session.pace.speed() is None else "eager"
+
+
+def _is_awaited(graph: Graph) -> bool:
+    """Whether something may still come of it in this run."""
+    return graph.is_pending and not graph.is_missed
 
 
 def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
@@ -156,13 +161,17 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
     }
 
 
+def _state(graph: Graph) -> str:
+    return (State.MISSING if graph.is_missed else graph.state).value
+
+
 def _kind(kind: Any) -> dict[str, Any]:
     graph = kind.graph
     known = graph is not None
     return {
         "kind": kind.label,
         "places": len(kind.places),
-        "state": graph.state.value if known else "eager",
+        "state": _state(graph) if known else "eager",
         "wide": kind.wide.state.value if kind.wide is not None else None,
         "reason": graph.reason if known else kind.reason,
         "key": graph.key if known else None,

@@ -298,6 +298,30 @@ def test_a_graph_is_awaited_until_its_file_is_in_the_store(place: Place) -> None
     assert (place.graphs.awaited(), place.store.usage().files) == (0, 1)
 
 
+def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_ended(
+    place: Place,
+) -> None:
+    """Each run looks again for what is missing: a report during one says what is known."""
+    looked, go_on = threading.Event(), threading.Event()
+    assert place.ask().reason == "no saved graph" and place.wanted.is_missed
+
+    def hold() -> None:
+        looked.set()
+        go_on.wait(60)
+
+    place.graphs.when_loaded(hold)
+    assert looked.wait(60)
+    place.graphs.request([place.wanted], [place.folder], build=False)
+    assert place.wanted.is_missed and place.wanted.is_pending
+    assert place.wanted.reason == "no saved graph"
+    go_on.set()
+    place.graphs.settle()
+    assert place.wanted.is_missed and not place.wanted.is_pending
+    place.graphs.request([place.wanted], [place.folder], build=True)
+    assert place.wanted.reason is None and not place.wanted.is_missed
+    assert place.ask().state is State.READY
+
+
 def test_closing_leaves_no_graph_between_states(place: Place) -> None:
     gate = threading.Event()
     place.graphs.when_loaded(lambda: gate.wait(20))
