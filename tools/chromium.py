@@ -56,10 +56,8 @@ class Chromium:
         self._number = 0
         try:
             port = self._wait_for_port(profile / "DevToolsActivePort")
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                pages = [entry for entry in json.load(answer) if entry["type"] == "page"]
             self._socket = websocket.create_connection(
-                pages[0]["webSocketDebuggerUrl"], timeout=60, suppress_origin=True
+                self._wait_for_page(port)["webSocketDebuggerUrl"], timeout=60, suppress_origin=True
             )
         except BaseException:
             self._end_process()
@@ -167,6 +165,18 @@ class Chromium:
         elif message["method"] == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             entry = parameters["entry"]
             self.errors.append(f"{entry['text']} ({entry.get('url', '')})")
+
+    def _wait_for_page(self, port: int) -> dict[str, Any]:
+        """What its debugging port says of the page, which may come after the port."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+                entries: list[dict[str, Any]] = json.load(answer)
+            for entry in entries:
+                if entry["type"] == "page":
+                    return entry
+            time.sleep(0.1)
+        raise TimeoutError("the browser opened no page within 60 s")
 
     def _wait_for_port(self, file: Path) -> int:
         end = time.monotonic() + 60

@@ -114,6 +114,13 @@ class Page(Chromium):
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def click_first(self, selector: str, condition: str) -> None:
+        """Click the first such element `e` for which a JavaScript condition holds, once it is
+        there.
+        """
+        found = f"[...document.querySelectorAll({selector!r})].find((e) => {condition})"
+        self.wait_for(f"((e) => {{ e?.click(); return !!e; }})({found})")
+
     def own_errors(self) -> list[str]:
         """Return what the page logged as errors that the host alone does not."""
         return [text for text in self.errors if not any(noise in text for noise in HOST_NOISE)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,12 @@ def _with_group() -> dict[str, Any]:
     return dict(workflow)
 
 
-def _boxes(page: Page) -> dict[str, str]:
-    """What our nodes show in the graph in front, by their class."""
+def _boxes(page: Page, *, after: str = "") -> dict[str, str]:
+    """What our nodes show in the graph in front, by their class; at once after a statement."""
     return dict(
         page.run(
-            "return app.canvas.graph.nodes.filter((n) => /^Warmgraph/.test(n.comfyClass))"
+            f"{after}; return app.canvas.graph.nodes"
+            ".filter((n) => /^Warmgraph/.test(n.comfyClass))"
             ".map((n) => [n.comfyClass, n.widgets.find((w) => w.name === 'warmgraph_status')"
             ".element.innerText])"
         )
@@ -102,6 +104,9 @@ def test_nodes_of_a_group_node_show_what_they_do_where_the_page_puts_them(page: 
         "[...document.querySelectorAll('.dom-widget .warmgraph-mark')].some((e) =>"
         " e.checkVisibility())"
     )
+    deadline = time.monotonic() + 60
+    while not _boxes(page)[OURS[1]].startswith("DeepCache") and time.monotonic() < deadline:
+        time.sleep(0.1)
     boxes = _boxes(page)
     assert set(boxes) == set(OURS)
     assert boxes[OURS[0]].startswith("⚠ not sped up")
@@ -114,7 +119,8 @@ def test_nodes_of_a_group_node_show_what_they_do_where_the_page_puts_them(page: 
 
     inner = page.run(f"return app.canvas.graph.nodes.find((n) => n.comfyClass === {OURS[0]!r}).id")
     said = {"node": f"{place}:{inner}", "text": "a line of progress"}
-    page.run(f"app.api.dispatchCustomEvent('warmgraph.report', {json.dumps(said)})")
-    assert _boxes(page)[OURS[0]] == "a line of progress"
-    assert _boxes(page)[OURS[1]].startswith("DeepCache, last run: ")
+    told = f"app.api.dispatchCustomEvent('warmgraph.report', {json.dumps(said)})"
+    boxes = _boxes(page, after=told)
+    assert boxes[OURS[0]] == "a line of progress"
+    assert boxes[OURS[1]].startswith("DeepCache, last run: ")
     assert page.own_errors() == []

@@ -162,34 +162,28 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Se
     for value in ("false", "true"):
         page.run(keep.format(value))
         page.wait_for(
-            f"(await (await fetch('/warmgraph/report')).json()).settings.keep_captured === {value}",
-            seconds=10,
+            f"(await (await fetch('/warmgraph/report')).json()).settings.keep_captured === {value}"
         )
     set_workers = "await app.extensionManager.setting.set('Warmgraph.Builder.Workers', {})"
     page.run(set_workers.format(1))
-    page.wait_for(
-        "(await (await fetch('/warmgraph/report')).json()).settings.workers === 1", seconds=10
-    )
+    page.wait_for("(await (await fetch('/warmgraph/report')).json()).settings.workers === 1")
     server.request("/warmgraph/settings", {"workers": 2})
     page.open_server()
-    page.wait_for("app.extensionManager.setting.get('Warmgraph.Builder.Workers') === 2", seconds=10)
+    page.wait_for("app.extensionManager.setting.get('Warmgraph.Builder.Workers') === 2")
     page.run(set_workers.format(0))
-    page.wait_for(
-        "(await (await fetch('/warmgraph/report')).json()).settings.workers === 0", seconds=10
-    )
+    page.wait_for("(await (await fetch('/warmgraph/report')).json()).settings.workers === 0")
 
 
 def test_texts_change_with_the_pages_language_at_once(page: Page) -> None:
     """Though the host tells of another language before it has taken it."""
     page.open_shipped("text_to_image")
-    for language in ("zh", "en"):
-        shown = page.run(
-            f"await app.extensionManager.setting.set('Comfy.Locale', {language!r});"
-            f" await new Promise((then) => setTimeout(then, 100)); return {STATUS};"
-        )
+    for language, chinese in (("zh", "true"), ("en", "false")):
+        page.set_setting("Comfy.Locale", language)
         # What stands there hangs on what ran before: a run's figures, or that there was none.
-        chinese = [bool(re.search("[\u4e00-\u9fff]", text)) for text in shown]
-        assert chinese == [language == "zh"] * 2, shown
+        page.wait_for(
+            f"((shown) => shown.length === 2"
+            f" && shown.every((text) => /[\u4e00-\u9fff]/.test(text) === {chinese}))({STATUS})"
+        )
 
 
 def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
@@ -198,11 +192,7 @@ def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
     for language, server in (("zh", "服务器"), ("ja", "Server"), ("en", "Server")):
         page.set_setting("Comfy.Locale", language)
         page.run("void app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
-        page.wait_for("!!document.querySelector('[role=dialog]')")
-        page.run(
-            "[...document.querySelectorAll('[role=dialog] nav *')]"
-            ".find((e) => !e.children.length && e.innerText === 'Warmgraph').click()"
-        )
+        page.click_first("[role=dialog] nav *", "!e.children.length && e.innerText === 'Warmgraph'")
         shown = page.wait_for(f"{heads}.includes({server!r}) && {heads}")
         assert not any("Warmgraph" in head for head in shown)
         page.press("Escape")

@@ -73,6 +73,7 @@ class Subject:
             assert relative(eager, self.sample(self.model, **sampling)) > 1e-3, "patch did nothing"
         plain = self.lab.compiled(self.model, when_missing=when_missing)
         on_top = self.lab.compiled(patch(self.model), when_missing=when_missing)
+        self.lab.settle()
         for ours in (on_top, patch(plain)):
             before = self.report(ours)["calls"]["compiled"]
             latent = self.sample(ours, **sampling)

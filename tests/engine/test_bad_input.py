@@ -407,6 +407,7 @@ def test_a_private_folder_that_cannot_be_written_leaves_all_eager(
     key.mkdir()
     lab = _restarted(lab)
     model = Probed(lab, host, when_missing="never")
+    lab.settle()
     right(model)
     reasons = model.report()["eager"]
     assert len(reasons) == 1 and "the signing key" in reasons[0]["reason"]
@@ -580,6 +581,7 @@ def test_two_servers_that_share_a_user_directory_build_the_same_at_once(
 def test_a_model_unloaded_between_runs_needs_no_new_graph(host: Host, make_lab: MakeLab) -> None:
     lab = make_lab()
     model = Probed(lab, host, when_missing="never")
+    lab.settle()
     image = right(model)
     host.unload()
     assert relative(right(model), image) <= TOLERANCE

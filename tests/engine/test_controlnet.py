@@ -131,6 +131,7 @@ def test_while_nothing_is_ready_the_image_is_eagers_and_then_graphs_come(
 def test_never_runs_what_is_there_and_names_what_is_not(xl: Controlled, make_lab: MakeLab) -> None:
     lab = make_lab(without=(HINT,))
     ours = lab.controlled(xl.plain, when_missing="never")
+    lab.settle()
     image = xl.sample(xl.apply(ours))
     assert relative(image, xl.sample(xl.apply(xl.plain))) < TOLERANCE
     assert reasons(lab.engine.report(ours)) == {"no saved graph": 1}

@@ -101,6 +101,7 @@ def test_a_prompt_ends_with_the_hosts_image_and_the_report_says_what_is_off(
         off = lab.engine._shared.off
         assert set(off) == _hangs_on(need, change)
         compiled = lab.compiled(subject.model, when_missing="never")
+        lab.settle()
         image = subject.sample(compiled)
         report = lab.engine.report(compiled)
         # Where everything is off, nothing else is of interest.

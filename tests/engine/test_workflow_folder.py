@@ -70,14 +70,15 @@ def test_graphs_that_arrive_after_the_run_are_filed_when_they_do(
     lab = make_lab(without=(QUICK,))
     _save(lab, "sub/slow")
     model = Probed(lab, host, when_missing="background")
+    lab.settle()
     model.sample()
     report = model.report()
     reasons = {entry["reason"] for entry in report["eager"]}
     assert "its graph is being built" in reasons and report["builds"] == 0
     lab.workflow = None  # the prompt is over, and nothing runs any more
     lab.settle()
-    if not lab.is_settled(model.model):  # each is filed as it comes
-        assert len(folder_keys(_folder(lab, "sub/slow"))) == KINDS - 1
+    if not lab.is_settled(model.model):  # each is filed as it comes, the last one by now perhaps
+        assert len(folder_keys(_folder(lab, "sub/slow"))) in (KINDS - 1, KINDS)
     lab.wait_until(lambda: lab.is_settled(model.model))
     lab.settle()
     assert folder_keys(_folder(lab, "sub/slow")) == _keys(model)

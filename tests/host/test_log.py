@@ -122,8 +122,9 @@ def test_each_prompt_tells_its_story_in_ten_lines(listener: Listener) -> None:
     listener.server.restart()
     restarted = told(listener.run(seed=4, side=128, last="8 of 8 graphs are ready"))
     assert "Warmgraph: SDXL: 8 of 8 graphs are ready: 8 loaded (inductor)" in restarted
-    assert whole in restarted
-    assert len(restarted) == 3
+    assert len(restarted) == 3 and sum("ran with" in text for text in restarted) == 1
+    if whole not in restarted:  # some graphs came while it ran
+        assert told(listener.run(seed=5, side=128)) == [whole]
 
 
 def test_the_console_reports_of_the_running_server(listener: Listener) -> None:

@@ -105,7 +105,7 @@ def test_clearing_leaves_what_is_loaded_at_work(
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unused"})["removed"] == 0
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unfit"})["removed"] == 0
     address = own.url.replace("http", "ws") + "/ws?clientId=another"
-    with closing(websocket.create_connection(address, timeout=20)) as other_page:
+    with closing(websocket.create_connection(address, timeout=120)) as other_page:
         cleared = own.post("/warmgraph/store", {"action": "clear", "what": "all"})
         while True:  # a test that waits for ever fails by the socket's time limit
             message = other_page.recv()
