@@ -77,7 +77,9 @@ class Graph:
         self.attempts = 1
         #: Whether another server that shares the store builds it.
         self.built_elsewhere = False
-        #: Whether to build it if no file serves; asked once its load has failed.
+        #: Where to look for it besides the store, and whether to build it if no file serves; asked
+        #: while it is looked for.
+        self.folders: tuple[Path, ...] = ()
         self.build_wanted = False
 
     @property

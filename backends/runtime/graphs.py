@@ -126,13 +126,14 @@ class Graphs:
                     if build or graph.state is State.FAILED:  # else what is known holds meanwhile
                         graph.reason, graph.remedy = None, ""
                     graph.attempts += graph.state is State.FAILED
-                    graph.state = State.LOADING
+                    graph.state, graph.folders = State.LOADING, tuple(folders)
                     graph.build_wanted = build
                     wanted.append(graph)
                 elif graph.state is State.LOADING:
+                    graph.folders += tuple(f for f in folders if f not in graph.folders)
                     graph.build_wanted |= build
         for graph in sorted(wanted, key=_cost, reverse=True):
-            self._hand_over(graph, self._load_or_build, graph, tuple(folders))
+            self._hand_over(graph, self._load_or_build, graph)
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on)."""
@@ -160,18 +161,22 @@ class Graphs:
             graph.reason = _CLOSED
             self._set(graph, State.MISSING)
 
-    def _load_or_build(self, graph: Graph, folders: tuple[Path, ...], first: bool = True) -> None:
+    def _load_or_build(self, graph: Graph, first: bool = True) -> None:
         """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
         given.
         """
         try:
-            if self._find(graph, folders):
-                return
-            with self._lock:  # from here on another request finds the graph missing
-                build = graph.build_wanted
-                graph.state = State.BUILDING if build else State.MISSING
+            build: bool | None = None
+            while build is None:
+                folders = graph.folders
+                if self._find(graph, folders):
+                    return
+                with self._lock:  # from here on another request finds the graph missing
+                    if graph.folders == folders:  # else more were named meanwhile
+                        build = graph.build_wanted
+                        graph.state = State.BUILDING if build else State.MISSING
             if build:
-                self._claim_and_build(graph, folders, first)
+                self._claim_and_build(graph, first)
             else:
                 self._set(graph, State.MISSING)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
@@ -218,12 +223,12 @@ class Graphs:
             self._detailed.add(mark)
             logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
 
-    def _claim_and_build(self, graph: Graph, folders: tuple[Path, ...], first: bool) -> None:
+    def _claim_and_build(self, graph: Graph, first: bool) -> None:
         """Build a graph, or have it looked for again when another server has built it."""
 
         def look_again(first: bool = True) -> None:
             if graph.state is State.BUILDING:
-                self._load_or_build(graph, folders, first)
+                self._load_or_build(graph, first)
             else:  # dropped meanwhile
                 self._claims.release(graph.key)
 

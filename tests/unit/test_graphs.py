@@ -322,6 +322,38 @@ def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_en
     assert place.ask().state is State.READY
 
 
+@pytest.mark.parametrize("when", ["it waits", "it looks"])
+def test_a_folder_that_is_named_while_a_graph_is_looked_for_is_looked_into_as_well(
+    place: Place, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """One node of a prompt has it looked for in the store, the next one in a folder."""
+    place.folder.mkdir()
+    (place.folder / file_name(place.wanted.key, hidden=True)).write_bytes(place.file(place.wanted))
+    began, go_on = threading.Event(), threading.Event()
+    load = place.store.load
+
+    def slow(*arguments: Any) -> Any:
+        found = load(*arguments)
+        began.set()
+        assert go_on.wait(60)
+        return found
+
+    def hold() -> None:
+        began.set()
+        go_on.wait(60)
+
+    if when == "it waits":
+        place.graphs.when_loaded(hold)
+    else:
+        monkeypatch.setattr(place.store, "load", slow)
+    place.graphs.request([place.wanted], [], build=False)
+    assert began.wait(60)
+    place.graphs.request([place.wanted], [place.folder], build=False)
+    go_on.set()
+    place.graphs.settle()
+    assert place.wanted.state is State.READY
+
+
 def test_closing_leaves_no_graph_between_states(place: Place) -> None:
     gate = threading.Event()
     place.graphs.when_loaded(lambda: gate.wait(20))
