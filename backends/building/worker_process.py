@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 KEEPER = Path(__file__).parents[1] / "cleanup" / "keeper.py"
 _KEEPER_S = 5.0
+_LAST_WORDS_S = 10.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
 _REMOVE = """
@@ -187,7 +188,8 @@ class WorkerProcess:
         if not self._reap(2.0):
             self.kill()
             self._reap(10.0)
-        self._drain.join(1.0)
+        end_processes_of([self.cache])  # a compiler that lives on holds the stream open
+        self._drain.join(_LAST_WORDS_S)
         words = last_words(list(self._lines))
         return exit_words(self._process.returncode) + (f", last words: {words}" if words else "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.cleanup import owners, temporary
+from warmgraph_backends.cleanup.keeper import processes_of
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,41 @@ def test_a_script_that_is_no_worker_dies_with_its_exit_code_and_words(tmp_path):
     finally:
         process.end()
     assert not process.cache.exists()
+
+
+def test_last_words_are_waited_for_where_their_reader_is_late(tmp_path):
+    class Late(processes.WorkerProcess):
+        def _read_stderr(self, stream):
+            time.sleep(1.5)
+            super()._read_stderr(stream)
+
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('cannot open shared object')")
+    process = Late(script)
+    try:
+        with pytest.raises(processes.DeadWorkerError, match="cannot open shared object"):
+            process.receive()
+    finally:
+        process.end()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is /proc")
+def test_a_compiler_that_outlives_its_worker_does_not_hold_up_the_last_words(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import subprocess as s, sys\n"
+        "code = 'import time; print(1, flush=True); time.sleep(600)'\n"
+        "command = [sys.executable, '-c', code]\n"
+        "s.Popen(command, start_new_session=True, stdout=s.PIPE).stdout.read(1)\n"
+        "raise SystemExit('cannot open shared object')"
+    )
+    process = processes.WorkerProcess(script)
+    try:
+        with pytest.raises(processes.DeadWorkerError, match="cannot open shared object"):
+            process.receive()
+        assert processes_of([process.cache]) == [] and not process._drain.is_alive()
+    finally:
+        process.end()
 
 
 def test_a_missing_interpreter_is_an_error_that_leaves_nothing_behind(tmp_path, monkeypatch):
