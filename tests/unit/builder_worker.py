@@ -6,7 +6,9 @@ and "roll" (a file that gets a line for each process started). A task is {"do": 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import importlib.util
 import os
 import subprocess
@@ -82,6 +84,13 @@ def sleep(task: dict[str, Any], measure: loop.Measure) -> None:
     time.sleep(task.get("seconds", 0.0))
 
 
+def wait(task: dict[str, Any], measure: loop.Measure) -> None:
+    """End once a test has made a file; measure meanwhile, if told to."""
+    with measure() if task.get("measuring") else contextlib.nullcontext():
+        while not os.path.exists(task["until"]):
+            time.sleep(0.01)
+
+
 def fail(task: dict[str, Any], measure: loop.Measure) -> None:
     raise ValueError("the compiler is unhappy\nand says more")
 
@@ -144,6 +153,7 @@ def describe_process(task: dict[str, Any], measure: loop.Measure) -> dict[str, A
     return {
         "environment": {name: os.environ.get(name, "") for name in names},
         "niceness": os.nice(0) if sys.platform != "win32" else 19,
+        "collects_garbage": gc.isenabled(),
         "hello": HELLO,
         "cwd": os.getcwd(),
         "path": sys.path,
@@ -174,7 +184,7 @@ def unprintable_facts(task: dict[str, Any], measure: loop.Measure) -> dict[str, 
 TASKS = {
     function.__name__: function
     for function in (
-        sleep, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
+        sleep, wait, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
         die_measuring, die_before_the_answer, describe_process, start_compiler,
         hold_the_interpreter, unprintable_facts,
     )

@@ -55,8 +55,8 @@ def error_of(future: Future[BuildResult]) -> BuildError:
     return error
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60.0
     while not condition():
         if time.monotonic() > until:
             return False
@@ -104,11 +104,14 @@ def make(tmp_path: Path, temp: Path) -> Iterator[Callable[..., Builder]]:
         builder.close()
 
 
-def warm_up(builder: Builder, workers: int) -> None:
+def warm_up(builder: Builder, workers: int, tmp_path: Path) -> None:
     """Have so many workers ready and idle."""
-    while len(worker_pids(builder)) < workers:
-        for future in [builder.submit(job("sleep", seconds=0.5)) for _ in range(workers)]:
-            result_of(future)
+    end = tmp_path / "warm"
+    futures = [builder.submit(job("wait", until=str(end))) for _ in range(workers)]
+    assert wait_until(lambda: all(future.running() for future in futures))
+    end.touch()
+    for future in futures:
+        result_of(future)
 
 
 def starts(tmp_path: Path) -> int:
@@ -117,13 +120,15 @@ def starts(tmp_path: Path) -> int:
 
 
 def test_a_result_is_the_packed_payload_with_facts_and_seconds(make, tmp_path):
+    began = time.monotonic()
     result = result_of(make().submit(job("sleep", key="k", seconds=0.1, payload="graph" * 1000)))
+    took = time.monotonic() - began
     assert result.key == "k"
     assert zlib.decompress(result.payload.data) == b"graph" * 1000
     assert result.payload.raw_bytes == 5000
     assert result.payload.sha256 == hashlib.sha256(result.payload.data).hexdigest()
     assert result.facts["pid"] != os.getpid()
-    assert 0.1 <= result.seconds < 5
+    assert 0.1 <= result.seconds <= took + 0.001  # it is rounded
     assert list((tmp_path / "spool").iterdir()) == []
 
 
@@ -138,20 +143,24 @@ def test_submit_takes_less_than_a_millisecond_whatever_the_workers_do(make):
 
 
 def test_submit_does_not_wait_for_a_process_that_is_slow_to_start(make, monkeypatch):
+    go = threading.Event()
+    started: list[object] = []
+
     class SlowProcess(worker_thread.WorkerProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
-            time.sleep(1.0)
+            go.wait(PATIENCE_S)
+            started.append(self)
             super().__init__(*args, **options)
 
     monkeypatch.setattr(worker_thread, "WorkerProcess", SlowProcess)
     builder = make(workers=4)
-    start = time.monotonic()
-    futures = []
-    for _ in range(4):
+    try:
+        futures = [builder.submit(job("sleep")) for _ in range(4)]
+        assert wait_until(lambda: builder.progress().workers == 4)
         futures.append(builder.submit(job("sleep")))
-        time.sleep(0.05)
-        assert builder.progress().done == 0
-    assert time.monotonic() - start < 0.9
+        assert builder.progress()[:2] == (0, 5) and started == []
+    finally:
+        go.set()
     for future in futures:
         result_of(future)
 
@@ -167,11 +176,14 @@ def test_no_job_waits_until_what_others_left_is_removed(make, monkeypatch):
 
 
 def test_a_key_that_waits_or_runs_is_built_once(make, tmp_path):
-    builder = make()
-    first = builder.submit(job("sleep", key="same", seconds=0.3))
+    builder, end = make(), tmp_path / "end"
+    first = builder.submit(job("wait", key="same", until=str(end)))
     waiting = builder.submit(job("sleep", key="other"))
     assert builder.submit(job("sleep", key="same")) is first
     assert builder.submit(job("sleep", key="other")) is waiting
+    assert wait_until(first.running)
+    assert builder.submit(job("sleep", key="same")) is first
+    end.touch()
     result_of(first)
     result_of(waiting)
     assert builder.progress().total == 2
@@ -189,61 +201,66 @@ def test_a_failed_key_is_tried_again_when_asked_again(make):
 def test_the_largest_job_is_built_first(make):
     builder = make()
     order: list[int] = []
-    futures = [builder.submit(job("sleep", cost=100, seconds=0.3))]
-    assert wait_until(lambda: bool(builder.progress().running))
+    builder.pause(True)
     for cost in (3, 9, 1, 5):
         future = builder.submit(job("sleep", cost=cost))
         future.add_done_callback(lambda _, cost=cost: order.append(cost))
-        futures.append(future)
-    for future in futures:
-        result_of(future)
-    assert wait_until(lambda: order == [9, 5, 3, 1], 2), order
+    builder.pause(False)
+    assert wait_until(lambda: len(order) == 4)
+    assert order == [9, 5, 3, 1]
 
 
 def test_workers_start_as_needed_up_to_the_number_and_are_used_again(make, tmp_path):
     builder = make(workers=2)
     assert worker_pids(builder) == [] and starts(tmp_path) == 0
-    result_of(builder.submit(job("sleep")))
+    first = result_of(builder.submit(job("sleep"))).facts["pid"]
     assert starts(tmp_path) == 1
-    pids = {
-        result_of(f).facts["pid"]
-        for f in [builder.submit(job("sleep", seconds=0.2)) for _ in range(8)]
-    }
-    assert len(pids) == 2
+    end = tmp_path / "end"
+    futures = [builder.submit(job("wait", until=str(end))) for _ in range(8)]
+    assert wait_until(lambda: sum(future.running() for future in futures) == 2)
+    time.sleep(0.2)
+    end.touch()
+    pids = {result_of(future).facts["pid"] for future in futures}
+    assert len(pids) == 2 and first in pids
     assert starts(tmp_path) == 2
 
 
-def test_workers_start_one_after_the_other(make, monkeypatch):
+def test_workers_start_one_after_the_other(make, monkeypatch, tmp_path):
     moments: list[float] = []
+    start = worker_thread.WorkerThread.start
 
-    class TimedProcess(worker_thread.WorkerProcess):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            moments.append(time.monotonic())
-            super().__init__(*args, **options)
+    def noted_start(thread: worker_thread.WorkerThread) -> None:
+        moments.append(builder._next_start)  # set as this one was allowed; a thread may stall
+        start(thread)
 
-    monkeypatch.setattr(worker_thread, "WorkerProcess", TimedProcess)
-    builder = make(workers=4)
+    monkeypatch.setattr(worker_thread.WorkerThread, "start", noted_start)
+    builder, end = make(workers=4), tmp_path / "end"
     futures = []
     for _ in range(4):
-        futures.append(builder.submit(job("sleep", seconds=1.0)))
+        futures.append(builder.submit(job("wait", until=str(end))))
         time.sleep(0.002)  # each submit wakes the supervisor
+    assert wait_until(lambda: all(future.running() for future in futures))
+    end.touch()
     for future in futures:
         result_of(future)
     assert len(moments) == 4
-    assert moments[-1] - moments[0] >= 3 * 0.03 * 0.9
+    assert all(later - earlier >= 0.03 * 0.9 for earlier, later in pairwise(moments))
 
 
 def test_few_workers_start_while_a_prompt_runs_and_the_others_after_it(make, tmp_path):
     prompt = threading.Event()
     prompt.set()
     builder = make(workers=4, is_busy=prompt.is_set)
-    futures = [builder.submit(job("sleep", seconds=0.6)) for _ in range(8)]
-    result_of(futures[0])
+    end = tmp_path / "end"
+    futures = [builder.submit(job("wait", until=str(end))) for _ in range(8)]
+    assert wait_until(futures[0].running)
+    time.sleep(0.6)
     assert starts(tmp_path) == 1
     prompt.clear()
+    assert wait_until(lambda: starts(tmp_path) > 1)
+    end.touch()
     for future in futures:
         result_of(future)
-    assert starts(tmp_path) > 1
 
 
 def test_idle_workers_go_and_come_back_on_demand(make, temp, tmp_path):
@@ -262,13 +279,19 @@ def test_the_number_of_workers_is_asked_when_none_lives(make, tmp_path):
         asked.append(threading.current_thread().name)
         return next(answers)
 
-    builder = make(idle_s=0.3, **{})
+    builder, end = make(idle_s=0.3), tmp_path / "end"
     builder._workers = workers
-    for future in [builder.submit(job("sleep", seconds=0.05)) for _ in range(4)]:
+    builder.pause(True)  # or the first worker may go before the last job is there
+    futures = [builder.submit(job("sleep", seconds=0.05)) for _ in range(4)]
+    builder.pause(False)
+    for future in futures:
         result_of(future)
-    assert len(asked) == 1
+    assert len(asked) == 1 and starts(tmp_path) == 1
     assert wait_until(lambda: worker_pids(builder) == [])
-    for future in [builder.submit(job("sleep", seconds=0.5)) for _ in range(3)]:
+    futures = [builder.submit(job("wait", until=str(end))) for _ in range(3)]
+    assert wait_until(lambda: all(future.running() for future in futures))
+    end.touch()
+    for future in futures:
         result_of(future)
     assert len(asked) == 2
     assert starts(tmp_path) == 4
@@ -343,7 +366,9 @@ def test_more_deaths_than_a_start_is_given_cost_one_job_each(make):
 
 
 def test_a_job_over_its_time_is_stopped_and_the_rest_goes_on(make, temp):
-    builder = make(limit_s=1.0)
+    builder = make()
+    limits = iter([1.0])
+    builder._time_limit_s = lambda: next(limits, 60.0)
     slow, good = (
         builder.submit(job("sleep", seconds=600, cost=9, label="huge")),
         builder.submit(job("sleep")),
@@ -415,6 +440,7 @@ def test_a_job_that_no_other_can_do_better_ends_all_and_nothing_starts_again(
         assert error.final
         assert (error.reason, error.remedy) == ("nothing compiles here", "update torch")
         assert isinstance(error.__cause__, WorkerError)
+    assert wait_until(lambda: all(thread.is_ready for thread in list(builder._threads)))
     started = starts(tmp_path)
     assert started <= workers
     assert error_of(builder.submit(job("sleep"))).final, "also a job that nobody has tried"
@@ -457,8 +483,9 @@ def test_an_interpreter_that_cannot_be_started_fails_in_words(make, tmp_path, mo
 def test_an_idle_worker_that_was_killed_costs_no_job(make):
     builder = make()
     pid = result_of(builder.submit(job("sleep"))).facts["pid"]
+    (thread,) = builder._threads
     os.kill(pid, signal.SIGTERM)
-    time.sleep(0.3)
+    assert wait_until(lambda: not thread._process.alive())
     assert result_of(builder.submit(job("sleep"))).facts["pid"] != pid
 
 
@@ -467,32 +494,58 @@ def _overlaps(results: list[BuildResult]) -> int:
     return sum(later[0] < earlier[1] for earlier, later in pairwise(spans))
 
 
-@pytest.mark.parametrize("busy", [True, False])
-def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, busy):
+def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, tmp_path):
     prompt = threading.Event()
     builder = make(workers=3, is_busy=prompt.is_set)
-    warm_up(builder, 3)
-    if busy:
-        prompt.set()
-    futures = [builder.submit(job("take_times", times=4, seconds=0.1)) for _ in range(3)]
-    overlaps = _overlaps([result_of(future) for future in futures])
-    assert overlaps == 0 if busy else overlaps > 0
-
-
-def test_waiting_to_measure_costs_no_build_time(make):
-    prompt = threading.Event()
-    builder = make(workers=4, is_busy=prompt.is_set, limit_s=1.2)
-    warm_up(builder, 4)
+    warm_up(builder, 3, tmp_path)
     prompt.set()
-    futures = [builder.submit(job("take_times", times=1, seconds=0.6)) for _ in range(4)]
-    assert all(result_of(future).seconds < 1.2 for future in futures)
+    futures = [builder.submit(job("take_times", times=4, seconds=0.1)) for _ in range(3)]
+    assert _overlaps([result_of(future) for future in futures]) == 0
 
 
-def test_a_worker_that_hangs_while_it_measures_is_stopped_and_lets_the_next_one(make):
-    builder = make(workers=2, is_busy=lambda: True, limit_s=1.0)
-    hanging = builder.submit(job("take_times", times=1, seconds=600, cost=9))
+def test_all_workers_may_measure_while_no_prompt_samples(make, tmp_path):
+    builder, end = make(workers=3), tmp_path / "end"
+    futures = [builder.submit(job("wait", until=str(end), measuring=True)) for _ in range(3)]
+    assert wait_until(lambda: builder._gate._measuring == 3)
+    end.touch()
+    for future in futures:
+        result_of(future)
+    assert builder._gate._measuring == 0
+
+
+def test_waiting_to_measure_costs_no_build_time(make, tmp_path):
+    prompt = threading.Event()
+    builder = make(is_busy=prompt.is_set)
+    warm_up(builder, 1, tmp_path)
+    prompt.set()
+    assert builder._gate.acquire(lambda: False)
+    began = time.monotonic()
+    future = builder.submit(job("take_times", times=1, seconds=0.0))
+    assert wait_until(lambda: len(builder._gate._waiting) == 1)
+    asked = time.monotonic()
+    for thread in list(builder._threads):
+        thread.expire(time.monotonic() + 3600)
+    time.sleep(0.5)
+    waited = time.monotonic() - asked
+    builder._gate.release()
+    result = result_of(future)
+    assert result.seconds <= time.monotonic() - began - waited + 0.001  # it is rounded
+
+
+def test_a_worker_that_hangs_while_it_measures_is_stopped_and_lets_the_next_one(make, tmp_path):
+    prompt = threading.Event()
+    builder = make(workers=2, is_busy=prompt.is_set)
+    warm_up(builder, 2, tmp_path)
+    prompt.set()
+    hanging = builder.submit(job("take_times", times=1, seconds=600))
+    assert wait_until(lambda: builder._gate._measuring == 1)
+    threads = list(builder._threads)
+    assert wait_until(lambda: any(thread._deadline is not None for thread in threads))
+    (measuring,) = [thread for thread in threads if thread._deadline is not None]
     good = builder.submit(job("take_times", times=1, seconds=0.01))
-    assert "longer than 1 s" in error_of(hanging).reason
+    assert wait_until(lambda: len(builder._gate._waiting) == 1)
+    measuring.expire(time.monotonic() + 3600)
+    assert "longer than 60 s" in error_of(hanging).reason
     result_of(good)
 
 
@@ -504,20 +557,31 @@ def test_a_worker_that_dies_while_it_measures_lets_the_next_one(make):
     result_of(good)
 
 
-def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
+def test_progress_counts_the_batch_and_estimates_from_measured_times(make, tmp_path):
     builder = make()
     assert builder.progress() == (0, 0, [], None, 0, False)
+    ends = [tmp_path / f"end {n}" for n in range(4)]
+    builder.pause(True)  # or the first may begin before there is a larger one
     futures = [
-        builder.submit(job("sleep", seconds=0.4, label=f"kind {n}", cost=9 - n)) for n in range(4)
+        builder.submit(job("wait", until=str(end), label=f"kind {n}", cost=9 - n))
+        for n, end in enumerate(ends)
     ]
+    builder.pause(False)
+    assert wait_until(lambda: builder.progress().running == ["kind 0"])
     first = builder.progress()
     assert (first.done, first.total, first.seconds_left) == (0, 4, None)
-    result_of(futures[0])
-    assert wait_until(lambda: builder.progress().running == ["kind 1"], 2)
+    time.sleep(0.2)
+    began = time.monotonic()
+    ends[0].touch()
+    typical = result_of(futures[0]).seconds
+    assert wait_until(lambda: builder.progress().running == ["kind 1"])
     now = builder.progress()
     assert (now.done, now.total) == (1, 4)
-    typical = result_of(futures[0]).seconds
-    assert now.seconds_left is not None and 2 * typical < now.seconds_left <= 3 * typical
+    longest = max(typical, (time.monotonic() - began) / 10)
+    assert now.seconds_left is not None
+    assert 2 * typical < now.seconds_left <= 2 * typical + longest
+    for end in ends:
+        end.touch()
     for future in futures:
         result_of(future)
     assert builder.progress()[:4] == (4, 4, [], None)
@@ -525,7 +589,7 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make):
     assert builder.progress()[:2] == (1, 1)
 
 
-def test_listeners_hear_of_every_stage_and_a_broken_listener_harms_nothing(make, caplog):
+def test_listeners_hear_of_every_stage_and_a_broken_listener_harms_nothing(make, caplog, tmp_path):
     seen: list[tuple[int, int]] = []
 
     def listen() -> None:
@@ -535,10 +599,12 @@ def test_listeners_hear_of_every_stage_and_a_broken_listener_harms_nothing(make,
 
     events = Events()
     events.listen(listen, Event.BUILDS_CHANGED)
-    builder = make(events=events)
-    result_of(builder.submit(job("sleep", seconds=0.2)))
-    assert wait_until(lambda: bool(seen) and seen[-1] == (1, 1), 2)
-    assert (0, 1) in seen
+    builder, end = make(events=events), tmp_path / "end"
+    future = builder.submit(job("wait", until=str(end)))
+    assert wait_until(lambda: (0, 1) in seen)
+    end.touch()
+    result_of(future)
+    assert wait_until(lambda: seen[-1] == (1, 1))
     assert "listener is broken" in caplog.text
 
 
@@ -558,14 +624,15 @@ def test_callbacks_may_call_the_builder(make):
     assert worker_pids(builder) == [] or wait_until(lambda: worker_pids(builder) == [])
 
 
-def test_a_cancelled_job_that_waits_is_dropped_and_one_that_runs_goes_on(make):
-    builder = make()
-    running = builder.submit(job("sleep", seconds=0.4, cost=9))
+def test_a_cancelled_job_that_waits_is_dropped_and_one_that_runs_goes_on(make, tmp_path):
+    builder, end = make(), tmp_path / "end"
+    running = builder.submit(job("wait", until=str(end), cost=9))
     waiting = builder.submit(job("sleep", key="dropped"))
     assert wait_until(running.running)
     assert not running.cancel() and waiting.cancel()
     anew = builder.submit(job("sleep", key="dropped"))
     assert anew is not waiting
+    end.touch()
     result_of(running)
     result_of(anew)
     with pytest.raises(CancelledError):
@@ -574,11 +641,12 @@ def test_a_cancelled_job_that_waits_is_dropped_and_one_that_runs_goes_on(make):
 
 
 def test_while_it_is_paused_no_job_begins_and_those_that_run_end(make, tmp_path):
-    builder = make(workers=2)
-    running = builder.submit(job("sleep", seconds=0.5, cost=9))
+    builder, end = make(workers=2), tmp_path / "end"
+    running = builder.submit(job("wait", until=str(end), cost=9))
     assert wait_until(running.running)
     builder.pause(True)
     waiting = [builder.submit(job("sleep")) for _ in range(3)]
+    end.touch()
     result_of(running)
     progress = builder.progress()
     assert progress.paused and progress.seconds_left is None
@@ -606,12 +674,11 @@ def test_cancelled_builds_end_at_once_and_what_is_asked_after_them_is_built(make
     jobs = [job("sleep", key=f"job{number}", seconds=600) for number in range(5)]
     futures = [builder.submit(each) for each in jobs]
     assert wait_until(lambda: sum(future.running() for future in futures) == 2)
-    started = time.monotonic()
     assert builder.cancel() == 5
     for future in futures:
         with suppress(CancelledError):
             assert isinstance(future.exception(PATIENCE_S), CancelledBuildError)
-    assert time.monotonic() - started < 5 and sum(f.cancelled() for f in futures) == 3
+    assert sum(future.cancelled() for future in futures) == 3
     assert wait_until(lambda: builder.progress().workers == 0)
     assert builder.progress()[:3] == (5, 5, []) and list(temp.iterdir()) == []
     result_of(builder.submit(job("sleep", key="job0")))
@@ -640,11 +707,12 @@ def test_close_while_jobs_run_ends_them_all_and_leaves_nothing(make, tmp_path, t
     assert int(worker) in pids and all(lives(pid) for pid in pids)
     start = time.monotonic()
     builder.close()
-    assert time.monotonic() - start < 4
+    waited = time.monotonic() - start
+    assert not (worker_pids(builder) or list(temp.iterdir())) or waited >= 4.9
     for future in futures:
         assert "closed" in error_of(future).reason
-    assert wait_until(lambda: not any(lives(pid) for pid in pids), 2)
-    assert worker_pids(builder) == [] and list(temp.iterdir()) == []
+    assert wait_until(lambda: not any(lives(pid) for pid in pids))
+    assert wait_until(lambda: worker_pids(builder) == [] and list(temp.iterdir()) == [])
     assert "closed" in error_of(builder.submit(job("sleep"))).reason
     builder.close()
 
@@ -667,12 +735,12 @@ def test_no_worker_outlives_its_server(tmp_path, how):
         worker, compiler, cache = pid_file.read_text().split()
         if how is not None:
             os.killpg(server.pid, how)  # the whole group, as a terminal's Ctrl+C
-        server.wait(20)
-        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)), 5)
-        assert wait_until(lambda: not Path(cache).exists(), 5)
+        server.wait(60)
+        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)))
+        assert wait_until(lambda: not Path(cache).exists())
         time.sleep(0.5)
         assert not Path(cache).exists()
-        assert wait_until(lambda: list(temp.iterdir()) == [], 5)
+        assert wait_until(lambda: list(temp.iterdir()) == [])
     finally:
         server.kill()
         server.wait()
@@ -695,7 +763,7 @@ def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
         server.kill()
         server.wait()
         assert lives(fork)
-        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)), 5)
+        assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)))
     finally:
         server.kill()
         server.wait()
@@ -706,21 +774,24 @@ def test_a_fork_of_the_server_that_lives_on_does_not_keep_workers(tmp_path):
 
 def test_workers_run_at_low_priority_with_caches_and_paths_of_their_own(make, tmp_path, temp):
     builder = make(workers=2, hello={"cwd": str(tmp_path), "argv": ["main.py"], "threads": 3})
-    futures = [builder.submit(job("describe_process")) for _ in range(2)]
-    futures += [builder.submit(job("sleep", seconds=0.3, cost=9)) for _ in range(2)]
-    facts = result_of(futures[0]).facts
+    end = tmp_path / "end"
+    futures = [builder.submit(job("wait", until=str(end))) for _ in range(2)]
+    assert wait_until(lambda: all(future.running() for future in futures))
+    end.touch()
+    assert len({result_of(future).facts["cache"] for future in futures}) == 2
+    facts = result_of(builder.submit(job("describe_process"))).facts
     cache = Path(facts["cache"])
     assert cache.parent == temp and (cache / "kernel.so").exists()
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR"):
         assert cache in Path(facts["environment"][name]).parents
     assert facts["environment"]["OMP_NUM_THREADS"] == "3"
     assert facts["niceness"] >= 19
+    assert facts["collects_garbage"] is False, "while a job runs"
     assert facts["hello"]["argv"] == ["main.py"]
     assert Path(facts["cwd"]) == tmp_path
     assert str(ROOT / "backends") not in facts["path"] and str(ROOT) not in facts["path"]
-    assert len({result_of(future).facts["cache"] for future in futures}) == 2
     builder.close()
-    assert list(temp.iterdir()) == []
+    assert wait_until(lambda: list(temp.iterdir()) == [])
 
 
 def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path):
