@@ -22,11 +22,12 @@ from .workers import worker_pids
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
+PATIENCE_S = 180.0
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is /proc")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60.0
     while not condition():
         if time.monotonic() > until:
             return False
@@ -56,7 +57,7 @@ def keepers(spool: Path) -> list[int]:
 
 def keeper_of(spool: Path) -> int:
     """Wait for the one keeper; a program that has just begun has no arguments yet."""
-    assert wait_until(lambda: len(keepers(spool)) == 1, 5)
+    assert wait_until(lambda: len(keepers(spool)) == 1)
     return keepers(spool)[0]
 
 
@@ -97,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Held]]:
             text=True,
             start_new_session=True,
         )
-        assert wait_until(lambda: pid_file.exists() and len(pid_file.read_text().split()) == 3, 30)
+        assert wait_until(lambda: pid_file.exists() and len(pid_file.read_text().split()) == 3)
         worker, compiler, _ = pid_file.read_text().split()
         held = Held(server, int(worker), int(compiler), temp, tmp_path / "spool")
         started.append(held)
@@ -114,10 +115,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Held]]:
 
 def test_nothing_outlives_a_killed_server_whatever_its_worker_does(start) -> None:
     held = start()
-    assert lives(held.worker) and lives(held.compiler) and len(keepers(held.spool)) == 1
+    assert lives(held.worker) and lives(held.compiler) and keeper_of(held.spool)
     assert list(held.temp.iterdir()) and list(held.spool.iterdir())
     os.killpg(held.server.pid, signal.SIGKILL)
-    assert wait_until(held.is_gone, 2), (lives(held.worker), lives(held.compiler))
+    assert wait_until(held.is_gone), (lives(held.worker), lives(held.compiler))
     time.sleep(0.2)  # nor does anything come back
     assert held.is_gone()
 
@@ -131,7 +132,7 @@ def test_nothing_outlives_a_killed_server_that_a_fork_of_it_outlives(start) -> N
         held.server.kill()
         held.server.wait()
         assert lives(fork)
-        assert wait_until(held.is_gone, 3)
+        assert wait_until(held.is_gone)
     finally:
         os.kill(fork, signal.SIGKILL)
 
@@ -139,10 +140,9 @@ def test_nothing_outlives_a_killed_server_that_a_fork_of_it_outlives(start) -> N
 def test_a_worker_ends_with_its_server_although_the_keeper_is_killed_before(start) -> None:
     """And the next start ends the compiler, and removes what both have left."""
     held = start()
-    for pid in keepers(held.spool):
-        os.kill(pid, signal.SIGKILL)
+    os.kill(keeper_of(held.spool), signal.SIGKILL)
     held.server.kill()
-    assert wait_until(lambda: not lives(held.worker), 2)
+    assert wait_until(lambda: not lives(held.worker))
     held.server.wait()
     code = (
         f"import sys; sys.argv[1:] = [{str(held.spool)!r}]\n"
@@ -156,13 +156,13 @@ def test_a_worker_ends_with_its_server_although_the_keeper_is_killed_before(star
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(held.temp)}, check=True
     )
-    assert held.is_gone()
+    assert wait_until(held.is_gone)
 
 
 def test_a_server_that_ends_well_leaves_no_keeper(start) -> None:
     held = start("end")
-    held.server.wait(20)
-    assert wait_until(held.is_gone, 2)
+    held.server.wait(60)
+    assert wait_until(held.is_gone)
 
 
 @pytest.fixture
@@ -171,13 +171,13 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     made: list[Builder] = []
 
-    def make(limit_s: float = 60.0, idle_s: float = 30.0) -> Builder:
+    def make(idle_s: float = 30.0) -> Builder:
         made.append(
             Builder(
                 hello={},
                 spool=tmp_path / "spool",
                 workers=lambda: 1,
-                time_limit_s=lambda: limit_s,
+                time_limit_s=lambda: 60.0,
                 idle_s=idle_s,
                 script=SCRIPT,
             )
@@ -192,14 +192,18 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def test_a_compiler_in_a_session_of_its_own_ends_with_a_job_over_its_time(
     builder, tmp_path: Path
 ) -> None:
-    file = tmp_path / "pids"
-    future = builder(limit_s=1.0).submit(
+    file, built = tmp_path / "pids", builder()
+    future = built.submit(
         Job("k", "endless", 1, {"do": "hold_the_interpreter", "pid_file": str(file)})
     )
-    assert "took longer" in str(future.exception(30))
+    assert wait_until(lambda: file.exists() and len(file.read_text().split()) == 3)
     compiler = int(file.read_text().split()[1])
-    assert wait_until(lambda: not lives(compiler), 5)
-    assert wait_until(lambda: not list((tmp_path / "temp").iterdir()), 5)
+    assert lives(compiler)
+    (thread,) = built._threads
+    thread.expire(time.monotonic() + 3600)
+    assert "took longer" in str(future.exception(PATIENCE_S))
+    assert wait_until(lambda: not lives(compiler))
+    assert wait_until(lambda: not list((tmp_path / "temp").iterdir()))
 
 
 def test_there_is_one_keeper_while_there_are_workers_and_none_after_them(
@@ -208,10 +212,13 @@ def test_there_is_one_keeper_while_there_are_workers_and_none_after_them(
     spool = tmp_path / "spool"
     built = builder(idle_s=0.3)
     assert keepers(spool) == []
-    for _ in range(2):
-        built.submit(Job("k", "quick", 1, {"do": "sleep"})).result(30)
+    for key in "ab":
+        end = tmp_path / key
+        future = built.submit(Job(key, "held", 1, {"do": "wait", "until": str(end)}))
         assert keeper_of(spool)
-        assert wait_until(lambda: not worker_pids(built) and not keepers(spool), 10)
+        end.touch()
+        future.result(PATIENCE_S)
+        assert wait_until(lambda: not worker_pids(built) and not keepers(spool))
 
 
 def test_a_keeper_that_was_killed_is_replaced_with_the_next_worker(tmp_path: Path) -> None:
@@ -220,7 +227,7 @@ def test_a_keeper_that_was_killed_is_replaced_with_the_next_worker(tmp_path: Pat
     kept.watch(tmp_path / "one")
     first = keeper_of(spool)
     os.kill(first, signal.SIGKILL)
-    assert wait_until(lambda: not lives(first), 5)
+    assert wait_until(lambda: not lives(first))
     kept.watch(tmp_path / "two")
     second = keeper_of(spool)
     assert second != first
@@ -234,7 +241,7 @@ def test_a_keeper_that_cannot_be_started_costs_no_build(builder, monkeypatch, ca
     monkeypatch.setattr(processes, "KEEPER", Path("/nowhere/keeper.py"))
     built = builder()
     for key in "ab":
-        built.submit(Job(key, "quick", 1, {"do": "sleep"})).result(30)
+        built.submit(Job(key, "quick", 1, {"do": "sleep"})).result(PATIENCE_S)
 
 
 def test_a_keeper_is_small_and_steps_back(tmp_path: Path) -> None:
@@ -244,7 +251,7 @@ def test_a_keeper_is_small_and_steps_back(tmp_path: Path) -> None:
     try:
         pid = keeper_of(spool)
         stat = Path(f"/proc/{pid}/stat")
-        assert wait_until(lambda: stat.read_text().rpartition(")")[2].split()[16] == "19", 5)
+        assert wait_until(lambda: stat.read_text().rpartition(")")[2].split()[16] == "19")
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
         assert int(sizes["Private_Dirty"]) < 12 * 1024  # KiB
@@ -254,17 +261,20 @@ def test_a_keeper_is_small_and_steps_back(tmp_path: Path) -> None:
 
 def test_only_processes_of_these_very_folders_are_ended(tmp_path: Path) -> None:
     folders = [temporary.make("worker") for _ in range(2)]
+    texts = (str(folders[0]), str(folders[1]), f"{folders[0]}0")
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)"],
+            [sys.executable, "-c", "import time; time.sleep(600)"],
             env={**os.environ, keeper.VARIABLE: text},
             start_new_session=True,
         )
-        for text in (str(folders[0]), str(folders[1]), f"{folders[0]}0")
+        for text in texts
     ]
     try:
+        # One that has just begun has no environment yet.
+        assert wait_until(lambda: len(keeper.processes_of(texts)) == len(texts))
         keeper.end_processes_of([folders[0]])
-        assert started[0].wait(5) == -signal.SIGKILL
+        assert started[0].wait(60) == -signal.SIGKILL
         assert [each.poll() for each in started[1:]] == [None, None]
     finally:
         for each in started:
