@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -51,13 +52,20 @@ def test_seconds_left_follow_from_measured_times(measured, running, pending, wor
     assert estimate_seconds_left(measured, running, pending, workers) == expected
 
 
+def _wait_until(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
 def _hold(
     gate: MeasuringGate, order: list[int], number: int, release: threading.Event
 ) -> threading.Thread:
     def measure() -> None:
         if gate.acquire(lambda: False):
             order.append(number)
-            release.wait(10)
+            release.wait(60)
             gate.release()
 
     thread = threading.Thread(target=measure, daemon=True)
@@ -68,31 +76,29 @@ def _hold(
 def test_all_may_measure_while_no_prompt_samples():
     gate, order, release = MeasuringGate(lambda: False), [], threading.Event()
     threads = [_hold(gate, order, number, release) for number in range(4)]
-    until = time.monotonic() + 5
-    while len(order) < 4 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(order) == 4
+    assert _wait_until(lambda: len(order) == 4)
     release.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
 
 
 def test_one_may_measure_while_a_prompt_samples_first_come_first_served():
     gate, order = MeasuringGate(lambda: True), []
     releases = [threading.Event() for _ in range(3)]
-    threads = []
-    for number, release in enumerate(releases):
-        threads.append(_hold(gate, order, number, release))
-        time.sleep(0.05)
+    threads = [_hold(gate, order, 0, releases[0])]
+    assert _wait_until(lambda: order == [0])
+    for number in (1, 2):
+        threads.append(_hold(gate, order, number, releases[number]))
+        assert _wait_until(lambda number=number: len(gate._waiting) == number)
     assert order == [0]
     releases[0].set()
-    threads[0].join(5)
+    assert _wait_until(lambda: len(order) > 1)
     time.sleep(0.1)
     assert order == [0, 1]
     for release in releases:
         release.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert order == [0, 1, 2]
 
 
@@ -103,16 +109,17 @@ def test_who_gives_up_does_not_block_those_behind_it():
     results: list[bool] = []
     first = threading.Thread(target=lambda: results.append(gate.acquire(gone.is_set)), daemon=True)
     first.start()
-    time.sleep(0.05)
+    assert _wait_until(lambda: len(gate._waiting) == 1)
     order: list[int] = []
     release = threading.Event()
     second = _hold(gate, order, 2, release)
+    assert _wait_until(lambda: len(gate._waiting) == 2)
     gone.set()
-    first.join(5)
+    first.join(60)
     assert results == [False]
     gate.release()
     release.set()
-    second.join(5)
+    second.join(60)
     assert order == [2]
 
 
