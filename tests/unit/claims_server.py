@@ -92,7 +92,7 @@ class Server:
         self.graphs.close()
 
 
-def settle(graphs: Sequence[Graph], seconds: float = 30.0) -> list[str]:
+def settle(graphs: Sequence[Graph], seconds: float = 120.0) -> list[str]:
     """Wait until none is on its way; returns the states."""
     until = time.monotonic() + seconds
     while any(graph.is_pending for graph in graphs) and time.monotonic() < until:
@@ -106,7 +106,7 @@ def main(count: int, root: Path, kinds: Sequence[str]) -> None:
     for _ in range(count):
         child = os.fork()
         if child == 0:
-            server = Server(root)
+            server = Server(root, patience_s=600.0)
             graphs = server.want(kinds)
             states = settle(graphs)
             said = [graph.call([]).decode() if graph.call else "" for graph in graphs]
