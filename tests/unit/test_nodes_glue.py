@@ -116,13 +116,15 @@ def test_a_burst_of_changes_is_a_few_messages_and_the_last_is_sent(pack: ModuleT
     state, seen = [0], []
     event = _module(pack, "server").ReportEvent(lambda: seen.append(state[0]), per_second=20)
     start = time.monotonic()
-    while time.monotonic() - start < 0.3:
+    while (took := time.monotonic() - start) < 0.3 or (len(seen) < 2 and took < 60):
         state[0] += 1
         event.changed()
         time.sleep(0.001)
-    time.sleep(0.2)
-    assert 2 <= len(seen) <= 8
+    end = time.monotonic() + 60
+    while seen[-1] != state[0] and time.monotonic() < end:
+        time.sleep(0.01)
     assert seen[-1] == state[0]
+    assert 2 <= len(seen) <= took * 20 + 2  # one at the start, one at the end
 
 
 def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
@@ -131,7 +133,7 @@ def test_changes_from_many_threads_are_told(pack: ModuleType) -> None:
     threads = [threading.Thread(target=event.changed) for _ in range(8)]
     for thread in threads:
         thread.start()
-    assert sent.wait(2)
+    assert sent.wait(60)
 
 
 def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
@@ -147,11 +149,11 @@ def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
     event = _module(pack, "server").ReportEvent(send, per_second=1000)
     for number in (1, 2):
         event.changed()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while len(sent) < number and time.monotonic() < end:
             time.sleep(0.01)
     assert len(sent) == 2
-    end = time.monotonic() + 5  # the first message's thread logs after it has counted
+    end = time.monotonic() + 60  # the first message's thread logs after it has counted
     while not caplog.records and time.monotonic() < end:
         time.sleep(0.01)
     assert [record.exc_info is not None for record in caplog.records] == [True]
