@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -236,7 +235,7 @@ def test_it_runs_from_any_folder_and_finds_the_user_folder_beside_custom_nodes(
     pack = tmp_path / "here" / "custom_nodes" / "warmgraph"
     pack.symlink_to(CLI.parent, target_is_directory=True)
     command = [sys.executable, str(pack / "cli.py"), "trust", folder.name]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=120)
     assert done.returncode == 0, done.stderr
     assert here.load(KEY, [folder]) is not None
 
@@ -292,18 +291,17 @@ def test_a_manifest_that_is_no_json_is_refused_in_one_line(tmp_path: Path, text:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file with holes is large there")
-def test_a_file_that_claims_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_that_claims_a_terabyte_is_refused_unread(tmp_path: Path) -> None:
+    """Reading it takes longer than a command may."""
     container, _, _ = saved.opened(good(tmp_path))
-    size = 6 << 30
+    size = 1 << 40
     container["payload"] = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
     path, user = planted(tmp_path, saved.closed(container, b""))
     os.truncate(path, path.stat().st_size + size)
-    before = time.monotonic()
     for done in both(path, user):
         assert done.returncode == 1
         assert "Traceback" not in done.stdout + done.stderr
-        assert "cannot be 6442450944 bytes long" in done.stdout
-    assert time.monotonic() - before < 20  # reading it takes a minute
+        assert f"cannot be {size} bytes long" in done.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="making a link needs rights on Windows")

@@ -105,7 +105,7 @@ def test_keys_are_the_same_in_another_process_with_another_hash_seed_name_and_ch
         env={**os.environ, "PYTHONHASHSEED": "4711"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     lines = [line for line in run.stdout.splitlines() if line.startswith("KEYS")]
     assert lines, run.stderr[-2000:]

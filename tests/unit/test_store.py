@@ -609,7 +609,10 @@ def test_eviction_and_usage_are_cheap_with_many_files(tmp_path: Path) -> None:
     store.root.mkdir(parents=True)
     for number in range(500):
         (store.root / file_name(key_number(number))).write_bytes(b"x")
-    start_time = time.perf_counter()
-    store.evict()
-    store.usage()
-    assert time.perf_counter() - start_time < 0.25  # 10 ms on a quiet machine
+    seconds = []
+    for _ in range(5):
+        start_time = time.perf_counter()
+        store.evict()
+        store.usage()
+        seconds.append(time.perf_counter() - start_time)
+    assert min(seconds) < 0.25  # 10 ms on a quiet machine

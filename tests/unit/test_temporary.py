@@ -172,9 +172,12 @@ def test_a_fork_that_ends_leaves_the_folders_of_its_parent(temp: Path) -> None:
 def test_the_sweep_is_cheap_beside_thousands_of_others_folders(temp: Path) -> None:
     for number in range(2000):
         (temp / f"other-{number}").touch()
-    started = time.perf_counter()
-    temporary.sweep()
-    assert time.perf_counter() - started < 0.5
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        temporary.sweep()
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
 
 
 def test_a_folder_for_a_while_names_its_owner_and_goes(temp: Path) -> None:
@@ -204,7 +207,7 @@ def test_a_killed_process_that_nobody_has_reaped_yet_is_dead() -> None:
         owner = owners.me()._replace(pid=process.pid, start=start)
         assert owners.life(owner) is owners.Life.ALIVE
         process.kill()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while owners.life(owner) is owners.Life.ALIVE:
             assert time.monotonic() < until
             time.sleep(0.01)
