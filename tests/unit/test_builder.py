@@ -279,18 +279,24 @@ def test_the_number_of_workers_is_asked_when_none_lives(make, tmp_path):
         asked.append(threading.current_thread().name)
         return next(answers)
 
-    builder, end = make(idle_s=0.3), tmp_path / "end"
+    def is_asleep() -> bool:
+        with builder._news:  # a supervisor that has just looked would not ask
+            return not builder._changed and len(builder._news._waiters) == 1
+
+    builder, ends = make(idle_s=0.3), [tmp_path / "end 1", tmp_path / "end 2"]
     builder._workers = workers
-    builder.pause(True)  # or the first worker may go before the last job is there
-    futures = [builder.submit(job("sleep", seconds=0.05)) for _ in range(4)]
-    builder.pause(False)
+    futures = [builder.submit(job("wait", until=str(ends[0]))) for _ in range(4)]
+    assert wait_until(futures[0].running)
+    (thread,) = builder._threads
+    ends[0].touch()
     for future in futures:
         result_of(future)
     assert len(asked) == 1 and starts(tmp_path) == 1
-    assert wait_until(lambda: worker_pids(builder) == [])
-    futures = [builder.submit(job("wait", until=str(end))) for _ in range(3)]
+    thread.join(60.0)
+    assert worker_pids(builder) == [] and wait_until(is_asleep)
+    futures = [builder.submit(job("wait", until=str(ends[1]))) for _ in range(3)]
     assert wait_until(lambda: all(future.running() for future in futures))
-    end.touch()
+    ends[1].touch()
     for future in futures:
         result_of(future)
     assert len(asked) == 2
