@@ -14,7 +14,7 @@ from ..torch_api.compiling import compile_wrapper
 from ..torch_api.loading import unpack
 from ..torch_api.packing import pack
 from ..torch_api.present import missing_api
-from ..torch_api.tracing import fake_mode, size_oblivious
+from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
 #: What code raises that meets other names, signatures or classes than it was written for.
 _LASTING = (
@@ -44,7 +44,7 @@ def self_test(device: str) -> None:
         fake_mode()
         step = "exporting with symbolic sizes"
         rows = torch.export.Dim("rows", min=1, max=1024)
-        with torch.no_grad(), size_oblivious():
+        with torch.no_grad(), size_oblivious(), fakes_worked_out():
             sample = torch.ones(2, 8, device=device)
             exported = torch.export.export(
                 _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False

@@ -152,3 +152,17 @@ def test_a_step_that_is_done_is_not_repeated_until_its_list_changes(tmp_path: Pa
     setup._install(tmp_path, Path("no-python"), "tools", ["a==1", "b==2"])
     with pytest.raises(OSError):
         setup._install(tmp_path, Path("no-python"), "tools", ["a==1", "b==3"])
+
+
+def test_what_is_installed_is_compiled_once(tmp_path: Path) -> None:
+    place = tmp_path / "packages"
+    (place / "tests").mkdir(parents=True)
+    for name in ("good.py", "tests/good.py"):
+        (place / name).write_text("x = 1")
+    (place / "broken.py").write_text("x = (")
+    setup._compile_modules(tmp_path, Path(sys.executable), [place])
+    assert [file.name.split(".")[0] for file in place.rglob("*.pyc")] == ["good"]
+    setup._compile_modules(tmp_path, Path("no-python"), [place])
+    setup._stamp(tmp_path, "another step").touch()
+    with pytest.raises(OSError):
+        setup._compile_modules(tmp_path, Path("no-python"), [place])

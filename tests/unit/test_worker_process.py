@@ -99,7 +99,7 @@ def test_a_compiler_that_outlives_its_worker_does_not_hold_up_the_last_words(tmp
     script = tmp_path / "script.py"
     script.write_text(
         "import subprocess as s, sys\n"
-        "code = 'import time; print(1, flush=True); time.sleep(600)'\n"
+        "code = 'import os, time; os.write(1, bytes(1)); time.sleep(600)'\n"
         "command = [sys.executable, '-c', code]\n"
         "s.Popen(command, start_new_session=True, stdout=s.PIPE).stdout.read(1)\n"
         "raise SystemExit('cannot open shared object')"
