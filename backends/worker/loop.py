@@ -52,7 +52,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
     """
     _end_with_server()
     _step_back()
-    gc.disable()  # a tenth of what imports and a build take; what these leave is swept up between
+    gc.disable()  # a quarter of what imports take, a tenth of a build; swept up in between
     channel = _Channel()
     hello = channel.receive()
     channel.cache = Path(hello["cache"])
