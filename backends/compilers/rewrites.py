@@ -4,6 +4,7 @@ that suits the layout. The build compares the outcome with the host's own code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,7 @@ def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     rotations = (rotate, rotate_joined, rotate_halves)
     norms = (norm, norm_and_rotate, norm_and_rotate_both)
     halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
-    for_all = (*rotations, *norms, *halves, join_rows, by_rows)
+    for_all = (*rotations, *norms, *halves, join_rows, by_rows, gelu, repeats_once)
     return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
 
 
@@ -170,6 +171,22 @@ def norm_and_rotate_both_halves(
     )
 
 
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """`torch.nn.functional.gelu(x, approximate="tanh")` by `1 + tanh(u) = 2 sigmoid(2 u)`: the same
+    number, whose exponential is one instruction. GPU kernels' tanh takes so many that this pass
+    waits for them and not for memory: 77 us against 56 in a block of Wan 14B on an H200.
+    """
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    twice = exact * (1.0 + 0.044715 * exact * exact) * (2.0 * math.sqrt(2.0 / math.pi))
+    return (exact * torch.sigmoid(twice)).to(x.dtype)
+
+
+def repeats_once(tensor: torch.Tensor, *repeats: Any) -> bool:
+    """Whether `tensor.repeat(*repeats)` is a mere copy, as where each head has keys of its own."""
+    counts = repeats[0] if len(repeats) == 1 and not isinstance(repeats[0], int) else repeats
+    return len(counts) == tensor.dim() and all(type(n) is int and n == 1 for n in counts)
+
+
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The same `[batch, heads, rows, width]`, a row's heads side by side in memory: PyTorch's
     kernels lay attention's result out as the queries are, and so it needs no copy to become
@@ -205,6 +222,12 @@ class _Rewrites(TorchFunctionMode):
                 func = group_norm
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
+        elif func is torch.nn.functional.gelu:
+            if kwargs == {"approximate": "tanh"}:
+                func, kwargs = gelu, {}
+        elif func is torch.Tensor.repeat:
+            if not kwargs and repeats_once(*args):
+                return args[0]
         elif func is torch.Tensor.repeat_interleave:
             return self._repeat(*args, **kwargs)
         elif func is host_attention.OPERATOR:

@@ -63,3 +63,12 @@ def test_keys_that_heads_share_are_not_copied_for_each(host_tree: Path) -> None:
     (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
     before = [line for line in lines[:attention] if ".run(" in line]
     assert len(before) == 3, before  # the norm of the rows, queries, keys
+
+
+@pytest.mark.slow
+def test_values_reach_attention_as_their_product_gave_them(host_tree: Path) -> None:
+    """The host of Z-Image repeats them for each head even where each has its own."""
+    lines = _summary(host_tree, "zimage", "layer")
+    (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
+    before = [line for line in lines[:attention] if ".run(" in line]
+    assert len(before) == 2, before  # the norm of the rows, queries with keys

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.compilers.rewrites import group_norm, tracing
+from warmgraph_backends.compilers.rewrites import gelu, group_norm, tracing
 from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_tools.inprocess import Host
@@ -52,6 +52,35 @@ def test_only_channels_last_images_are_traced_otherwise() -> None:
     assert "aten::group_norm" not in names(CHANNELS_LAST, image)
     assert "aten::group_norm" in names(CHANNELS_LAST, sequence)
     assert "aten::group_norm" in names(CONTIGUOUS, image)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gelu_by_tanh_is_as_near_to_the_truth_as_torchs(dtype: torch.dtype) -> None:
+    """From where nothing is left of a number to where all is, in steps that the dtype has."""
+    x = torch.linspace(-12, 12, 100_001).to(dtype)
+    torchs = torch.nn.GELU(approximate="tanh")
+    with tracing(CONTIGUOUS):
+        found = torchs(x)
+    assert torch.equal(found, gelu(x)) and found.dtype is dtype
+    truth = torchs(x.double())
+    error, eager = ((each.double() - truth).abs().max() for each in (found, torchs(x)))
+    assert error <= 1.5 * eager
+
+
+def test_gelu_by_erf_stays_torchs() -> None:
+    x = torch.linspace(-3, 3, 101)
+    with tracing(CONTIGUOUS):
+        found = torch.nn.functional.gelu(x), torch.nn.functional.gelu(x, approximate="none")
+    assert all(torch.equal(each, torch.nn.functional.gelu(x)) for each in found)
+
+
+def test_what_is_repeated_once_is_not_copied() -> None:
+    x = torch.randn(2, 3, 4)
+    with tracing(CONTIGUOUS):
+        same = x.repeat(1, 1, 1), x.repeat((1, 1, 1))
+        more = x.repeat(1, 2, 1), x.repeat(1, 1, 1, 1)
+    assert all(each is x for each in same)
+    assert [tuple(each.shape) for each in more] == [(2, 6, 4), (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
