@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .lab import BUILD_WORKERS, DEFAULT, Lab
+from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import SIX_SIZES
 from .transformers import QUANTISED
 
@@ -29,6 +29,16 @@ SIZES = {
     "wan14b_fp8": ((832, 480, 21),),
 }
 
+#: What else people do with a model: by the case's name, the model, the host's flags and sizes, the
+#: last number of which is a batch.
+MORE: dict[str, tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
+    "zimage_large": ("zimage", DEFAULT, ((2048, 2048, 1), (1024, 1024, 1, 4))),
+    "zimage_native": ("zimage", NATIVE, ((1024, 1024, 1),)),
+    "zimage_off": ("zimage", OFF, ((1024, 1024, 1),)),
+    "zimage_novram": ("zimage", ("--novram",), ((1024, 1024, 1),)),
+    "wan1_3b_720p": ("wan1_3b", DEFAULT, ((1280, 720, 21),)),
+}
+
 SMALL_KINDS = (
     *("flux1", "flux2", "chroma", "zimage", "qwen"),
     *("krea", "sd3", "wan", "wan_image", "wan_5b"),
@@ -40,48 +50,75 @@ LONG = ("wan14b", "wan14b_int8", "wan14b_fp8")
 LIGHT = ("zimage", "flux1", "klein4b", "wan1_3b", "zimage_int8", "flux1_int8", "flux1_fp8")
 
 
-def transformer(name: str, flags: tuple[str, ...] = DEFAULT) -> Callable[[Lab], Result]:
+def transformer(name: str) -> Callable[[Lab], Result]:
     """A case that times a model at full size: eager, ours, and each block by `torch.compile`."""
 
     def run(lab: Lab) -> Result:
-        sizes = [[*lab.pixels(width, height), n] for width, height, n in SIZES[name]]
-        quick = {"rounds": 1, "steps": 3} if lab.smoke or name in LONG else {}
-        result = lab.run(
-            "transformer",
-            flags,
-            limit_s=3000 if lab.smoke else 590,
-            name=lab.kind(name),
-            path=lab.transformer(name),
+        return _transformer(
+            lab,
+            name,
+            DEFAULT,
+            SIZES[name],
             store=lab.store(name, empty=not lab.smoke),
-            sizes=sizes,
-            workers=lab.workers(BUILD_WORKERS),
             truth=name in LIGHT,
             exact_sizes=[[*lab.pixels(*sides), 1] for sides in SIX_SIZES] if name in LIGHT else [],
             rival=name not in LONG and name not in QUANTISED,
             exact=name not in LONG,
-            **quick,
+            **({"rounds": 1, "steps": 3} if lab.smoke or name in LONG else {}),
         )
-        lines = [
-            f"ready in {result['ready_seconds']} s, {result['builds']} builds, "
-            f"{result['disk_mb']} MB, regions {result['report']['regions']}",
-            *(
-                f"{size}: eager {row['eager']['step_ms']['median']} ms, ours "
-                f"{row['ours']['step_ms']['median']} ms, x{row['speedup']}, per block "
-                f"x{row.get('vs_per_block_torch_compile')} of ours, rel L2 "
-                f"{max(row['rel_l2']):.1e}"
-                for size, row in result["rows"].items()
-            ),
-            *(f"{form} FAILED: {why[:200]}" for form, why in result.get("failed", {}).items()),
-        ]
-        return {
-            "meaning": "speedup: eager / ours, a sampler's whole step by the GPU's clock, medians "
-            "by turns in one process; per block: `torch.compile` of each block by the host's "
-            "helper, dynamic VRAM off for it; rel L2: of each call against eager's",
-            **result,
-            "lines": lines,
-        }
 
     return run
+
+
+def more(name: str) -> Callable[[Lab], Result]:
+    """A case that times a model in another mode or at sizes that cost more, by the graphs that its
+    own case built if that came before.
+    """
+    kind, flags, sizes = MORE[name]
+
+    def run(lab: Lab) -> Result:
+        # The host takes no `--cpu` beside it.
+        modes = () if lab.smoke and "--novram" in flags else flags
+        quick = {"rounds": 1, "steps": 3} if lab.smoke else {"rounds": 2, "steps": 4}
+        return _transformer(
+            lab, kind, modes, sizes, store=lab.store(kind), rival=False, exact=False, **quick
+        )
+
+    return run
+
+
+def _transformer(
+    lab: Lab, name: str, flags: tuple[str, ...], sizes: Sequence[Sequence[int]], **options: Any
+) -> Result:
+    result = lab.run(
+        "transformer",
+        flags,
+        limit_s=3000 if lab.smoke else 590,
+        name=lab.kind(name),
+        path=lab.transformer(name),
+        sizes=[[*lab.pixels(*size[:2]), *size[2:]] for size in sizes],
+        workers=lab.workers(BUILD_WORKERS),
+        **options,
+    )
+    lines = [
+        f"ready in {result['ready_seconds']} s, {result['builds']} builds, "
+        f"{result['disk_mb']} MB, regions {result['report']['regions']}",
+        *(
+            f"{size}: eager {row['eager']['step_ms']['median']} ms, ours "
+            f"{row['ours']['step_ms']['median']} ms, x{row['speedup']}, per block "
+            f"x{row.get('vs_per_block_torch_compile')} of ours, rel L2 "
+            f"{max(row['rel_l2']):.1e}"
+            for size, row in result["rows"].items()
+        ),
+        *(f"{form} FAILED: {why[:200]}" for form, why in result.get("failed", {}).items()),
+    ]
+    return {
+        "meaning": "speedup: eager / ours, a sampler's whole step by the GPU's clock, medians "
+        "by turns in one process; per block: `torch.compile` of each block by the host's "
+        "helper, dynamic VRAM off for it; rel L2: of each call against eager's",
+        **result,
+        "lines": lines,
+    }
 
 
 def small_transformers(lab: Lab) -> Result:

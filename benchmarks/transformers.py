@@ -253,19 +253,21 @@ def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0)
     """Sample as the KSampler node does.
 
     Args:
-        size: [width, height, frames] in pixels and frames of the latent.
+        size: [width, height, frames] in pixels and frames of the latent, and a batch if it is
+            more than one.
     """
-    width, height, frames = size
+    width, height, frames, *batch = size
+    pixels = Size(width, height, *batch)
     return ksampler(
         model,
         _prompt(name, seed=1),
         _prompt(name, seed=2),
-        Size(width, height),
+        pixels,
         steps=steps,
         cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg,
         seed=seed,
         scheduler="simple",
-        latent=empty_latent(model, Size(width, height), frames=frames),
+        latent=empty_latent(model, pixels, frames=frames),
     )
 
 

@@ -39,7 +39,8 @@ def transformer(
 
     Args:
         path: of its file, written now if it is not there.
-        sizes: [width, height, frames] in pixels and frames of the latent.
+        sizes: [width, height, frames] in pixels and frames of the latent, and a batch if it is
+            more than one.
         rival: whether blocks compiled one by one by `torch.compile` take turns, too, at the first
             size.
         exact: whether the host's own forward, captured, takes turns.
