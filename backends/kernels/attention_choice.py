@@ -18,8 +18,8 @@ from .ways import Ways
 FILE_NAME = "attention.json"
 CUDNN = "cudnn"
 #: cuDNN makes a plan for each new size in each process, some 65 ms of the processor: so much must
-#: a call save that one image pays for it.
-MUST_SAVE_MS = 0.2
+#: a call save that an image or two pay for it.
+MUST_SAVE_MS = 0.15
 #: Fewer products of queries and keys take less time than could be saved.
 FEWEST_PRODUCTS = 2**20
 _WIDEST_HEAD = 128

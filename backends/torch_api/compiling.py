@@ -24,7 +24,7 @@ import torch
 
 from ..errors import BuildError
 from ..kinds.options import CONFIG as CONFIG
-from ..kinds.options import PERSISTENT_ROW
+from ..kinds.options import PERSISTENT_ANY, PERSISTENT_ROW
 from .tracing import size_oblivious
 
 #: A copy of a process that waits for so long holds a lock that another thread had.
@@ -275,7 +275,10 @@ def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
 
 @contextlib.contextmanager
 def _persistent_rows() -> Iterator[None]:
-    """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread."""
+    """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread; of up to
+    `PERSISTENT_ANY` where what follows reads the row in another order, as rotations do: the row is
+    read once more then, and a block of threads that holds long rows hides less of that.
+    """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
@@ -284,8 +287,9 @@ def _persistent_rows() -> Iterator[None]:
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             sizes: Any = V.graph.sizevars
+            limit = PERSISTENT_ROW if _stays_in_order(features) else PERSISTENT_ANY
             is_row = features.get_reduction_hint() == ReductionHint.INNER
-            if is_row and sizes.statically_known_leq(features.reduction_numel, PERSISTENT_ROW):
+            if is_row and sizes.statically_known_leq(features.reduction_numel, limit):
                 return True
             wanted: bool = InductorChoices.should_use_persistent_reduction(
                 features, cooperative_reduction
@@ -294,6 +298,35 @@ def _persistent_rows() -> Iterator[None]:
 
     with V.set_choices_handler(Choices()):
         yield
+
+
+def _stays_in_order(features: Any) -> bool:
+    """Whether all that is computed for each element of a reduced row reads neighbours as neighbours
+    (`has_non_contiguous_pw_in_reduction_kernel` in torch/_inductor/codegen/simd_kernel_features.py
+    takes every index for such a one that is no sum of multiples).
+    """
+    from torch._inductor.dependencies import MemoryDep
+
+    elements = features.numel * features.reduction_numel
+    for node in features.scheduler_nodes():
+        if node.is_reduction() or node.group[1][0] != elements:
+            continue
+        for dep in node.read_writes.reads:
+            if isinstance(dep, MemoryDep) and not _is_linear(dep.index):
+                return False
+    return True
+
+
+def _is_linear(index: Any) -> bool:
+    """Whether an index is a sum of multiples, without quotients and remainders."""
+    from torch.utils._sympy import functions
+
+    divided = tuple(
+        getattr(functions, name)
+        for name in ("FloorDiv", "ModularIndexing", "CleanDiv", "Mod", "PythonMod")
+        if hasattr(functions, name)
+    )
+    return not index.has(*divided) if hasattr(index, "has") else True
 
 
 @contextlib.contextmanager
