@@ -17,6 +17,7 @@ from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
 from ..errors import BuildError, RequirementError
 from ..host_api.attention import host_order
 from ..kernels import attention, products
+from ..kernels import head_rotation as head_rotation  # graphs call its operator
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.options import CHANNELS_LAST_CONFIG, inductor_fingerprint
 from ..torch_api import compiling, loading, packing, present

@@ -13,7 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..host_api import kitchen
-from ..kernels import host_attention
+from ..kernels import head_rotation, host_attention
+from ..kernels.head_rotation import norm, rotate
 from ..kinds.layout import CHANNELS_LAST
 from ..torch_api.tracing import operator_name, realized
 
@@ -66,18 +67,6 @@ def group_norm(
     return y.to(input.dtype).permute(0, 3, 1, 2)
 
 
-def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The host's rotation of neighbouring elements by a table `[..., width // 2, 2, 2]`, as maths
-    that a compiler fuses with what comes before; the library's kernel is a pass over memory of its
-    own, some 2 of the 93 ms of a step of Z-Image at 1024x1024 on an H200.
-    """
-    exact = torch.promote_types(table.dtype, torch.float32)
-    pairs = x.to(exact).reshape(*x.shape[:-1], -1, 1, 2)
-    table = table.to(exact)
-    rotated: torch.Tensor = table[..., 0] * pairs[..., 0] + table[..., 1] * pairs[..., 1]
-    return rotated.reshape(x.shape).to(x.dtype)
-
-
 def rotate_halves(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """As `rotate`, where an element of a row's first half goes with its like of the second."""
     exact = torch.promote_types(table.dtype, torch.float32)
@@ -107,13 +96,6 @@ def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     that they come from give them.
     """
     return torch.cat([part.transpose(1, _ROWS) for part in parts], 1).transpose(1, _ROWS)
-
-
-def norm(x: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The host's root-mean-square norm of each row, not rounded."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    factor = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
-    return exact * factor * scale.to(exact.dtype)
 
 
 def norm_and_rotate(
@@ -196,9 +178,9 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
+_NORM_BOTH = f"{kitchen.PACKAGE}.rms_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
-    f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
     f"{kitchen.PACKAGE}.rms_rope_split_half1": norm_and_rotate_halves,
     f"{kitchen.PACKAGE}.rms_rope_split_half": norm_and_rotate_both_halves,
 }
@@ -210,6 +192,8 @@ class _Rewrites(TorchFunctionMode):
         self._channels_last = layout == CHANNELS_LAST
         #: What was joined by its rows, and of which parts.
         self._joined: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+        #: What was normed row by row, of what, by which scale and epsilon.
+        self._normed: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]] = []
         #: What was repeated for the heads that share it, and of what.
         self._repeated: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -230,6 +214,8 @@ class _Rewrites(TorchFunctionMode):
                 return args[0]
         elif func is torch.Tensor.repeat_interleave:
             return self._repeat(*args, **kwargs)
+        elif func is torch.nn.functional.rms_norm:
+            return self._norm(*args, **kwargs)
         elif func is host_attention.OPERATOR:
             return self._attend(*args, **kwargs)
         elif (name := operator_name(func)) is not None:
@@ -237,6 +223,8 @@ class _Rewrites(TorchFunctionMode):
                 func = self._rotate
             elif name == _APPLY:
                 func = self._rotate_both
+            elif name == _NORM_BOTH:
+                func = self._norm_and_rotate_both
             else:
                 func = _NORM.get(name, func)
         return func(*args, **kwargs)
@@ -270,6 +258,20 @@ class _Rewrites(TorchFunctionMode):
         """The operator repeats by itself, where its kernel needs it."""
         return next((source for result, source in self._repeated if result is tensor), tensor)
 
+    def _norm(
+        self,
+        x: torch.Tensor,
+        shape: Any,
+        weight: torch.Tensor | None = None,
+        eps: float | None = None,
+    ) -> torch.Tensor:
+        result = torch.nn.functional.rms_norm(x, shape, weight, eps)
+        if weight is not None and len(shape) == 1:
+            # Torch's own for what it computes in float32.
+            epsilon = torch.finfo(torch.float32).eps if eps is None else eps
+            self._normed.append((result, x, weight, epsilon))
+        return result
+
     def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         parts = next((parts for joined, parts in self._joined if joined is x), None)
         if parts is None or table.shape[_ROWS] != x.shape[_ROWS]:
@@ -279,4 +281,77 @@ class _Rewrites(TorchFunctionMode):
     def _rotate_both(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._rotate(query, table), self._rotate(key, table)
+        both = self._normed_and_rotated(query, key, table)
+        if both is None:
+            both = self._parts_normed_and_rotated(query, key, table)
+        return both or (self._rotate(query, table), self._rotate(key, table))
+
+    def _normed_and_rotated(
+        self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of what was normed before, by one operator; None where there is none for these."""
+        of_query, of_key = (
+            next((normed for normed in self._normed if normed[0] is x), None) for x in (query, key)
+        )
+        if of_query is None or of_key is None or of_query[3] != of_key[3]:
+            return None
+        (_, q, q_scale, epsilon), (_, k, k_scale, _) = of_query, of_key
+        return _by_heads(q, k, table, q_scale, k_scale, epsilon, rounds=True)
+
+    def _parts_normed_and_rotated(
+        self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The same for what was joined of normed parts."""
+        of_query, of_key = (
+            next((parts for joined, parts in self._joined if joined is x), ()) for x in (query, key)
+        )
+        if not of_query or len(of_query) != len(of_key) or table.dim() != 6:
+            return None
+        found, begin = [], 0
+        for q, k in zip(of_query, of_key, strict=True):
+            rows = q.shape[_ROWS]
+            both = self._normed_and_rotated(q, k, table.narrow(_ROWS, begin, rows))
+            if both is None:
+                return None
+            found.append(both)
+            begin = begin + rows
+        queries, keys = zip(*found, strict=True)
+        return join_rows(queries), join_rows(keys)
+
+    def _norm_and_rotate_both(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        freqs_cis: torch.Tensor,
+        q_scale: torch.Tensor,
+        k_scale: torch.Tensor | None = None,
+        epsilon: float = 1e-6,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        other = q_scale if k_scale is None else k_scale
+        both = _by_heads(q, k, freqs_cis, q_scale, other, epsilon, rounds=False)
+        return both or norm_and_rotate_both(q, k, freqs_cis, q_scale, other, epsilon)
+
+
+def _by_heads(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    table: torch.Tensor,
+    query_scale: torch.Tensor,
+    key_scale: torch.Tensor,
+    epsilon: float,
+    *,
+    rounds: bool,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Norm and rotate by the operator for that, where it is made for these: on a GPU."""
+    if any(x.dim() != 4 for x in (query, key)) or table.dim() != 6:
+        return None
+    # Symbols are not asked: a graph is for one row as well.
+    sides = {dim: table.shape[dim] for dim in (1, _ROWS)}
+    of_heads = next((dim for dim, n in sides.items() if type(n) is int and n == 1), None)
+    if of_heads is None:
+        return None
+    x = tuple(t if of_heads == _ROWS else t.transpose(1, _ROWS) for t in (query, key, table))
+    if not head_rotation.is_for(*x):
+        return None
+    found = head_rotation.OPERATOR(*x, query_scale, key_scale, epsilon, rounds)
+    return tuple(t if of_heads == _ROWS else t.transpose(1, _ROWS) for t in found)

@@ -1,11 +1,13 @@
 """The host's own library of kernels, whose operators stay whole in a graph.
 
 Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator; on
-its operator `int8_linear` and on how it keeps such weights (`tensor/int8.py`).
+its operator `int8_linear`, the kernel within (`backends/cuda`) and on how it keeps such weights
+(`tensor/int8.py`).
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import sys
 from typing import Any, NamedTuple
@@ -64,6 +66,45 @@ def multiply_int8(
         result: torch.Tensor = operator(x, values, scale, bias, _CODES[x.dtype])
     except (AttributeError, TypeError) as error:
         raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
+    return result
+
+
+def multiply_int8_rows(
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Multiply rows that are int8 already by an int8 weight, as `multiply_int8` does it then.
+
+    Args:
+        rows: int8 [rows, in]; scales: float32 [rows, 1], what one of each row is worth.
+        values: int8 [out, in]; scale: float32, for each of its rows or for all.
+
+    Returns:
+        [rows, out] in `dtype`.
+
+    Raises:
+        RuntimeError: this version of the library has no such kernel, or it does not take these.
+    """
+    try:
+        library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
+        export, product = library._wrap_for_dlpack, library._C.cutlass_int8_dequant
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
+    count = values.shape[0]
+    result = rows.new_empty(rows.shape[0], count, dtype=dtype)
+    of_rows = scale.to(torch.float32).reshape(-1).expand(count).contiguous()
+    added = rows.new_empty(0, dtype=dtype) if bias is None else bias.to(torch.float32).contiguous()
+    tensors = map(export, (rows, values.contiguous(), scales, of_rows, added, result))
+    try:
+        taken = product(*tensors, _CODES[dtype], torch.cuda.current_stream().cuda_stream)
+    except TypeError as error:
+        raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
+    if not taken:
+        raise RuntimeError(f"{PACKAGE} does not multiply {list(rows.shape)} here")
     return result
 
 

@@ -2,21 +2,26 @@
 multiply has to be rotated and quantised, too, at each call.
 
 The host's library does both in one kernel, which on some cards takes several times what its reads
-and writes would. There it is quicker to rotate by a product with a small matrix, and to let the
-library quantise and multiply as for weights that are not rotated. So both are timed (`ways`).
+and writes would. There it is quicker to rotate by a product with a small matrix and to quantise by
+a kernel of ours (`int8_rows`); the product itself stays the library's. So both are timed (`ways`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ..host_api import kitchen, layers
+from .int8_rows import WIDEST, Int8Rows
 from .ways import Ways
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "products.json"
 #: Rotated by a product of its own.
@@ -31,6 +36,15 @@ MUST_SAVE_MS = 0.005
 MOST_MEMORY = 1 / 64
 
 
+class _Means(NamedTuple):
+    """What the other way takes: the rotation `[GROUP, GROUP]`, and what quantises rotated rows;
+    None leaves that to the library.
+    """
+
+    rotation: torch.Tensor
+    rows: Int8Rows | None
+
+
 class RotatedProducts:
     """A `host_layer.Caller`; for any thread."""
 
@@ -38,8 +52,8 @@ class RotatedProducts:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
         path = directory / FILE_NAME
         self.ways = Ways(path, machine, APART, must_save_ms=MUST_SAVE_MS, are_short=True)
-        #: A captured call reads one at each replay.
-        self._rotations: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        #: A captured call reads the rotation at each replay.
+        self._means: dict[tuple[torch.device, torch.dtype], _Means] = {}
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
@@ -68,38 +82,49 @@ class RotatedProducts:
         parts = kitchen.rotated_weight(weight)
         if parts is None or parts.group != GROUP or input.nbytes > _most_bytes(input.device):
             return host()
-        rotation = self._rotation(input)
-        if rotation is None:
+        means = self._means_for(input)
+        if means is None:
             return host()
         values = parts.values
         return self.ways.run(
             (input.shape, values.shape, input.dtype),
             lambda: _class(input, values),
             host,
-            lambda: _apart(input, rotation, parts, bias),
+            lambda: _apart(input, means, parts, bias),
         )
 
-    def _rotation(self, like: torch.Tensor) -> torch.Tensor | None:
-        """What rotates a group of this dtype, made at the first call; None while one is captured:
-        nothing can be copied to the GPU then.
+    def _means_for(self, like: torch.Tensor) -> _Means | None:
+        """Those for this dtype, made at the first call; None while one is captured: nothing can be
+        copied to the GPU then, and no code loaded.
         """
         form = like.device, like.dtype
-        if form not in self._rotations and not torch.cuda.is_current_stream_capturing():
+        if form not in self._means and not torch.cuda.is_current_stream_capturing():
             rotation = hadamard() / _shrink(like.dtype)
-            self._rotations[form] = rotation.to(like.device, like.dtype)
-        return self._rotations.get(form)
+            rows = _int8_rows() if like.is_cuda else None
+            self._means[form] = _Means(rotation.to(like.device, like.dtype), rows)
+        return self._means.get(form)
+
+
+def _int8_rows() -> Int8Rows | None:
+    try:
+        return Int8Rows()
+    except RuntimeError as error:
+        logger.debug("rows are quantised by the host's library: %s", error)
+        return None
 
 
 def _apart(
-    input: torch.Tensor,
-    rotation: torch.Tensor,
-    weight: kitchen.RotatedWeight,
-    bias: torch.Tensor | None,
+    input: torch.Tensor, means: _Means, weight: kitchen.RotatedWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    rows = (input.reshape(-1, GROUP) @ rotation).view(-1, input.shape[-1])
+    width = input.shape[-1]
+    rows = (input.reshape(-1, GROUP) @ means.rotation).view(-1, width)
     shrink = _shrink(input.dtype)
     scale = weight.scale if shrink == 1.0 else weight.scale * shrink
-    result = kitchen.multiply_int8(rows, weight.values, scale, bias)
+    if means.rows is None or width > WIDEST:
+        result = kitchen.multiply_int8(rows, weight.values, scale, bias)
+    else:
+        values, scales = means.rows.quantise(rows)
+        result = kitchen.multiply_int8_rows(values, scales, weight.values, scale, bias, input.dtype)
     return result.view(*input.shape[:-1], -1)
 
 
@@ -139,4 +164,6 @@ def _most_bytes(device: torch.device) -> float:
 def _class(input: torch.Tensor, weight: torch.Tensor) -> str:
     out, width = weight.shape
     rows = round(2 * math.log2(input.numel() // width))
-    return f"{kitchen.version()} {str(input.dtype).removeprefix('torch.')} {width} {out} {rows}"
+    return (
+        f"{kitchen.version()} rows {str(input.dtype).removeprefix('torch.')} {width} {out} {rows}"
+    )

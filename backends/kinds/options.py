@@ -36,7 +36,9 @@ PERSISTENT_ANY = 2048
 OWN_CODE = "warmgraph"
 #: Facts that only another version of Warmgraph says differently; `payload`, a number, was the
 #: fingerprint in older graph files.
-OURS = frozenset((OWN_CODE, "options", "channels_last", "persistent_row", "payload"))
+OURS = frozenset(
+    (OWN_CODE, "options", "channels_last", "persistent_row", "persistent_any", "payload")
+)
 
 
 def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
         OWN_CODE: own_fingerprint(),
         "options": dict(sorted(CONFIG.items())),
         "channels_last": CHANNELS_LAST_CONFIG,
-        "persistent_row": [PERSISTENT_ROW, PERSISTENT_ANY],
+        "persistent_row": PERSISTENT_ROW,
+        "persistent_any": PERSISTENT_ANY,
     }
     if device == "cuda":
         facts["triton"] = triton

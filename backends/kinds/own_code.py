@@ -23,6 +23,7 @@ MAKERS = (
     "kernels/attention.py",
     "kernels/cross_attention.py",
     "kernels/gpu_time.py",
+    "kernels/head_rotation.py",
     "kernels/host_attention.py",
     "kernels/products.py",
     "kernels/twin_product.py",

@@ -109,7 +109,7 @@ def test_times_decide_and_are_remembered(
     RotatedProducts(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 1 and card.apart == 7
     kept = json.loads((tmp_path / FILE_NAME).read_text())
-    assert kept == {MACHINE: {"1.2 bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
+    assert kept == {MACHINE: {"1.2 rows bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
     monkeypatch.setattr(kitchen, "version", lambda: "1.3")  # whose own kernel may be a quicker one
     RotatedProducts(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 2 and card.apart == 8

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends.kernels import ways
+from warmgraph_backends.kernels.int8_rows import WIDEST, Int8Rows
 from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -29,6 +30,37 @@ def _weight(out: int, width: int, dtype: torch.dtype) -> Any:
 
 def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
     return float((found.float() - truth).norm() / truth.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [8, 256, 3840, 5128, 13824, WIDEST])
+def test_rows_are_quantised_as_the_library_does(width: int, dtype: torch.dtype) -> None:
+    x = (3.0 * torch.randn(37, width, device="cuda")).to(dtype)
+    x[1] = 0.0
+    x[2, width // 2] = 1000.0
+    values, scales = Int8Rows().quantise(x)
+    exact = (x.float().abs().amax(1, keepdim=True) / 127.0).clamp(min=1e-30)
+    torch.testing.assert_close(scales, exact, rtol=1e-6, atol=0.0)
+    expected = (x.float() / exact).round()
+    difference = (values.float() - expected).abs()  # in the middle it may go either way
+    assert float(difference.max()) <= 1.0 and float((difference > 0).float().mean()) < 1e-3
+    assert int(values[2, width // 2]) == 127 and not values[1].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(wrong: float) -> None:
+    x = torch.randn(3, 512, device="cuda", dtype=torch.bfloat16)
+    x[1, 77] = wrong
+    _, scales = Int8Rows().quantise(x)
+    assert scales.isfinite().flatten().tolist() == [True, False, True]
+
+
+def test_rows_of_other_widths_are_refused() -> None:
+    for width in (4, 12, WIDEST + 8):
+        with pytest.raises(ValueError, match="multiple of 8"):
+            Int8Rows().quantise(torch.zeros(2, width, device="cuda", dtype=torch.bfloat16))
 
 
 @torch.no_grad()

@@ -1,0 +1,34 @@
+"""CUDA source of ours compiles for every card that the host's products run on, without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from warmgraph_backends.kernels import head_rotation, int8_rows
+from warmgraph_backends.torch_api.cuda_source import compile_binary
+
+SOURCES = {"quantise_rows": int8_rows.SOURCE, "norm_and_rotate": head_rotation.SOURCE}
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    if torch.version.cuda is None:
+        pytest.skip("needs a PyTorch that brings NVRTC")
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_compiles_without_a_toolkit(
+    name: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    assert name.encode() in compile_binary(SOURCES[name], name, architecture)
+
+
+def test_what_it_refuses_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r'wrong for sm_90: .*"nothing" is undefined'):
+        compile_binary('extern "C" __global__ void wrong() { nothing; }', "wrong", "sm_90")
+    with pytest.raises(RuntimeError, match="sm_1"):
+        compile_binary('extern "C" __global__ void wrong() {}', "wrong", "sm_1")
