@@ -92,7 +92,9 @@ def test_parts_that_are_joined_become_one_operator_each(host: Host, calls: list[
 
     def run() -> list[torch.Tensor]:
         normed = [[norms[rows](x) for x in part] for rows, part in parts.items()]
-        return list(kitchen.apply_rope(*(torch.cat(each, 2) for each in zip(*normed, strict=True)), table))
+        return list(
+            kitchen.apply_rope(*(torch.cat(each, 2) for each in zip(*normed, strict=True)), table)
+        )
 
     with equal_with_and_without_tracing(calls, 2) as runs:
         runs.append(run)
