@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -76,12 +77,14 @@ def multiply_int8_rows(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
+    stream: int,
 ) -> torch.Tensor:
     """Multiply rows that are int8 already by an int8 weight, as `multiply_int8` does it then.
 
     Args:
         rows: int8 [rows, in]; scales: float32 [rows, 1], what one of each row is worth.
         values: int8 [out, in]; scale: float32, for each of its rows or for all.
+        stream: the current one, as CUDA knows it.
 
     Returns:
         [rows, out] in `dtype`.
@@ -89,23 +92,29 @@ def multiply_int8_rows(
     Raises:
         RuntimeError: this version of the library has no such kernel, or it does not take these.
     """
-    try:
-        library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
-        export, product = library._wrap_for_dlpack, library._C.cutlass_int8_dequant
-    except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
+    export, product = _int8_product()
     count = values.shape[0]
     result = rows.new_empty(rows.shape[0], count, dtype=dtype)
     of_rows = scale.to(torch.float32).reshape(-1).expand(count).contiguous()
     added = rows.new_empty(0, dtype=dtype) if bias is None else bias.to(torch.float32).contiguous()
     tensors = map(export, (rows, values.contiguous(), scales, of_rows, added, result))
     try:
-        taken = product(*tensors, _CODES[dtype], torch.cuda.current_stream().cuda_stream)
+        taken = product(*tensors, _CODES[dtype], stream)
     except TypeError as error:
         raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
     if not taken:
         raise RuntimeError(f"{PACKAGE} does not multiply {list(rows.shape)} here")
     return result
+
+
+@cache
+def _int8_product() -> tuple[Any, Any]:
+    """What hands a tensor over to the library's own code, and its product of int8 by int8."""
+    try:
+        library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
+        return library._wrap_for_dlpack, library._C.cutlass_int8_dequant
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
 
 
 def facts() -> str:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Elements that a thread holds; the threads of a head reduce among themselves.
 _HELD = 8
-_THREADS = 256
+_MOST_THREADS = 1024
 _WIDTHS = (32, 64, 128, 256)
 _KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
@@ -54,17 +54,41 @@ __device__ __forceinline__ float of_scale(const void* scale, int place, int kind
     return number(((const unsigned short*)scale)[place], kind);
 }
 
-// Heads of one token: `first` of them are done by each turn of the block.
-__device__ __forceinline__ void heads_of(
-    const uint4* input, uint4* output, long long begin, long long stride, long long result,
-    int heads, const float* scale, const float* table, float epsilon, int threads, int kind,
-    int rounds
+// One block a token, of its queries' heads and its keys'; strides in pieces of eight elements,
+// those of the table in elements. All that a thread reads it asks for before it waits.
+extern "C" __global__ void __launch_bounds__(1024) norm_and_rotate(
+    const uint4* query, const uint4* key, const float* table, const void* query_scale,
+    const void* key_scale, uint4* query_out, uint4* key_out, int query_batch, int query_row,
+    int query_head, int key_batch, int key_row, int key_head, int table_batch, int table_row,
+    int query_heads, int key_heads, int rows, int threads, int kind, int query_kind, int key_kind,
+    int rounds, double epsilon
 ) {
+    const long long row = blockIdx.x % rows, batch = blockIdx.x / rows;
+    const long long token = batch * rows + row;
     const int lane = threadIdx.x % threads;
-    for (int head = threadIdx.x / threads; head < heads; head += blockDim.x / threads) {
-        const uint4 held = input[begin + head * stride + lane];
+    const float4* places = (const float4*)(
+        table + batch * table_batch + row * table_row + 16ll * lane);
+    float4 t[4];
+    #pragma unroll
+    for (int pair = 0; pair < 4; ++pair) t[pair] = places[pair];
+    // Heads at the end of a token leave the other half of a warp without any.
+    const unsigned int all = threads == 32 ? 0xffffffffu : (1u << threads) - 1u;
+    const unsigned int here = all << (threadIdx.x % 32 / threads * threads);
+
+    const int step = blockDim.x / threads;
+    for (int each = threadIdx.x / threads; each < query_heads + key_heads; each += step) {
+        const bool is_key = each >= query_heads;
+        const int head = is_key ? each - query_heads : each;
+        const uint4 held = is_key
+            ? key[batch * key_batch + row * key_row + (long long)head * key_head + lane]
+            : query[batch * query_batch + row * query_row + (long long)head * query_head + lane];
+        const void* scales = is_key ? key_scale : query_scale;
+        const int scale_kind = is_key ? key_kind : query_kind;
+        float scale[8], x[8];
+        #pragma unroll
+        for (int place = 0; place < 8; ++place)
+            scale[place] = of_scale(scales, 8 * lane + place, scale_kind);
         const unsigned int words[4] = {held.x, held.y, held.z, held.w};
-        float x[8];
         float squares = 0.0f;
         #pragma unroll
         for (int word = 0; word < 4; ++word) {
@@ -72,13 +96,10 @@ __device__ __forceinline__ void heads_of(
             x[2 * word + 1] = number(words[word] >> 16, kind);
         }
         #pragma unroll
-        for (int each = 0; each < 8; ++each) squares += x[each] * x[each];
-        // Heads at the end of a token leave the other half of a warp without any.
-        const unsigned int all = threads == 32 ? 0xffffffffu : (1u << threads) - 1u;
-        const unsigned int here = all << (threadIdx.x % 32 / threads * threads);
+        for (int place = 0; place < 8; ++place) squares += x[place] * x[place];
         for (int apart = threads / 2; apart > 0; apart /= 2)
             squares += __shfl_xor_sync(here, squares, apart);
-        const float factor = rsqrtf(squares / (8 * threads) + epsilon);
+        const float factor = rsqrtf(squares / (8 * threads) + (float)epsilon);
         unsigned int out[4];
         #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
@@ -88,47 +109,14 @@ __device__ __forceinline__ void heads_of(
                 even = number(rounded(even, kind), kind);
                 odd = number(rounded(odd, kind), kind);
             }
-            const float* t = table + 4 * pair;
-            const unsigned int low = rounded(t[0] * even + t[1] * odd, kind);
-            const unsigned int high = rounded(t[2] * even + t[3] * odd, kind);
+            const unsigned int low = rounded(t[pair].x * even + t[pair].y * odd, kind);
+            const unsigned int high = rounded(t[pair].z * even + t[pair].w * odd, kind);
             out[pair] = low | (high << 16);
         }
-        output[result + head * threads + lane] = make_uint4(out[0], out[1], out[2], out[3]);
+        uint4* result = is_key ? key_out + token * key_heads * threads
+                               : query_out + token * query_heads * threads;
+        result[head * threads + lane] = make_uint4(out[0], out[1], out[2], out[3]);
     }
-}
-
-// One block a token; strides in pieces of eight elements, those of the table in elements.
-extern "C" __global__ void norm_and_rotate(
-    const uint4* query, const uint4* key, const float* table, const void* query_scale,
-    const void* key_scale, uint4* query_out, uint4* key_out, int query_batch, int query_row,
-    int query_head, int key_batch, int key_row, int key_head, int table_batch, int table_row,
-    int query_heads, int key_heads, int rows, int threads, int kind, int query_kind, int key_kind,
-    int rounds, double epsilon
-) {
-    const long long row = blockIdx.x % rows, batch = blockIdx.x / rows;
-    const int lane = threadIdx.x % threads;
-    const float4* places = (const float4*)(
-        table + batch * table_batch + row * table_row + 16ll * lane);
-    float t[16], q[8], k[8];
-    #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        const float4 four = places[pair];
-        t[4 * pair] = four.x;
-        t[4 * pair + 1] = four.y;
-        t[4 * pair + 2] = four.z;
-        t[4 * pair + 3] = four.w;
-    }
-    #pragma unroll
-    for (int each = 0; each < 8; ++each) {
-        q[each] = of_scale(query_scale, 8 * lane + each, query_kind);
-        k[each] = of_scale(key_scale, 8 * lane + each, key_kind);
-    }
-    const long long token = batch * rows + row;
-    heads_of(query, query_out, batch * query_batch + row * query_row, query_head,
-             token * query_heads * threads, query_heads, q, t, (float)epsilon, threads, kind,
-             rounds);
-    heads_of(key, key_out, batch * key_batch + row * key_row, key_head,
-             token * key_heads * threads, key_heads, k, t, (float)epsilon, threads, kind, rounds);
 }
 """
 
@@ -213,7 +201,10 @@ def _run(
     kinds = [_KINDS[x.dtype] for x in (query, query_scale, key_scale)]
     tensors = (query, key, table, query_scale, key_scale, *found)
     numbers = (*strides, *of_table, heads, key.shape[2], rows, width // _HELD, *kinds, int(rounds))
-    launch(batch * rows, _THREADS, (*tensors, *numbers, epsilon))
+    wanted = (heads + key.shape[2]) * width // _HELD
+    turns = -(-wanted // _MOST_THREADS)
+    threads = -(-wanted // (32 * turns)) * 32
+    launch(batch * rows, threads, (*tensors, *numbers, epsilon))
     return found
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from ..host_api import kitchen, layers
+from ..torch_api.cuda_source import current_stream
 from .int8_rows import WIDEST, Int8Rows
 from .ways import Ways
 
@@ -124,7 +125,10 @@ def _apart(
         result = kitchen.multiply_int8(rows, weight.values, scale, bias)
     else:
         values, scales = means.rows.quantise(rows)
-        result = kitchen.multiply_int8_rows(values, scales, weight.values, scale, bias, input.dtype)
+        stream = current_stream(input.get_device())
+        result = kitchen.multiply_int8_rows(
+            values, scales, weight.values, scale, bias, input.dtype, stream
+        )
     return result.view(*input.shape[:-1], -1)
 
 

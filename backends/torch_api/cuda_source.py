@@ -20,7 +20,8 @@ Launch = Callable[[int, int, Sequence[Any]], None]
 
 
 def compile_cuda(source: str, name: str) -> Launch:
-    """Compile a kernel for the current device and return what launches it on the current stream.
+    """Compile a kernel for the current device and return what launches it there, on the stream that
+    is current then.
 
     Args:
         source: CUDA C++ that includes nothing; the kernel is `extern "C"`.
@@ -28,20 +29,44 @@ def compile_cuda(source: str, name: str) -> Launch:
     Raises:
         RuntimeError: this PyTorch has no such compiler, or it refuses the source.
     """
-    major, minor = torch.cuda.get_device_capability()
+    device = torch.cuda.current_device()
+    major, minor = torch.cuda.get_device_capability(device)
     binary = compile_binary(source, name, f"sm_{major}{minor}")
     try:
-        from torch.cuda import _utils
-
-        tools: Any = _utils
+        tools = _tools()
         kernel = tools._cuda_load_module(binary, [name])[name]
-    except (AttributeError, ImportError, KeyError, OSError, TypeError) as error:
+        function, start = kernel.func, tools._get_gpu_runtime_library().cuLaunchKernel
+    except (AttributeError, KeyError, OSError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} loads no such code: {error}") from error
 
     def launch(blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        kernel(grid=(blocks, 1, 1), block=(threads, 1, 1), args=list(arguments))
+        # Torch's own call of a kernel takes the processor several times as long.
+        values = [_as_c(argument) for argument in arguments]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = ctypes.c_void_p(current_stream(device))
+        status = start(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
+        if status:
+            raise RuntimeError(f"CUDA answered {status} to a launch of {name}")
 
+    launch.kernel = kernel  # type: ignore[attr-defined]  # its code is there as long as this is
     return launch
+
+
+def current_stream(device: int) -> int:
+    """Return the current stream of a GPU as CUDA knows it; `torch.cuda.current_stream` takes the
+    processor as long as a launch does.
+    """
+    private: Any = torch._C
+    ask = getattr(private, "_cuda_getCurrentRawStream", None)
+    if ask is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(ask(device))
+
+
+def _as_c(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int(value)
 
 
 def compile_binary(source: str, name: str, architecture: str) -> bytes:
@@ -76,9 +101,14 @@ def compile_binary(source: str, name: str, architecture: str) -> bytes:
 
 def _compiler() -> Any:
     try:
-        from torch.cuda import _utils
-
-        tools: Any = _utils
-        return tools._get_nvrtc_library()
-    except (AttributeError, ImportError, OSError, ValueError) as error:
+        return _tools()._get_nvrtc_library()
+    except (AttributeError, OSError, ValueError) as error:
         raise RuntimeError(f"torch {torch.__version__} brings no NVRTC: {error}") from error
+
+
+def _tools() -> Any:
+    try:
+        from torch.cuda import _utils
+    except ImportError as error:
+        raise RuntimeError(f"torch {torch.__version__} compiles no CUDA source") from error
+    return _utils
