@@ -21,53 +21,73 @@ logger = logging.getLogger(__name__)
 
 #: Elements that a thread holds; the threads of a head reduce among themselves.
 _HELD = 8
-_MOST_THREADS = 1024
+_THREADS = 256
 _WIDTHS = (32, 64, 128, 256)
-_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 SOURCE = """
-// Bits of a bfloat16 (kind 0) or float16 (1) as a float, and back, rounded to the nearest.
-__device__ __forceinline__ float number(unsigned int bits, int kind) {
-    float result;
-    if (kind == 1) {
-        unsigned short low = (unsigned short)bits;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(low));
-    } else {
-        result = __uint_as_float(bits << 16);
-    }
+// Two numbers of HALF (float16 if it is 1, else bfloat16) in a word, the first one below.
+__device__ __forceinline__ float2 numbers(unsigned int word) {
+    float2 result;
+#if HALF
+    unsigned short low = (unsigned short)word, high = (unsigned short)(word >> 16);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result.x) : "h"(low));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result.y) : "h"(high));
+#else
+    result.x = __uint_as_float(word << 16);
+    result.y = __uint_as_float(word & 0xffff0000u);
+#endif
     return result;
 }
 
-__device__ __forceinline__ unsigned int rounded(float value, int kind) {
-    if (kind == 1) {
-        unsigned short low;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(value));
-        return low;
-    }
-    const unsigned int bits = __float_as_uint(value);
+__device__ __forceinline__ unsigned int rounded(float value) {
+#if HALF
+    unsigned short low;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(value));
+    return low;
+#else
     if (value != value) return 0x7fffu;
+    const unsigned int bits = __float_as_uint(value);
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+#endif
 }
 
-__device__ __forceinline__ float of_scale(const void* scale, int place, int kind) {
-    if (kind == 2) return ((const float*)scale)[place];
-    return number(((const unsigned short*)scale)[place], kind);
+__device__ __forceinline__ unsigned int word_of(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    unsigned int word;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+    return word;
+#else
+    return rounded(low) | (rounded(high) << 16);
+#endif
 }
 
 // One block a token, of its queries' heads and its keys'; strides in pieces of eight elements,
-// those of the table in elements. All that a thread reads it asks for before it waits.
-extern "C" __global__ void __launch_bounds__(1024) norm_and_rotate(
+// those of the table in elements. What a thread needs next it asks for before it computes.
+extern "C" __global__ void __launch_bounds__(256, 4) norm_and_rotate(
     const uint4* query, const uint4* key, const float* table, const void* query_scale,
     const void* key_scale, uint4* query_out, uint4* key_out, int query_batch, int query_row,
     int query_head, int key_batch, int key_row, int key_head, int table_batch, int table_row,
-    int query_heads, int key_heads, int rows, int threads, int kind, int query_kind, int key_kind,
+    int query_heads, int key_heads, int rows, int threads, int query_float, int key_float,
     int rounds, double epsilon
 ) {
-    const long long row = blockIdx.x % rows, batch = blockIdx.x / rows;
-    const long long token = batch * rows + row;
-    const int lane = threadIdx.x % threads;
+    const int row = blockIdx.x % rows, batch = blockIdx.x / rows;
+    const long long token = blockIdx.x;
+    const int lane = threadIdx.x % threads, first = threadIdx.x / threads;
+    const int heads = query_heads + key_heads, step = blockDim.x / threads;
+    query += (long long)batch * query_batch + (long long)row * query_row + lane;
+    key += (long long)batch * key_batch + (long long)row * key_row + lane;
+    query_out += token * query_heads * threads + lane;
+    key_out += token * key_heads * threads + lane;
     const float4* places = (const float4*)(
-        table + batch * table_batch + row * table_row + 16ll * lane);
+        table + (long long)batch * table_batch + (long long)row * table_row + 16ll * lane);
+    uint4 next = make_uint4(0, 0, 0, 0);
+    if (first < heads)
+        next = first < query_heads ? query[(long long)first * query_head]
+                                   : key[(long long)(first - query_heads) * key_head];
     float4 t[4];
     #pragma unroll
     for (int pair = 0; pair < 4; ++pair) t[pair] = places[pair];
@@ -75,47 +95,53 @@ extern "C" __global__ void __launch_bounds__(1024) norm_and_rotate(
     const unsigned int all = threads == 32 ? 0xffffffffu : (1u << threads) - 1u;
     const unsigned int here = all << (threadIdx.x % 32 / threads * threads);
 
-    const int step = blockDim.x / threads;
-    for (int each = threadIdx.x / threads; each < query_heads + key_heads; each += step) {
+    for (int each = first; each < heads; each += step) {
+        const uint4 held = next;
+        const int after = each + step;
+        if (after < heads)
+            next = after < query_heads ? query[(long long)after * query_head]
+                                       : key[(long long)(after - query_heads) * key_head];
         const bool is_key = each >= query_heads;
-        const int head = is_key ? each - query_heads : each;
-        const uint4 held = is_key
-            ? key[batch * key_batch + row * key_row + (long long)head * key_head + lane]
-            : query[batch * query_batch + row * query_row + (long long)head * query_head + lane];
         const void* scales = is_key ? key_scale : query_scale;
-        const int scale_kind = is_key ? key_kind : query_kind;
-        float scale[8], x[8];
-        #pragma unroll
-        for (int place = 0; place < 8; ++place)
-            scale[place] = of_scale(scales, 8 * lane + place, scale_kind);
-        const unsigned int words[4] = {held.x, held.y, held.z, held.w};
+        float2 scale[4];
+        if (is_key ? key_float : query_float) {
+            const float4* floats = (const float4*)scales + 2 * lane;
+            const float4 low = floats[0], high = floats[1];
+            scale[0] = make_float2(low.x, low.y);
+            scale[1] = make_float2(low.z, low.w);
+            scale[2] = make_float2(high.x, high.y);
+            scale[3] = make_float2(high.z, high.w);
+        } else {
+            const uint4 words = ((const uint4*)scales)[lane];
+            scale[0] = numbers(words.x);
+            scale[1] = numbers(words.y);
+            scale[2] = numbers(words.z);
+            scale[3] = numbers(words.w);
+        }
+        float2 x[4] = {numbers(held.x), numbers(held.y), numbers(held.z), numbers(held.w)};
         float squares = 0.0f;
         #pragma unroll
-        for (int word = 0; word < 4; ++word) {
-            x[2 * word] = number(words[word] & 0xffffu, kind);
-            x[2 * word + 1] = number(words[word] >> 16, kind);
-        }
-        #pragma unroll
-        for (int place = 0; place < 8; ++place) squares += x[place] * x[place];
+        for (int pair = 0; pair < 4; ++pair)
+            squares += x[pair].x * x[pair].x + x[pair].y * x[pair].y;
         for (int apart = threads / 2; apart > 0; apart /= 2)
             squares += __shfl_xor_sync(here, squares, apart);
         const float factor = rsqrtf(squares / (8 * threads) + (float)epsilon);
         unsigned int out[4];
         #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            float even = x[2 * pair] * factor * scale[2 * pair];
-            float odd = x[2 * pair + 1] * factor * scale[2 * pair + 1];
+            float even = x[pair].x * factor * scale[pair].x;
+            float odd = x[pair].y * factor * scale[pair].y;
             if (rounds) {
-                even = number(rounded(even, kind), kind);
-                odd = number(rounded(odd, kind), kind);
+                const float2 both = numbers(word_of(even, odd));
+                even = both.x;
+                odd = both.y;
             }
-            const unsigned int low = rounded(t[pair].x * even + t[pair].y * odd, kind);
-            const unsigned int high = rounded(t[pair].z * even + t[pair].w * odd, kind);
-            out[pair] = low | (high << 16);
+            out[pair] = word_of(t[pair].x * even + t[pair].y * odd,
+                                t[pair].z * even + t[pair].w * odd);
         }
-        uint4* result = is_key ? key_out + token * key_heads * threads
-                               : query_out + token * query_heads * threads;
-        result[head * threads + lane] = make_uint4(out[0], out[1], out[2], out[3]);
+        const uint4 result = make_uint4(out[0], out[1], out[2], out[3]);
+        if (is_key) key_out[(each - query_heads) * threads] = result;
+        else query_out[each * threads] = result;
     }
 }
 """
@@ -162,21 +188,29 @@ def is_for(query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 class _Kernels:
-    """The kernel on each device, compiled when first called there; None where it cannot be."""
+    """The kernel of each device and dtype, compiled when it is first called; None where it cannot
+    be.
+    """
 
     def __init__(self) -> None:
-        self._launches: dict[torch.device, Launch | None] = {}
+        self._launches: dict[tuple[torch.device, torch.dtype], Launch | None] = {}
 
-    def on(self, device: torch.device) -> Launch | None:
-        if device not in self._launches:
+    def of(self, like: torch.Tensor) -> Launch | None:
+        form = like.device, like.dtype
+        if form not in self._launches:
             if torch.cuda.is_current_stream_capturing():  # no code can be loaded meanwhile
                 return None
             try:
-                self._launches[device] = compile_cuda(SOURCE, "norm_and_rotate")
+                self._launches[form] = compile_cuda(source_for(like.dtype), "norm_and_rotate")
             except RuntimeError as error:
                 logger.debug("queries and keys are rotated by PyTorch: %s", error)
-                self._launches[device] = None
-        return self._launches[device]
+                self._launches[form] = None
+        return self._launches[form]
+
+
+def source_for(dtype: torch.dtype) -> str:
+    """Return the kernel's source for queries of float16 or bfloat16."""
+    return f"#define HALF {int(dtype is torch.float16)}\n{SOURCE}"
 
 
 def _run(
@@ -188,7 +222,7 @@ def _run(
     epsilon: float,
     rounds: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    launch = _kernels.on(query.device) if query.is_cuda else None
+    launch = _kernels.of(query) if query.is_cuda else None
     if launch is None or not _fits(query, key, table, query_scale, key_scale):
         return tuple(  # type: ignore[return-value]
             _plain(x, table, scale, epsilon, rounds=rounds).contiguous()
@@ -198,13 +232,10 @@ def _run(
     found = query.new_empty(query.shape), key.new_empty(key.shape)
     strides = [n // _HELD for x in (query, key) for n in x.stride()[:3]]
     of_table = [0 if table.shape[dim] == 1 else table.stride(dim) for dim in (0, 1)]
-    kinds = [_KINDS[x.dtype] for x in (query, query_scale, key_scale)]
+    floats = [int(scale.dtype is torch.float32) for scale in (query_scale, key_scale)]
     tensors = (query, key, table, query_scale, key_scale, *found)
-    numbers = (*strides, *of_table, heads, key.shape[2], rows, width // _HELD, *kinds, int(rounds))
-    wanted = (heads + key.shape[2]) * width // _HELD
-    turns = -(-wanted // _MOST_THREADS)
-    threads = -(-wanted // (32 * turns)) * 32
-    launch(batch * rows, threads, (*tensors, *numbers, epsilon))
+    numbers = (*strides, *of_table, heads, key.shape[2], rows, width // _HELD, *floats, int(rounds))
+    launch(batch * rows, _THREADS, (*tensors, *numbers, epsilon))
     return found
 
 
@@ -239,7 +270,10 @@ def _fits(
         and table.shape[1] in (1, query.shape[1])
         and key.shape[:2] == query.shape[:2]
         and 0 < query.shape[0] * query.shape[1] < 2**31
-        and all(x.is_contiguous() and x.dtype in _KINDS for x in (query_scale, key_scale))
+        and all(
+            x.is_contiguous() and x.data_ptr() % 16 == 0 and x.dtype in (query.dtype, torch.float32)
+            for x in (query_scale, key_scale)
+        )
     )
 
 

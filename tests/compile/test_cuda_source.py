@@ -8,7 +8,10 @@ import torch
 from warmgraph_backends.kernels import head_rotation, int8_rows
 from warmgraph_backends.torch_api.cuda_source import compile_binary
 
-SOURCES = {"quantise_rows": int8_rows.SOURCE, "norm_and_rotate": head_rotation.SOURCE}
+SOURCES = {
+    "quantise_rows": (int8_rows.SOURCE,),
+    "norm_and_rotate": tuple(map(head_rotation.source_for, (torch.float16, torch.bfloat16))),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,8 @@ def test_it_compiles_without_a_toolkit(
 ) -> None:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    assert name.encode() in compile_binary(SOURCES[name], name, architecture)
+    for source in SOURCES[name]:
+        assert name.encode() in compile_binary(source, name, architecture)
 
 
 def test_what_it_refuses_is_told() -> None:
