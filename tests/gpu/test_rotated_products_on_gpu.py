@@ -36,7 +36,8 @@ def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [8, 256, 3840, 5128, 13824, WIDEST])
 def test_rows_are_quantised_as_the_library_does(width: int, dtype: torch.dtype) -> None:
-    x = (3.0 * torch.randn(37, width, device="cuda")).to(dtype)
+    draw = torch.Generator("cuda").manual_seed(0)
+    x = (3.0 * torch.randn(37, width, device="cuda", generator=draw)).to(dtype)
     x[1] = 0.0
     x[2, width // 2] = 1000.0
     values, scales = Int8Rows().quantise(x)
@@ -44,7 +45,7 @@ def test_rows_are_quantised_as_the_library_does(width: int, dtype: torch.dtype) 
     torch.testing.assert_close(scales, exact, rtol=1e-6, atol=0.0)
     expected = (x.float() / exact).round()
     difference = (values.float() - expected).abs()  # in the middle it may go either way
-    assert float(difference.max()) <= 1.0 and float((difference > 0).float().mean()) < 1e-3
+    assert float(difference.max()) <= 1.0 and int((difference > 0).sum()) <= 2 + x.numel() // 1000
     assert int(values[2, width // 2]) == 127 and not values[1].any()
 
 
