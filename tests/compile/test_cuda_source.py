@@ -9,7 +9,7 @@ from warmgraph_backends.kernels import head_rotation, int8_rows
 from warmgraph_backends.torch_api.cuda_source import compile_binary
 
 SOURCES = {
-    "quantise_rows": (int8_rows.SOURCE,),
+    "quantise_rows": (int8_rows.source(),),
     "norm_and_rotate": tuple(map(head_rotation.source_for, (torch.float16, torch.bfloat16))),
 }
 

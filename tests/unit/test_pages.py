@@ -129,6 +129,9 @@ NO_REASONS = {
         "import os, shutil, sys, time for _ in range(20): time.sleep(0.2) "
         "shutil.rmtree(sys.argv[1], ignore_errors=True) if not os.path.exists(sys.argv[1]): break",
         "…/torch …",
+        "… rows … … … …",
+        "#define HALF … …",
+        "#define TIMES … …",
         "sha256 …",
         "warmgraph graph file",
         "…: …, … bytes…",
