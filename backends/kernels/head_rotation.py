@@ -9,20 +9,19 @@ Where nothing compiles CUDA source the operator computes the same maths by PyTor
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..kinds import operators
-from ..torch_api.cuda_source import Launch, compile_cuda
-
-logger = logging.getLogger(__name__)
+from ..torch_api.cuda_source import Launch, compile_or_warn
 
 #: Elements that a thread holds; the threads of a head reduce among themselves.
 _HELD = 8
 _THREADS = 256
+#: What the kernel does, in words.
+WHAT = "rotating queries and keys"
 _WIDTHS = (32, 64, 128, 256)
 
 
@@ -79,11 +78,8 @@ class _Kernels:
         if form not in self._launches:
             if torch.cuda.is_current_stream_capturing():  # no code can be loaded meanwhile
                 return None
-            try:
-                self._launches[form] = compile_cuda(source_for(like.dtype), "norm_and_rotate")
-            except RuntimeError as error:
-                logger.debug("queries and keys are rotated by PyTorch: %s", error)
-                self._launches[form] = None
+            source = source_for(like.dtype)
+            self._launches[form] = compile_or_warn(source, "norm_and_rotate", WHAT)
         return self._launches[form]
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ..torch_api.cuda_source import Launch, compile_cuda
+from ..torch_api.cuda_source import Launch, compile_or_warn
 
+#: What the kernel does, in words.
+WHAT = "turning what int8 weights multiply into int8"
 #: Elements that a thread reads at once, and how often it does so.
 _AT_ONCE, _TIMES = 8, 4
 _MOST_THREADS = 1024
@@ -26,14 +28,18 @@ def source() -> str:
 
 
 class Int8Rows:
-    """Quantises rows on the GPU that was current when it was made.
+    """Quantises rows on the GPU that its kernel was compiled for."""
 
-    Raises:
-        RuntimeError: nothing here compiles CUDA source.
-    """
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
 
-    def __init__(self) -> None:
-        self._launch: Launch = compile_cuda(source(), "quantise_rows")
+    @classmethod
+    def compiled(cls) -> Int8Rows | None:
+        """Make one for the current GPU; None where nothing compiles CUDA source, as the log says
+        then.
+        """
+        launch = compile_or_warn(source(), "quantise_rows", WHAT)
+        return None if launch is None else cls(launch)
 
     def quantise(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows as whole numbers of -127 to 127 and what one of them is worth.

@@ -8,7 +8,6 @@ a kernel of ours (`int8_rows`); the product itself stays the library's. So both 
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import nullcontext
 from functools import cache
@@ -21,8 +20,6 @@ from ..host_api import kitchen, layers
 from ..torch_api.cuda_source import current_stream
 from .int8_rows import WIDEST, Int8Rows
 from .ways import Ways
-
-logger = logging.getLogger(__name__)
 
 FILE_NAME = "products.json"
 #: Rotated by a product of its own.
@@ -101,17 +98,9 @@ class RotatedProducts:
         form = like.device, like.dtype
         if form not in self._means and not torch.cuda.is_current_stream_capturing():
             rotation = hadamard() / _shrink(like.dtype)
-            rows = _int8_rows() if like.is_cuda else None
+            rows = Int8Rows.compiled() if like.is_cuda else None
             self._means[form] = _Means(rotation.to(like.device, like.dtype), rows)
         return self._means.get(form)
-
-
-def _int8_rows() -> Int8Rows | None:
-    try:
-        return Int8Rows()
-    except RuntimeError as error:
-        logger.debug("rows are quantised by the host's library: %s", error)
-        return None
 
 
 def _apart(

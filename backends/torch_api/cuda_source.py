@@ -9,14 +9,30 @@ Source: torch/cuda/_utils.py of torch 2.10-2.15; https://docs.nvidia.com/cuda/nv
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 #: `launch(blocks, threads, arguments)`: threads of each block; tensors, integers as C's int and
 #: numbers as its double.
 Launch = Callable[[int, int, Sequence[Any]], None]
+
+
+def compile_or_warn(source: str, name: str, what: str) -> Launch | None:
+    """Compile as `compile_cuda` does; where that fails say so in the log and return None.
+
+    Args:
+        what: is slower without, in words.
+    """
+    try:
+        return compile_cuda(source, name)
+    except RuntimeError as error:
+        logger.warning("%s takes longer than it could: %s", what, error)
+        return None
 
 
 def compile_cuda(source: str, name: str) -> Launch:

@@ -28,6 +28,12 @@ def _weight(out: int, width: int, dtype: torch.dtype) -> Any:
     )
 
 
+def _rows() -> Int8Rows:
+    rows = Int8Rows.compiled()
+    assert rows is not None
+    return rows
+
+
 def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
     return float((found.float() - truth).norm() / truth.norm())
 
@@ -40,7 +46,7 @@ def test_rows_are_quantised_as_the_library_does(width: int, dtype: torch.dtype) 
     x = (3.0 * torch.randn(37, width, device="cuda", generator=draw)).to(dtype)
     x[1] = 0.0
     x[2, width // 2] = 1000.0
-    values, scales = Int8Rows().quantise(x)
+    values, scales = _rows().quantise(x)
     exact = (x.float().abs().amax(1, keepdim=True) / 127.0).clamp(min=1e-30)
     torch.testing.assert_close(scales, exact, rtol=1e-6, atol=0.0)
     expected = (x.float() / exact).round()
@@ -54,14 +60,14 @@ def test_rows_are_quantised_as_the_library_does(width: int, dtype: torch.dtype) 
 def test_what_is_no_number_stays_none(wrong: float) -> None:
     x = torch.randn(3, 512, device="cuda", dtype=torch.bfloat16)
     x[1, 77] = wrong
-    _, scales = Int8Rows().quantise(x)
+    _, scales = _rows().quantise(x)
     assert scales.isfinite().flatten().tolist() == [True, False, True]
 
 
 def test_rows_of_other_widths_are_refused() -> None:
     for width in (4, 12, WIDEST + 8):
         with pytest.raises(ValueError, match="multiple of 8"):
-            Int8Rows().quantise(torch.zeros(2, width, device="cuda", dtype=torch.bfloat16))
+            _rows().quantise(torch.zeros(2, width, device="cuda", dtype=torch.bfloat16))
 
 
 @torch.no_grad()
