@@ -303,30 +303,30 @@ def _persistent_rows() -> Iterator[None]:
 def _stays_in_order(features: Any) -> bool:
     """Whether all that is computed for each element of a reduced row reads neighbours as neighbours
     (`has_non_contiguous_pw_in_reduction_kernel` in torch/_inductor/codegen/simd_kernel_features.py
-    takes every index for such a one that is no sum of multiples).
+    takes every index for such a one that is no sum of multiples); no, where this torch cannot say.
     """
-    from torch._inductor.dependencies import MemoryDep
-
-    elements = features.numel * features.reduction_numel
-    for node in features.scheduler_nodes():
-        if node.is_reduction() or node.group[1][0] != elements:
-            continue
-        for dep in node.read_writes.reads:
-            if isinstance(dep, MemoryDep) and not _is_linear(dep.index):
-                return False
-    return True
+    try:
+        elements = features.numel * features.reduction_numel
+        nodes = [node for node in features.scheduler_nodes() if not node.is_reduction()]
+        reads = [
+            dep
+            for node in nodes
+            if node.group[1][0] == elements
+            for dep in node.read_writes.reads
+            if type(dep).__name__ == "MemoryDep"
+        ]
+        return all(_is_linear(dep.index) for dep in reads)
+    except AttributeError:
+        return False
 
 
 def _is_linear(index: Any) -> bool:
     """Whether an index is a sum of multiples, without quotients and remainders."""
     from torch.utils._sympy import functions
 
-    divided = tuple(
-        getattr(functions, name)
-        for name in ("FloorDiv", "ModularIndexing", "CleanDiv", "Mod", "PythonMod")
-        if hasattr(functions, name)
-    )
-    return not index.has(*divided) if hasattr(index, "has") else True
+    names = ("FloorDiv", "ModularIndexing", "CleanDiv", "Mod", "PythonMod")
+    divided = [getattr(functions, name) for name in names if hasattr(functions, name)]
+    return not (hasattr(index, "has") and index.has(*divided))
 
 
 @contextlib.contextmanager
