@@ -372,3 +372,15 @@ def test_a_library_that_ends_the_process_that_loads_it_ends_a_copy_of_ours(
     monkeypatch.setattr(VecISA, "check_build", VecISA.check_build)
     compiling.remember_vector_instructions(tmp_path, suffix=".works")
     assert VecAVX2().check_build(LIBRARY % does) is loads
+
+
+def test_an_index_that_divides_is_told_from_one_that_only_adds_up() -> None:
+    """What a rotation reads of its row: a neighbour by a quotient, a head's part by a remainder."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    row, place = sympy.symbols("row place", integer=True)
+    for index in (place, 5120 * row + place, 5120 * row + 2 * place + 1, sympy.Integer(3), 3):
+        assert compiling._is_linear(index)
+    for index in (2 * FloorDiv(place, 2) + 5120 * row, ModularIndexing(place, 1, 128) + row):
+        assert not compiling._is_linear(index)
