@@ -79,7 +79,7 @@ class _Kernels:
             if torch.cuda.is_current_stream_capturing():  # no code can be loaded meanwhile
                 return None
             source = source_for(like.dtype)
-            self._launches[form] = compile_or_warn(source, "norm_and_rotate", WHAT)
+            self._launches[form] = compile_or_warn(source, "norm_and_rotate", WHAT, like.device)
         return self._launches[form]
 
 

@@ -34,11 +34,11 @@ class Int8Rows:
         self._launch = launch
 
     @classmethod
-    def compiled(cls) -> Int8Rows | None:
-        """Make one for the current GPU; None where nothing compiles CUDA source, as the log says
+    def compiled(cls, device: torch.device) -> Int8Rows | None:
+        """Make one for a GPU; None where nothing compiles CUDA source, as the log says
         then.
         """
-        launch = compile_or_warn(source(), "quantise_rows", WHAT)
+        launch = compile_or_warn(source(), "quantise_rows", WHAT, device)
         return None if launch is None else cls(launch)
 
     def quantise(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -98,7 +98,7 @@ class RotatedProducts:
         form = like.device, like.dtype
         if form not in self._means and not torch.cuda.is_current_stream_capturing():
             rotation = hadamard() / _shrink(like.dtype)
-            rows = Int8Rows.compiled() if like.is_cuda else None
+            rows = Int8Rows.compiled(like.device) if like.is_cuda else None
             self._means[form] = _Means(rotation.to(like.device, like.dtype), rows)
         return self._means.get(form)
 

@@ -8,6 +8,7 @@ Source: torch/cuda/_utils.py of torch 2.10-2.15; https://docs.nvidia.com/cuda/nv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
@@ -22,22 +23,22 @@ logger = logging.getLogger(__name__)
 Launch = Callable[[int, int, Sequence[Any]], None]
 
 
-def compile_or_warn(source: str, name: str, what: str) -> Launch | None:
+def compile_or_warn(source: str, name: str, what: str, device: torch.device) -> Launch | None:
     """Compile as `compile_cuda` does; where that fails say so in the log and return None.
 
     Args:
         what: is slower without, in words.
     """
     try:
-        return compile_cuda(source, name)
+        return compile_cuda(source, name, device)
     except RuntimeError as error:
         logger.warning("%s takes longer than it could: %s", what, error)
         return None
 
 
-def compile_cuda(source: str, name: str) -> Launch:
-    """Compile a kernel for the current device and return what launches it there, on the stream that
-    is current then.
+def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
+    """Compile a kernel for a GPU and return what launches it there, on the stream that is current
+    then.
 
     Args:
         source: CUDA C++ that includes nothing; the kernel is `extern "C"`.
@@ -45,12 +46,13 @@ def compile_cuda(source: str, name: str) -> Launch:
     Raises:
         RuntimeError: this PyTorch has no such compiler, or it refuses the source.
     """
-    device = torch.cuda.current_device()
-    major, minor = torch.cuda.get_device_capability(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    major, minor = torch.cuda.get_device_capability(index)
     binary = compile_binary(source, name, f"sm_{major}{minor}")
     try:
         tools = _tools()
-        kernel = tools._cuda_load_module(binary, [name])[name]
+        with torch.cuda.device(index):
+            kernel = tools._cuda_load_module(binary, [name])[name]
         function, start = kernel.func, tools._get_gpu_runtime_library().cuLaunchKernel
     except (AttributeError, KeyError, OSError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} loads no such code: {error}") from error
@@ -59,13 +61,21 @@ def compile_cuda(source: str, name: str) -> Launch:
         # Torch's own call of a kernel takes the processor several times as long.
         values = [_as_c(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = ctypes.c_void_p(current_stream(device))
-        status = start(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
+        stream = ctypes.c_void_p(current_stream(index))
+        with _on(index):
+            status = start(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
         if status:
             raise RuntimeError(f"CUDA answered {status} to a launch of {name}")
 
     launch.kernel = kernel  # type: ignore[attr-defined]  # its code is there as long as this is
     return launch
+
+
+def _on(index: int) -> contextlib.AbstractContextManager[Any]:
+    """Have a GPU be the current one, which it is nearly always."""
+    if torch.cuda.current_device() == index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(index)
 
 
 def current_stream(device: int) -> int:

@@ -29,7 +29,7 @@ def _weight(out: int, width: int, dtype: torch.dtype) -> Any:
 
 
 def _rows() -> Int8Rows:
-    rows = Int8Rows.compiled()
+    rows = Int8Rows.compiled(torch.device("cuda"))
     assert rows is not None
     return rows
 
