@@ -77,7 +77,7 @@ def small_cards(kind: str) -> Callable[[Lab], Result]:
         if lab.smoke:
             quick = {"rounds": 1, "steps": 4}
         elif kind in QUANTISED_CARDS:  # a step takes as long as its weights need to come
-            quick = {"rounds": 2, "steps": 5, "error_steps": 2}
+            quick = {"rounds": 4, "steps": 6, "error_steps": 2}
         modes, lines = {}, []
         for name, flags in SMALL_CARDS.items():
             if lab.smoke and name == "novram":  # the host takes no `--cpu` beside it
