@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -113,9 +113,9 @@ def norm_and_rotate_both(
     k_scale: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`norm_and_rotate` for two."""
+    """`norm_and_rotate` for two; on a GPU one operator, where it is made for these."""
     other = q_scale if k_scale is None else k_scale
-    return (
+    return _by_heads(q, k, freqs_cis, q_scale, other, epsilon, rounds=False) or (
         norm_and_rotate(q, freqs_cis, q_scale, epsilon),
         norm_and_rotate(k, freqs_cis, other, epsilon),
     )
@@ -178,12 +178,17 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
-_NORM_BOTH = f"{kitchen.PACKAGE}.rms_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
+    f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
     f"{kitchen.PACKAGE}.rms_rope_split_half1": norm_and_rotate_halves,
     f"{kitchen.PACKAGE}.rms_rope_split_half": norm_and_rotate_both_halves,
 }
+
+
+Source = TypeVar("Source")
+#: Tensors by identity, and what each was made of.
+_Made: TypeAlias = list[tuple[torch.Tensor, Source]]
 
 
 class _Rewrites(TorchFunctionMode):
@@ -191,11 +196,11 @@ class _Rewrites(TorchFunctionMode):
         super().__init__()
         self._channels_last = layout == CHANNELS_LAST
         #: What was joined by its rows, and of which parts.
-        self._joined: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+        self._joined: _Made[Sequence[torch.Tensor]] = []
         #: What was normed row by row, of what, by which scale and epsilon.
-        self._normed: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]] = []
+        self._normed: _Made[tuple[torch.Tensor, torch.Tensor, float]] = []
         #: What was repeated for the heads that share it, and of what.
-        self._repeated: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._repeated: _Made[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -223,8 +228,6 @@ class _Rewrites(TorchFunctionMode):
                 func = self._rotate
             elif name == _APPLY:
                 func = self._rotate_both
-            elif name == _NORM_BOTH:
-                func = self._norm_and_rotate_both
             else:
                 func = _NORM.get(name, func)
         return func(*args, **kwargs)
@@ -256,7 +259,8 @@ class _Rewrites(TorchFunctionMode):
 
     def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
         """The operator repeats by itself, where its kernel needs it."""
-        return next((source for result, source in self._repeated if result is tensor), tensor)
+        source = _made_of(self._repeated, tensor)
+        return tensor if source is None else source
 
     def _norm(
         self,
@@ -269,11 +273,11 @@ class _Rewrites(TorchFunctionMode):
         if weight is not None and len(shape) == 1:
             # Torch's own for what it computes in float32.
             epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-            self._normed.append((result, x, weight, epsilon))
+            self._normed.append((result, (x, weight, epsilon)))
         return result
 
     def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        parts = next((parts for joined, parts in self._joined if joined is x), None)
+        parts = _made_of(self._joined, x)
         if parts is None or table.shape[_ROWS] != x.shape[_ROWS]:
             return rotate(x, table)
         return rotate_joined(parts, table)
@@ -281,30 +285,27 @@ class _Rewrites(TorchFunctionMode):
     def _rotate_both(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        both = self._normed_and_rotated(query, key, table)
-        if both is None:
-            both = self._parts_normed_and_rotated(query, key, table)
-        return both or (self._rotate(query, table), self._rotate(key, table))
+        return (
+            self._normed_and_rotated(query, key, table)
+            or self._parts_normed_and_rotated(query, key, table)
+            or (self._rotate(query, table), self._rotate(key, table))
+        )
 
     def _normed_and_rotated(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Of what was normed before, by one operator; None where there is none for these."""
-        of_query, of_key = (
-            next((normed for normed in self._normed if normed[0] is x), None) for x in (query, key)
-        )
-        if of_query is None or of_key is None or of_query[3] != of_key[3]:
+        of_query, of_key = (_made_of(self._normed, x) for x in (query, key))
+        if of_query is None or of_key is None or of_query[2] != of_key[2]:
             return None
-        (_, q, q_scale, epsilon), (_, k, k_scale, _) = of_query, of_key
+        (q, q_scale, epsilon), (k, k_scale, _) = of_query, of_key
         return _by_heads(q, k, table, q_scale, k_scale, epsilon, rounds=True)
 
     def _parts_normed_and_rotated(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The same for what was joined of normed parts."""
-        of_query, of_key = (
-            next((parts for joined, parts in self._joined if joined is x), ()) for x in (query, key)
-        )
+        of_query, of_key = (_made_of(self._joined, x) or () for x in (query, key))
         if not of_query or len(of_query) != len(of_key) or table.dim() != 6:
             return None
         found, begin = [], 0
@@ -318,18 +319,10 @@ class _Rewrites(TorchFunctionMode):
         queries, keys = zip(*found, strict=True)
         return join_rows(queries), join_rows(keys)
 
-    def _norm_and_rotate_both(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        freqs_cis: torch.Tensor,
-        q_scale: torch.Tensor,
-        k_scale: torch.Tensor | None = None,
-        epsilon: float = 1e-6,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        other = q_scale if k_scale is None else k_scale
-        both = _by_heads(q, k, freqs_cis, q_scale, other, epsilon, rounds=False)
-        return both or norm_and_rotate_both(q, k, freqs_cis, q_scale, other, epsilon)
+
+def _made_of(made: _Made[Source], tensor: torch.Tensor) -> Source | None:
+    """What a tensor was made of; None where it is not among these."""
+    return next((source for result, source in made if result is tensor), None)
 
 
 def _by_heads(

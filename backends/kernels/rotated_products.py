@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ..host_api import kitchen, layers
-from ..torch_api.cuda_source import current_stream
+from ..torch_api.device import current_stream
 from .int8_rows import WIDEST, Int8Rows
 from .ways import Ways
 

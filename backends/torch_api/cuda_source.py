@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from .device import current_stream
+
 logger = logging.getLogger(__name__)
 
 #: `launch(blocks, threads, arguments)`: threads of each block; tensors, integers as C's int and
@@ -53,7 +55,9 @@ def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
         tools = _tools()
         with torch.cuda.device(index):
             kernel = tools._cuda_load_module(binary, [name])[name]
-        function, start = kernel.func, tools._get_gpu_runtime_library().cuLaunchKernel
+        start = tools._get_gpu_runtime_library().cuLaunchKernel
+        if kernel.func is None:
+            raise AttributeError(f"{name} has no address")
     except (AttributeError, KeyError, OSError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} loads no such code: {error}") from error
 
@@ -63,11 +67,10 @@ def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = ctypes.c_void_p(current_stream(index))
         with _on(index):
-            status = start(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
+            status = start(kernel.func, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
         if status:
             raise RuntimeError(f"CUDA answered {status} to a launch of {name}")
 
-    launch.kernel = kernel  # type: ignore[attr-defined]  # its code is there as long as this is
     return launch
 
 
@@ -76,17 +79,6 @@ def _on(index: int) -> contextlib.AbstractContextManager[Any]:
     if torch.cuda.current_device() == index:
         return contextlib.nullcontext()
     return torch.cuda.device(index)
-
-
-def current_stream(device: int) -> int:
-    """Return the current stream of a GPU as CUDA knows it; `torch.cuda.current_stream` takes the
-    processor as long as a launch does.
-    """
-    private: Any = torch._C
-    ask = getattr(private, "_cuda_getCurrentRawStream", None)
-    if ask is None:
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    return int(ask(device))
 
 
 def _as_c(value: Any) -> Any:
