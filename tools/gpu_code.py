@@ -1,10 +1,10 @@
 """Print what Inductor writes for a GPU, on a machine without one: which kernels a graph has, and
 what lies in memory between them. Nothing is compiled and nothing runs.
 
-    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--source]
+    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--source]
 
-KIND is of `small_transformers`, FORM one of its family's forms. The process pretends to have one
-H200; it is of no other use.
+KIND is of `small_transformers`, FORM one of its family's forms, FORMAT of `quantised`. The process
+pretends to have one H200; it is of no other use.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind")
     parser.add_argument("form")
+    parser.add_argument("--file", metavar="FORMAT", help="of a quantised file")
     parser.add_argument("--source", action="store_true", help="all of the code")
     options = parser.parse_args(argv)
     for name, folder in (("warmgraph_backends", "backends"), ("warmgraph_tools", "tools")):
         _alias(name, ROOT / folder)
-    source = gpu_code(options.kind, options.form)
+    source = gpu_code(options.kind, options.form, options.file)
     print(source if options.source else "\n".join(summary(source)))
     return 0
 
@@ -67,8 +68,11 @@ def summary(source: str) -> list[str]:
     ]
 
 
-def gpu_code(kind: str, form: str) -> str:
+def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     """Return what Inductor writes for one form of a small transformer in bfloat16.
+
+    Args:
+        file: the format of its file, None where its weights are plain.
 
     Raises:
         ValueError: the family has no such form.
@@ -82,13 +86,21 @@ def gpu_code(kind: str, form: str) -> str:
     from warmgraph_backends.compilers.inductor import _config
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.families.plan import describe_place
+    from warmgraph_backends.kernels import products
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
     from warmgraph_tools import small_transformers
 
     found: list[str] = []
     _pretend(found)
-    plan = plan_model(small_transformers.make(kind, dtype=torch.bfloat16).diffusion_model)
+    if file is None:
+        model = small_transformers.make(kind, dtype=torch.bfloat16)
+    else:
+        from comfy import model_management
+
+        model_management.SUPPORT_FP8_OPS = True  # as on an H200
+        model = small_transformers.load_quantised(kind, file).model
+    plan = plan_model(model.diffusion_model)
     places = {place.form.name: place for place in plan.places}
     if form not in places:
         raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
@@ -96,7 +108,9 @@ def gpu_code(kind: str, form: str) -> str:
     program = export(description, form_of(description.family, description.form))
     _cuda().is_available = lambda: True  # now Inductor asks
     try:
-        compiling.compile_wrapper(program.graph_module, _config(description))
+        compiling.compile_wrapper(
+            program.graph_module, _config(description), last_pass=products.finish
+        )
     except BaseException as error:
         if not found:
             raise RuntimeError(f"Inductor wrote nothing: {error}") from error

@@ -101,7 +101,7 @@ class Inductor:
                     program.graph_module,
                     _config(description),
                     wide=description.wide,
-                    last_pass=products.add_in_place if on_gpu else None,
+                    last_pass=products.finish if on_gpu else products.round_once,
                 )
             weights, inputs = program.example()
             with torch.no_grad(), measure():

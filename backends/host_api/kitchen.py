@@ -2,7 +2,7 @@
 
 Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator; on
 its operator `int8_linear`, the kernel within (`backends/cuda`) and on how it keeps such weights
-(`tensor/int8.py`).
+(`tensor/int8.py`); on the host's layout for fp8 (`comfy/quant_ops.py`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,40 @@ def rotated_weight(weight: Any) -> RotatedWeight | None:
     if not getattr(known, "convrot", False) or getattr(known, "transposed", False):
         return None
     return RotatedWeight(weight._qdata, known.scale, known.convrot_groupsize)
+
+
+@cache
+def rounds_as_known(dtype: torch.dtype) -> bool:
+    """Tell whether the host's fp8 layers take each element of an input for itself, by no scale
+    where a file has none: another version of the host may look at all of it first.
+    """
+    from comfy import quant_ops
+
+    most = torch.finfo(dtype).max
+    row = torch.tensor([[-2 * most, -0.3, 0.0, 1.0, 2 * most]])
+    expected = row.clamp(-most, most).to(dtype)
+    try:
+        values, known = quant_ops.TensorCoreFP8E4M3Layout.quantize(row, scale=None)
+        same = torch.equal(values.float(), expected.float())
+        return same and rounded_input(values, known.scale, row.dtype)._params == known
+    except (AttributeError, TypeError):
+        return False
+
+
+def rounded_input(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return what one of the host's fp8 layers makes of its input before it multiplies.
+
+    Args:
+        values: float8_e4m3fn [rows, in], the input by `scale`, rounded.
+        scale: float32 [], what one of them is worth.
+        dtype: of the input, and of the layer's result.
+    """
+    from comfy.quant_ops import QuantizedTensor, TensorCoreFP8E4M3Layout
+
+    known = TensorCoreFP8E4M3Layout.Params(
+        scale=scale, orig_dtype=dtype, orig_shape=tuple(values.shape)
+    )
+    return QuantizedTensor(values, TensorCoreFP8E4M3Layout.__name__, known)
 
 
 def multiply_int8(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from . import kitchen
+
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
 STATE = frozenset(
@@ -55,6 +57,8 @@ MANAGEMENT = (
 )
 #: Formats of files by what people call them.
 _FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
+#: What each element of a layer's input is rounded to before the product, by the weight's format.
+_ROUNDED = {"float8_e4m3fn": torch.float8_e4m3fn}
 #: Under these names the host's classes, and torch's, have the code of a call.
 FORWARDS = ("forward", "_forward", "_conv_forward")
 
@@ -83,6 +87,28 @@ def better_files(layer: Any) -> list[str]:
 
     known = comfy.quant_ops.QUANT_ALGOS
     return [name for form, name in _FILES.items() if form in known and form not in unpacked]
+
+
+def rounds_inputs_to(layer: Any) -> torch.dtype | None:
+    """Return the dtype that a quantised layer rounds its input's elements to, each by itself,
+    before it multiplies them; None for any other layer: it takes its input as it is, or quantises
+    by rows or blocks.
+    """
+    is_plain = (
+        type(layer).__module__ == "comfy.ops"
+        and "forward" not in layer.__dict__
+        and not getattr(layer, "_full_precision_mm", True)
+        and getattr(layer, "pre_quant_scale", None) is None
+    )
+    found = _ROUNDED.get(quantised_as(layer) or "") if is_plain else None
+    return found if found is not None and kitchen.rounds_as_known(found) else None
+
+
+def takes_rounded(layer: Any) -> bool:
+    """Tell whether such a layer rounds its input at this moment: not where its weights are computed
+    anew at each call, for it then unpacks them and multiplies in full.
+    """
+    return not has_functions(layer) and not getattr(layer, "comfy_force_cast_weights", False)
 
 
 def may_be_multiplied_by(layer: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place.
+"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place;
+and what several multiply, rounded once.
 
-`pair` changes an exported graph of fixed sizes, before it is compiled; `add_in_place` what Inductor
-is about to lower.
+`pair` changes an exported graph of fixed sizes, before it is compiled; `finish` and its two parts
+what Inductor is about to lower.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import Measure
+from ..kinds import host_layer
 from ..torch_api import compiling, tracing
 from .gpu_time import accepted, compare
 
@@ -27,6 +29,12 @@ FEW_ROWS = 512
 #: What `twin_product` computes whole blocks of.
 MULTIPLE = 64
 _MUST_SAVE_US = 1.0  # per pair
+_ROUNDING = (
+    torch.ops.prims.convert_element_type.default,
+    aten.clamp.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+)
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
@@ -150,6 +158,12 @@ class _Product(NamedTuple):
         return self.flat.meta["val"].shape[1]
 
 
+def finish(graph: torch.fx.Graph) -> None:
+    """What suits a GPU of `round_once` and `add_in_place`: both."""
+    round_once(graph)
+    add_in_place(graph)
+
+
 def add_in_place(graph: torch.fx.Graph) -> None:
     """Let a product that is added to another sum, and returned, be added by the product's own
     kernel, onto that sum where it lies: otherwise one more kernel reads both and writes a third.
@@ -250,3 +264,32 @@ def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Nod
     result.replace_all_uses_with(biased)
     graph.erase_node(result)
     graph.eliminate_dead_code()
+
+
+def round_once(graph: torch.fx.Graph) -> None:
+    """Let layers of the host's that round the same input, such as queries, keys and values, read
+    what was rounded once: Inductor would write it for each.
+
+    Args:
+        graph: as `add_in_place` takes it; changed.
+    """
+    readers: dict[Any, list[Node]] = {}
+    for node in graph.nodes:
+        if node.target is host_layer.ROUNDED:
+            readers.setdefault(_rounding(node.args[0]), []).append(node)
+    for first, *others in readers.values():
+        values = first.args[0]
+        for node in others:
+            node.replace_input_with(node.args[0], values)
+        if others:
+            compiling.keep(values)
+    graph.eliminate_dead_code()
+
+
+def _rounding(values: Node) -> tuple[Any, ...]:
+    """What is rounded, and by which steps."""
+    steps: list[Any] = []
+    while _calls(values, *_ROUNDING):
+        steps.append((values.target, values.args[1:]))
+        values = values.args[0]
+    return (values, *steps)

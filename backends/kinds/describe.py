@@ -121,7 +121,9 @@ def make_twin(
         DescriptionError: a class cannot be imported here.
     """
     if description["class"] == host_layer.CLASS:
-        return host_layer.HostLayer(**description["attributes"])
+        layer = host_layer.HostLayer(**description["attributes"])
+        _add_parameters(layer, description["parameters"], parameter)
+        return layer
     cls = import_named(description["class"])
     twin: torch.nn.Module = cls.__new__(cls)
     torch.nn.Module.__init__(twin)
@@ -129,12 +131,7 @@ def make_twin(
         layers.make_final(twin)
     for name, value in description["attributes"].items():
         setattr(twin, name, _restore(value))
-    for name, meta in description["parameters"].items():
-        if meta is None:
-            twin.register_parameter(name, None)
-            continue
-        tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
-        twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    _add_parameters(twin, description["parameters"], parameter)
     if layers.is_operator(cls):
         for name in _WEIGHTS:
             if name not in twin._parameters:
@@ -143,6 +140,19 @@ def make_twin(
         twin.add_module(name, make_twin(child, parameter))
     twin.eval()
     return twin
+
+
+def _add_parameters(
+    twin: torch.nn.Module,
+    described: dict[str, Any],
+    parameter: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
+) -> None:
+    for name, meta in described.items():
+        if meta is None:
+            twin.register_parameter(name, None)
+            continue
+        tensor = parameter(tuple(meta["shape"]), getattr(torch, meta["dtype"]))
+        twin.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
 
 
 def import_named(name: str) -> Any:

@@ -1,7 +1,9 @@
 """A layer that a region leaves to the host: one operator in its graph, which calls the live layer.
 
 Its weights are no plain tensors (quantised, packed), or its code is another pack's. What lies
-around it is compiled, and it stays whatever it is: format, LoRA, place in memory.
+around it is compiled, and it stays whatever it is: format, LoRA, place in memory. Where it rounds
+each element of its input (fp8), the graph does that within what computes the input, and the layer
+gets what it would have made of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..host_api.layers import better_files, quantised_as
+from ..host_api.kitchen import rounded_input
+from ..host_api.layers import better_files, quantised_as, rounds_inputs_to, takes_rounded
 from . import operators
 from .packs import is_known, owner_of
 
@@ -55,13 +58,30 @@ def layers_of(module: torch.nn.Module, caller: Caller | None = None) -> Iterator
 class HostLayer(torch.nn.Module):
     """Stands in a twin for a layer that is the host's: `[..., in] -> [..., out]`."""
 
-    def __init__(self, path: str, in_features: int, out_features: int) -> None:
-        """Args: where the layer is in the region's module; its widths."""
+    def __init__(
+        self, path: str, in_features: int, out_features: int, rounded_to: str | None = None
+    ) -> None:
+        """Args: where the layer is in the region's module; its widths; the dtype that it rounds its
+        input's elements to, if it does.
+        """
         super().__init__()
         self.path, self.in_features, self.out_features = path, in_features, out_features
+        self.rounded_to: torch.dtype | None = getattr(torch, rounded_to) if rounded_to else None
+        #: One number: what a rounded element is worth; None where it is worth itself.
+        self.input_scale: torch.Tensor | None
+        self.register_parameter("input_scale", None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = OPERATOR(input, self.path, self.out_features)
+        result: torch.Tensor
+        if self.rounded_to is None:
+            result = OPERATOR(input, self.path, self.out_features)
+            return result
+        scale = None if self.input_scale is None else self.input_scale.float().reshape(())
+        most = torch.finfo(self.rounded_to).max
+        scaled = input if scale is None else input * scale.reciprocal()
+        values = scaled.clamp(-most, most).to(self.rounded_to)
+        dtype = str(input.dtype).removeprefix("torch.")
+        result = ROUNDED(values, scale, self.path, self.out_features, dtype)
         return result
 
 
@@ -85,8 +105,20 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
     found = widths(layer)
     if found is None:
         return None
-    attributes = {"path": path, "in_features": found[0], "out_features": found[1]}
-    return {"class": CLASS, "attributes": attributes, "parameters": {}, "modules": []}
+    attributes: dict[str, Any] = {
+        "path": path,
+        "in_features": found[0],
+        "out_features": found[1],
+    }
+    parameters = {}
+    rounded_to = rounds_inputs_to(layer)
+    if rounded_to is not None:
+        attributes["rounded_to"] = str(rounded_to).removeprefix("torch.")
+        scale = getattr(layer, "input_scale", None)
+        if scale is not None:
+            dtype = str(scale.dtype).removeprefix("torch.")
+            parameters["input_scale"] = {"shape": list(scale.shape), "dtype": dtype}
+    return {"class": CLASS, "attributes": attributes, "parameters": parameters, "modules": []}
 
 
 def paths(description: dict[str, Any]) -> Iterator[str]:
@@ -95,6 +127,27 @@ def paths(description: dict[str, Any]) -> Iterator[str]:
         yield description["attributes"]["path"]
     for _, child in description["modules"]:
         yield from paths(child)
+
+
+def rounded_paths(description: dict[str, Any]) -> Iterator[str]:
+    """Where those are whose input a graph rounds."""
+    if description["class"] == CLASS and "rounded_to" in description["attributes"]:
+        yield description["attributes"]["path"]
+    for _, child in description["modules"]:
+        yield from rounded_paths(child)
+
+
+def why_not_rounded(module: torch.nn.Module, layers: Sequence[str]) -> str | None:
+    """Say why one of a live module's layers would not round its input at this moment, as its graph
+    does; None where all do.
+
+    Args:
+        layers: their paths (`rounded_paths`).
+    """
+    for path in layers:
+        if not takes_rounded(module.get_submodule(path)):
+            return f"the weights of {path} are patched at each call, so its product is not in fp8"
+    return None
 
 
 def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[tuple[str, str]]:
@@ -140,6 +193,35 @@ def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     return operators.live(path, compute, shape, input)
 
 
+def _run_rounded(
+    values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
+) -> torch.Tensor:
+    wanted: torch.dtype = getattr(torch, dtype)
+    if _thread.module is None:
+        unrounded = values.to(wanted) if scale is None else values.to(wanted) * scale.to(wanted)
+        return _stand_in(unrounded, path, out_features)
+    layer = _thread.module.get_submodule(path)
+    shape = (*values.shape[:-1], out_features)
+
+    def compute() -> torch.Tensor:
+        rows = values.reshape(-1, values.shape[-1])
+        one = _one(values.device) if scale is None else scale
+        result: torch.Tensor = layer(rounded_input(rows, one, wanted))
+        return result.reshape(shape)
+
+    return operators.live(path, compute, shape, values, dtype=wanted)
+
+
+def _one(device: torch.device) -> torch.Tensor:
+    """A float32 1 that lies on a device for good: products read their scales there."""
+    found = _ones.get(device)
+    if found is None:
+        found = torch.ones((), device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _ones[device] = found
+    return found
+
+
 def _stand_in(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     """A linear map of the same widths: a worker has no weights, and compares what lies around.
 
@@ -156,6 +238,19 @@ def _fake(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], out_features))
 
 
+def _fake_rounded(
+    values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
+) -> torch.Tensor:
+    return values.new_empty((*values.shape[:-1], out_features), dtype=getattr(torch, dtype))
+
+
 OPERATOR, _thread = operators.register(
     "host_layer(Tensor input, str path, int out_features) -> Tensor", _run, _fake, _Thread()
+)
+ROUNDED, _ones = operators.register(
+    "host_layer_of_rounded(Tensor values, Tensor? scale, str path, int out_features, str dtype)"
+    " -> Tensor",
+    _run_rounded,
+    _fake_rounded,
+    dict[torch.device, torch.Tensor](),
 )

@@ -46,14 +46,19 @@ def register(
 
 
 def live(
-    what: str, compute: Callable[[], torch.Tensor], shape: tuple[Any, ...], *inputs: torch.Tensor
+    what: str,
+    compute: Callable[[], torch.Tensor],
+    shape: tuple[Any, ...],
+    *inputs: torch.Tensor,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Compute by code that is not ours, within a graph.
 
     Args:
         what: its name for people.
-        shape: what the graph counts on, as it does on the first input's dtype.
+        shape: what the graph counts on.
         inputs: what the code gets; it may hand one of them back.
+        dtype: likewise; None where it is the first input's.
 
     Returns:
         A contiguous tensor of its own.
@@ -68,7 +73,7 @@ def live(
     except Exception as error:
         let_pass(error)
         raise
-    memory, dtype = result.untyped_storage().data_ptr(), inputs[0].dtype
+    memory, dtype = result.untyped_storage().data_ptr(), dtype or inputs[0].dtype
     given = any(each.untyped_storage().data_ptr() == memory for each in inputs)
     if given or result.dtype is not dtype or not result.is_contiguous():
         result = result.to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -68,6 +68,8 @@ class Region:
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
         self._has_host_layers = any(host_layer.paths(graph.description.module))
+        #: Where the graph rounds the input of a layer that is the host's.
+        self._rounded = tuple(host_layer.rounded_paths(graph.description.module))
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
@@ -85,6 +87,9 @@ class Region:
         try:
             if not self._has_host_layers:
                 return self._compute(inputs)
+            problem = host_layer.why_not_rounded(self.place.module, self._rounded)
+            if problem is not None:
+                return self.decline(problem)
             with host_layer.layers_of(self.place.module, self._choices.products):
                 return self._compute(inputs)
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..families.plan import Place
+from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..kinds.tolerance import Difference, bound, difference, nudged, relative_l2, tells_nothing
 from ..storing.comparisons import Comparisons
@@ -53,6 +54,7 @@ class Trust:
         self._place = place
         self._graph = graph
         self._comparisons = comparisons
+        self._rounds = any(host_layer.rounded_paths(graph.description.module))
         self._limits: dict[str, int] = {}
 
     def covers(self, weight_class: str, elements: int) -> bool:
@@ -114,7 +116,7 @@ class Trust:
         graph = self._graph
         ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
-        found = difference(ours, references, sample.inputs)
+        found = difference(ours, references, sample.inputs, rounds=self._rounds)
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
@@ -145,7 +147,7 @@ class Trust:
         """
         if len(found.errors) != len(references):
             return False
-        allowed = [bound(reference, sample.inputs) for reference in references]
+        allowed = [bound(each, sample.inputs, rounds=self._rounds) for each in references]
         inputs = [nudged(value, min(allowed) / NUDGE) for value in sample.inputs]
         moved = map(relative_l2, self._computed(inputs), references)
         return all(

@@ -103,7 +103,7 @@ class Verifying(Trust):
             Whatever the host's code raises.
         """
         references = self._computed(sample.inputs)
-        found = difference(results, references, sample.inputs)
+        found = difference(results, references, sample.inputs, rounds=self._rounds)
         good = found.is_good
         label = self._graph.description.label
         if not good and (

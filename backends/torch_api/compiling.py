@@ -184,6 +184,15 @@ def call_whole(operator: torch._ops.OpOverload) -> None:
         known.make_fallback(operator, warn=False)
 
 
+def keep(node: torch.fx.Node) -> None:
+    """Have Inductor write what a node computes to memory, once for all that read it.
+
+    For operators that it calls it would write one copy for each, where the node is nothing but a
+    few steps for each element (`realize_to_strides` in torch/_inductor/graph.py).
+    """
+    node.meta["inductor_realize_to_strides"] = True
+
+
 def launches_own_kernels() -> bool:
     """Whether graphs can hold a Triton kernel that Inductor did not write itself."""
     return bool(_known_settings({OWN_KERNELS: True}))

@@ -28,6 +28,8 @@ from ..host_api.memory import loaded_state
 from .casting import fetch_dynamic, fetch_loose, fetch_plain, is_dynamic, same_device
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
+#: What the host's functions give of a layer; whatever else belongs to it is a parameter by itself.
+_OF_A_LAYER = ("weight", "bias")
 
 
 class Fetched(NamedTuple):
@@ -155,7 +157,8 @@ class RegionWeights:
         for spec in specs:
             path, _, attribute = spec.name.rpartition(".")
             self._slots.append(_Slot(module.get_submodule(path), attribute))
-        self._owners = list(dict.fromkeys(slot.owner for slot in self._slots))
+        layers = (slot.owner for slot in self._slots if slot.attribute in _OF_A_LAYER)
+        self._owners = list(dict.fromkeys(layers))
         self._fetched: Fetched | None = None
         self._epoch = -1
         self._signature: bytes | None = None  # of the pages that `_kept` lies in
@@ -219,7 +222,7 @@ class RegionWeights:
         tensors = []
         for slot, (_, dtype) in zip(self._slots, self._specs, strict=True):
             both = found.get(id(slot.owner))
-            if both is None or slot.attribute not in ("weight", "bias"):
+            if both is None or slot.attribute not in _OF_A_LAYER:
                 parameter = getattr(slot.owner, slot.attribute)
                 weight_class, tensor = fetch_loose(parameter, source.device, dtype)
                 tensors.append(tensor)

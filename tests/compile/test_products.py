@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from warmgraph_backends.contract import Description
 from warmgraph_backends.families.catalogue import form_of, plan_model
 from warmgraph_backends.families.plan import describe_place
 from warmgraph_backends.kernels import gpu_time, products
+from warmgraph_backends.kinds.host_layer import HostLayer
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.torch_api import compiling, loading, packing, tracing
 from warmgraph_backends.worker.export import Program, export
@@ -374,3 +376,43 @@ def test_our_kernel_computes_both_products(interpreted: Any) -> None:
     for name, found in errors.items():
         for error in found:
             assert error <= (1e-3 if "float16" in name else 1e-5), (name, error)
+
+
+# --- rounded once ---------------------------------------------------------------------------------
+
+
+class _Projections(torch.nn.Module):
+    """Queries, keys and values of one input by layers of the host's that round it, two of them by
+    scales of their own; and an output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [HostLayer(name, 64, 64, "float8_e4m3fn") for name in "qkvabo"]
+        for layer in layers[3:5]:
+            layer.input_scale = torch.nn.Parameter(torch.tensor(0.01), requires_grad=False)
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        normed = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        *each, out = self.layers
+        return (out(sum(layer(normed) for layer in each)),)
+
+
+def test_what_several_products_take_is_rounded_and_written_once() -> None:
+    x, rows = torch.randn(2, 16, 64), torch.export.Dim("rows", min=2, max=64)
+    module = _Projections()
+    with torch.no_grad(), tracing.size_oblivious():
+        exported = torch.export.export(module, (x,), dynamic_shapes={"x": {1: rows}})
+    compiled, source = compiling.compile_wrapper(
+        exported.graph_module, compiling.CONFIG, last_pass=products.round_once
+    )
+    calls = re.findall(r"host_layer_of_rounded.default\((\w+), (\w+), '(\w)'", source)
+    assert len(calls) == 6
+    rounded = {name: values for values, _, name in calls}
+    assert rounded["q"] == rounded["k"] == rounded["v"] and len(set(rounded.values())) == 4
+    with torch.no_grad():
+        (expected,) = module(x)
+        scales = [layer.input_scale for layer in module.layers if layer.input_scale is not None]
+        (result,) = compiled.call([*scales, x])
+    assert relative_l2(result, expected) < 1e-3

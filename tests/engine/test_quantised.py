@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.kinds import host_layer
 from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -351,3 +352,67 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
     left = [note for note in report["notes"] if "run as without this node" in note]
     assert any("linear layers" in note and "Bytes" in note for note in left), left
     assert any("norms" in note and "Ops.LayerNorm of bytes-pack" in note for note in left), left
+
+
+# --- fp8 where the device multiplies it -----------------------------------------------------------
+
+
+@pytest.fixture
+def multiplies_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load files as under --supports-fp8-compute: PyTorch has a product for processors, too."""
+    from comfy import model_management
+
+    monkeypatch.setattr(model_management, "SUPPORT_FP8_OPS", True)
+
+
+def with_input_scales(file: dict[str, torch.Tensor]) -> None:
+    """As files have it whose inputs were calibrated: one number for a layer, of either shape."""
+    names = [name.removesuffix("comfy_quant") for name in file if name.endswith("comfy_quant")]
+    for n, name in enumerate(sorted(names)):
+        shape = (1,) if "mlp" in name else ()
+        file[f"{name}input_scale"] = torch.full(shape, 0.004 * (1 + n % 5))
+
+
+@pytest.mark.usefixtures("multiplies_fp8")
+@pytest.mark.parametrize("change", [lambda file: None, with_input_scales], ids=["one", "scaled"])
+def test_a_graph_rounds_the_inputs_of_fp8_products(
+    host: Host, shared: Lab, change: Callable[[dict[str, torch.Tensor]], Any]
+) -> None:
+    model = damaged("fp8_e4m3fn", change)
+    compiled = shared.compiled(model)
+    kinds = compiled.get_attachment("warmgraph").scope.kinds
+    modules = [kind.graph.description.module for kind in kinds]
+    assert [len(list(host_layer.rounded_paths(module))) for module in modules] == [10, 3, 0]
+    for height, width, batch, tokens in ((8, 8, 1, 13), (12, 10, 2, 5)):
+        prompt = transformers.conditioning("flux1", tokens)
+        latent = transformers.latent("flux1", height, width, batch=batch)
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
+    report = shared.engine.report(compiled)
+    assert report["calls"] == {**report["calls"], "compiled": 4 * 5, "eager": 0}, report["eager"]
+
+
+@pytest.mark.usefixtures("multiplies_fp8")
+def test_a_layer_that_does_not_round_now_is_the_hosts_with_all_around_it(
+    host: Host, shared: Lab
+) -> None:
+    """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full."""
+    model = damaged("fp8_e4m3fn", lambda file: None)
+    compiled = shared.compiled(model)
+    built = shared.builds()
+    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
+    layer = model.model.diffusion_model.get_submodule(LAYER)
+    images, reports = [], []
+    for functions in ([], [lambda weight: 1.5 * weight], []):
+        object.__setattr__(layer, "weight_function", functions)
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert relative(ours, eager) < QUANTISED
+        images.append(ours)
+        reports.append(shared.engine.report(compiled))
+    assert torch.equal(images[0], images[2])
+    assert relative(images[1], images[0]) > 2 * QUANTISED
+    before, during, after = reports
+    assert not before["eager"] and not after["eager"] and shared.builds() == built
+    assert during["regions"] == {"total": 5, "compiled": 4, "eager": 1}
+    assert "weights of img_mlp.0 are patched at each call" in during["eager"][0]["reason"]
+    assert after["calls"]["compiled"] == 3 * 2 * 5 - 2
