@@ -17,11 +17,14 @@ import torch
 
 
 class Format(NamedTuple):
-    """A format: what the host's layout is asked for, and what a file says of a layer."""
+    """A format: what the host's layout is asked for, and what a file says of a layer; of its input,
+    too, where it was calibrated.
+    """
 
     layout: str
     marks: Mapping[str, Any]
     options: Mapping[str, Any] = {}
+    input_scale: float | None = None
 
 
 FORMATS = {
@@ -35,6 +38,9 @@ FORMATS = {
         "TensorCoreConvRotW4A4Layout", {"format": "convrot_w4a4", "convrot_groupsize": 256}
     ),
     "fp8_e4m3fn": Format("TensorCoreFP8E4M3Layout", {"format": "float8_e4m3fn"}),
+    "fp8_e4m3fn_inputs": Format(
+        "TensorCoreFP8E4M3Layout", {"format": "float8_e4m3fn"}, input_scale=0.02
+    ),
     "fp8_e5m2": Format("TensorCoreFP8E5M2Layout", {"format": "float8_e5m2"}),
     "mxfp8": Format("TensorCoreMXFP8Layout", {"format": "mxfp8"}),
     "nvfp4": Format("TensorCoreNVFP4Layout", {"format": "nvfp4"}),
@@ -75,10 +81,11 @@ def quantised(
             weight.to(device), chosen.layout, scale="recalculate", **chosen.options
         )
         file |= {key: value.cpu() for key, value in packed.state_dict(name).items()}
+        layer = name.removesuffix("weight")
         marks = json.dumps(chosen.marks).encode()
-        file[f"{name.removesuffix('weight')}comfy_quant"] = torch.tensor(
-            list(marks), dtype=torch.uint8
-        )
+        file[f"{layer}comfy_quant"] = torch.tensor(list(marks), dtype=torch.uint8)
+        if chosen.input_scale is not None:
+            file[f"{layer}input_scale"] = torch.tensor(chosen.input_scale)
     return file
 
 

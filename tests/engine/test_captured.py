@@ -141,7 +141,7 @@ def test_weights_that_a_graph_cannot_read_are_named(
         layer.weight = before
 
 
-REPLAYED = ("fp8_e4m3fn", "int8", "int8_convrot")
+REPLAYED = ("fp8_e4m3fn", "fp8_e4m3fn_inputs", "int8", "int8_convrot")
 
 
 def _book_of(form: str) -> AddressBook:

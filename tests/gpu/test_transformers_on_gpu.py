@@ -16,9 +16,12 @@ KINDS = (
     *("hunyuan", "anima", "predict2_video"),
 )
 #: Not of fp8_e5m2, whose products PyTorch refuses on a GPU with or without this pack.
-FORMATS = ("int8", "int8_convrot", "fp8_e4m3fn", "convrot_w4a4", "mxfp8", "nvfp4")
+FORMATS = (
+    *("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs"),
+    *("convrot_w4a4", "mxfp8", "nvfp4"),
+)
 #: Of which steps are replayed; "" is plain weights.
-REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn")
+REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs")
 #: Four bits are coarse: the last bit of an input moves a result by a large step.
 COARSE = ("convrot_w4a4", "nvfp4")
 #: Of latents after one step in bfloat16, whose own error is as large.
