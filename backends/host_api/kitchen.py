@@ -1,8 +1,8 @@
 """The host's own library of kernels, whose operators stay whole in a graph.
 
-Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator; on
-its operator `int8_linear`, the kernel within (`backends/cuda`) and on how it keeps such weights
-(`tensor/int8.py`); on the host's layout for fp8 (`comfy/quant_ops.py`).
+Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator
+(`registry.py`); on its operator `int8_linear`, the kernel within (`backends/cuda`) and on how it
+keeps such weights (`tensor/int8.py`); on the host's layout for fp8 (`comfy/quant_ops.py`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import dlpack
 
 PACKAGE = "comfy_kitchen"
 
@@ -30,28 +32,72 @@ TAKES_MEMORY_BY_STREAM = frozenset({INT8})
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-class RotatedWeight(NamedTuple):
-    """An int8 weight whose rows were rotated before they were quantised (ConvRot).
+class Int8Weight(NamedTuple):
+    """An int8 weight of the library's.
 
     Attributes:
         values: int8 [out, in].
-        scale: float32, one for each row.
-        group: so many neighbours of a row were rotated together.
+        scale: float32, for each of its rows or for all.
+        group: so many neighbours of a row were rotated together before they were quantised
+            (ConvRot); None where they were not.
     """
 
     values: torch.Tensor
     scale: torch.Tensor
-    group: int
+    group: int | None
 
 
-def rotated_weight(weight: Any) -> RotatedWeight | None:
+def int8_weight(weight: Any) -> Int8Weight | None:
     """Return what such a weight consists of, None for any other."""
     if getattr(weight, "_layout_cls", None) != "TensorWiseINT8Layout":
         return None
     known = weight._params
-    if not getattr(known, "convrot", False) or getattr(known, "transposed", False):
+    if getattr(known, "transposed", False):
         return None
-    return RotatedWeight(weight._qdata, known.scale, known.convrot_groupsize)
+    group = known.convrot_groupsize if getattr(known, "convrot", False) else None
+    return Int8Weight(weight._qdata, known.scale, group)
+
+
+#: `product(x, weight, bias)`, the input `[..., in]` and what it is multiplied by.
+Int8Product = Callable[[torch.Tensor, Int8Weight, "torch.Tensor | None"], torch.Tensor]
+
+
+def int8_product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> Int8Product:
+    """Return what the library computes such a product with, of whatever of these sizes and dtypes:
+    called by itself, it takes the processor half as long as through a tensor's class, an operator
+    and a choice among backends.
+
+    Raises:
+        RuntimeError: this version of the library chooses in another way, or has nothing for these.
+    """
+    try:
+        library: Any = importlib.import_module(f"{PACKAGE}.registry")
+        chosen = library.registry.get_implementation(
+            "int8_linear", kwargs=_of_int8_linear(x, weight, bias)
+        )
+    except (ImportError, AttributeError, TypeError, LookupError) as error:
+        raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
+
+    def product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = chosen(**_of_int8_linear(x, weight, bias))
+        return result
+
+    return product
+
+
+def _of_int8_linear(
+    x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None
+) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "x": x.contiguous(),
+        "weight": weight.values.contiguous(),
+        "weight_scale": weight.scale,
+        "bias": bias,
+        "out_dtype": x.dtype,
+    }
+    if weight.group is not None:
+        given.update(convrot=True, convrot_groupsize=weight.group)
+    return given
 
 
 @cache
@@ -126,10 +172,14 @@ def multiply_int8_rows(
     Raises:
         RuntimeError: this version of the library has no such kernel, or it does not take these.
     """
-    export, product = _int8_product()
+    # Not by the tensor's own method, which first sees that nobody waits for another stream.
+    export: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
+    product = _int8_rows_product()
     count = values.shape[0]
     result = rows.new_empty(rows.shape[0], count, dtype=dtype)
-    of_rows = scale.to(torch.float32).reshape(-1).expand(count).contiguous()
+    if scale.numel() != count:
+        scale = scale.reshape(-1).expand(count)
+    of_rows = scale.to(torch.float32).contiguous()
     added = rows.new_empty(0, dtype=dtype) if bias is None else bias.to(torch.float32).contiguous()
     tensors = map(export, (rows, values.contiguous(), scales, of_rows, added, result))
     try:
@@ -142,11 +192,11 @@ def multiply_int8_rows(
 
 
 @cache
-def _int8_product() -> tuple[Any, Any]:
-    """What hands a tensor over to the library's own code, and its product of int8 by int8."""
+def _int8_rows_product() -> Any:
+    """The library's own code for a product of int8 by int8."""
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
-        return library._wrap_for_dlpack, library._C.cutlass_int8_dequant
+        return library._C.cutlass_int8_dequant
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..kinds.host_layer import Caller
 from .attention_choice import AttentionChoice
 from .host_attention import Choice
-from .rotated_products import RotatedProducts
+from .int8_products import Int8Products
 
 
 class Choices(NamedTuple):
@@ -25,7 +25,7 @@ class Choices(NamedTuple):
             directory: where they keep their times, the pack's private folder.
             machine: a name for this machine's card and PyTorch.
         """
-        return cls(AttentionChoice(directory, machine), RotatedProducts(directory, machine))
+        return cls(AttentionChoice(directory, machine), Int8Products(directory, machine))
 
 
 HOSTS = Choices(None, None)

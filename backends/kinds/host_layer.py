@@ -30,7 +30,7 @@ _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
 class Caller(Protocol):
-    """Calls a layer, in a quicker way where it knows one (`RotatedProducts`)."""
+    """Calls a layer, in a quicker way where it knows one (`Int8Products`)."""
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""

@@ -16,8 +16,9 @@ import torch
 TF32_L2 = 2e-3
 RELATIVE_L2 = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 #: Where inputs of products are rounded to fp8, an element between two of its numbers, which lie 6
-#: to 12 % apart, goes to either by its last bit; few do, and it comes to this.
-ROUNDED_L2 = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 3e-2}
+#: to 12 % apart, goes to either by its last bit. Of bfloat16 every sixteenth does, and a block of
+#: random weights with a chain of such products came to 5e-2; rounding itself costs as much.
+ROUNDED_L2 = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 
 def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +22,9 @@ from .device import current_stream
 
 logger = logging.getLogger(__name__)
 
-#: `launch(blocks, threads, arguments)`: threads of each block; tensors, integers as C's int and
-#: numbers as its double.
+_DOUBLE = struct.Struct("<d")
+#: `launch(blocks, threads, arguments)`: threads of each block; tensors, integers as C's int or long
+#: long and numbers as its double.
 Launch = Callable[[int, int, Sequence[Any]], None]
 
 
@@ -61,17 +64,38 @@ def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
     except (AttributeError, KeyError, OSError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} loads no such code: {error}") from error
 
+    address, slots_of = kernel.func, _Slots()
+
     def launch(blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         # Torch's own call of a kernel takes the processor several times as long.
-        values = [_as_c(argument) for argument in arguments]
-        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        slots, places = slots_of.thread(len(arguments))
+        for n, argument in enumerate(arguments):
+            slots[n] = _as_slot(argument)
         stream = ctypes.c_void_p(current_stream(index))
         with _on(index):
-            status = start(kernel.func, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
+            status = start(address, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
         if status:
             raise RuntimeError(f"CUDA answered {status} to a launch of {name}")
 
     return launch
+
+
+class _Slots(threading.local):
+    """Where a thread writes the arguments of a kernel: eight bytes for each, of which CUDA reads as
+    many as the kernel declares, from the first on; a launch copies them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any] | None = None
+
+    def thread(self, count: int) -> tuple[Any, Any]:
+        """Return this thread's, and their addresses."""
+        if self._kept is None or len(self._kept[0]) != count:
+            slots = (ctypes.c_uint64 * count)()
+            first = ctypes.addressof(slots)
+            places = (ctypes.c_void_p * count)(*(first + 8 * n for n in range(count)))
+            self._kept = slots, places
+        return self._kept
 
 
 def _on(index: int) -> contextlib.AbstractContextManager[Any]:
@@ -81,10 +105,15 @@ def _on(index: int) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(index)
 
 
-def _as_c(value: Any) -> Any:
+def _as_slot(value: Any) -> int:
+    """The bytes of an argument, least significant first, as every processor of these GPUs has
+    them.
+    """
     if isinstance(value, torch.Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int(value)
+        return value.data_ptr()
+    if isinstance(value, float):
+        return int.from_bytes(_DOUBLE.pack(value), "little")
+    return int(value)
 
 
 def compile_binary(source: str, name: str, architecture: str) -> bytes:

@@ -1,25 +1,35 @@
-"""Products by int8 weights whose rows were rotated before they were quantised (ConvRot): what they
-multiply has to be rotated and quantised, too, at each call.
+"""Products by int8 weights, as the processor and the GPU are quicker with them.
 
-The host's library does both in one kernel, which on some cards takes several times what its reads
-and writes would. There it is quicker to rotate by a product with a small matrix and to quantise by
-a kernel of ours (`int8_rows`); the product itself stays the library's. So both are timed (`ways`).
+The host's library comes to its kernels through a class of tensors, an operator and a choice among
+backends, at each call: longer than many a GPU takes for the product. So its choice is asked for
+once for each form, and called.
+
+Where the weight's rows were rotated before they were quantised (ConvRot), what they multiply has to
+be rotated and quantised, too, at each call. The library does both in one kernel, which on some
+cards takes several times what its reads and writes would. There it is quicker to rotate by a
+product with a small matrix and to quantise by a kernel of ours (`int8_rows`); the product itself
+stays the library's. So both are timed (`ways`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Hashable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
 from ..host_api import kitchen, layers
 from ..torch_api.device import current_stream
 from .int8_rows import WIDEST, Int8Rows
-from .ways import Ways
+from .ways import KEPT, Ways
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "products.json"
 #: Rotated by a product of its own.
@@ -35,7 +45,7 @@ MOST_MEMORY = 1 / 64
 
 
 class _Means(NamedTuple):
-    """What the other way takes: the rotation `[GROUP, GROUP]`, and what quantises rotated rows;
+    """What the way apart takes: the rotation `[GROUP, GROUP]`, and what quantises rotated rows;
     None leaves that to the library.
     """
 
@@ -43,22 +53,21 @@ class _Means(NamedTuple):
     rows: Int8Rows | None
 
 
-class RotatedProducts:
+class Int8Products:
     """A `host_layer.Caller`; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
         path = directory / FILE_NAME
         self.ways = Ways(path, machine, APART, must_save_ms=MUST_SAVE_MS, are_short=True)
+        self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         #: A captured call reads the rotation at each replay.
         self._means: dict[tuple[torch.device, torch.dtype], _Means] = {}
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
-        may_be_ours = (
-            layers.quantised_as(layer) == kitchen.INT8
-            and _is_open(input)
-            and layers.may_be_multiplied_by(layer)
+        may_be_ours = layers.quantised_as(layer) == kitchen.INT8 and layers.may_be_multiplied_by(
+            layer
         )
         with layers.multiplying_by(layer, self.multiply) if may_be_ours else nullcontext():
             result: torch.Tensor = layer(input)
@@ -70,26 +79,45 @@ class RotatedProducts:
         """Return `linear(input, weight, bias)`, by the quicker way where the weight is rotated.
 
         Args:
-            input: [..., in], float16 or bfloat16.
+            input: [..., in].
             weight: [out, in], a tensor of the library's or any other.
         """
+        parts = kitchen.int8_weight(weight)
+        if parts is None:
+            return linear(input, weight, bias)
+        form = input.shape, parts.values.shape, input.dtype, parts.group
 
         def host() -> torch.Tensor:
-            return torch.nn.functional.linear(input, weight, bias)
+            # Elsewhere PyTorch takes `linear` apart, and the library multiplies in full.
+            is_whole = input.is_contiguous() or torch.is_inference_mode_enabled()
+            product = self._product(form, input, parts, bias) if is_whole else None
+            return linear(input, weight, bias) if product is None else product(input, parts, bias)
 
-        parts = kitchen.rotated_weight(weight)
-        if parts is None or parts.group != GROUP or input.nbytes > _most_bytes(input.device):
+        may_be_apart = parts.group == GROUP and _is_open(input)
+        if not may_be_apart or input.nbytes > _most_bytes(input.device):
             return host()
         means = self._means_for(input)
         if means is None:
             return host()
-        values = parts.values
         return self.ways.run(
-            (input.shape, values.shape, input.dtype),
-            lambda: _class(input, values),
+            form,
+            lambda: _class(input, parts.values),
             host,
             lambda: _apart(input, means, parts, bias),
         )
+
+    def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:
+        """The library's for this form; None where it cannot be had by itself."""
+        known = form, sample[0].device, sample[2] is None
+        if known not in self._products:
+            if len(self._products) >= KEPT:
+                self._products.clear()
+            try:
+                self._products[known] = kitchen.int8_product(*sample)
+            except RuntimeError as error:
+                logger.debug("int8 products are called as the host does: %s", error)
+                self._products[known] = None
+        return self._products[known]
 
     def _means_for(self, like: torch.Tensor) -> _Means | None:
         """Those for this dtype, made at the first call; None while one is captured: nothing can be
@@ -104,7 +132,7 @@ class RotatedProducts:
 
 
 def _apart(
-    input: torch.Tensor, means: _Means, weight: kitchen.RotatedWeight, bias: torch.Tensor | None
+    input: torch.Tensor, means: _Means, weight: kitchen.Int8Weight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     width = input.shape[-1]
     rows = (input.reshape(-1, GROUP) @ means.rotation).view(-1, width)

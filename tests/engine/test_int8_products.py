@@ -4,6 +4,7 @@ the host's own layers, and only where that is quicker. What a GPU would take is 
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api import kitchen
-from warmgraph_backends.kernels import rotated_products, ways
-from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
+from warmgraph_backends.kernels import int8_products, ways
+from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -42,8 +43,8 @@ class Card:
             self.apart += 1
             return multiply(*inputs)
 
-        monkeypatch.setattr(rotated_products, "_is_open", lambda input: True)
-        monkeypatch.setattr(rotated_products, "_most_bytes", lambda device: 1 << 20)
+        monkeypatch.setattr(int8_products, "_is_open", lambda input: True)
+        monkeypatch.setattr(int8_products, "_most_bytes", lambda device: 1 << 20)
         monkeypatch.setattr(ways, "by_turns", by_turns)
         monkeypatch.setattr(kitchen, "multiply_int8", counted)
         monkeypatch.setattr(
@@ -79,7 +80,7 @@ def test_as_near_to_the_truth_as_the_librarys_own(
     x = rows(2, 33, dtype=dtype)
     weight = layer.weight.dequantize().double()
     truth = x.double() @ weight.T + layer.bias.double()
-    found, hosts = RotatedProducts(tmp_path, MACHINE).call(layer, x), layer(x)
+    found, hosts = Int8Products(tmp_path, MACHINE).call(layer, x), layer(x)
     assert card.apart == 1 and found.shape == (2, 33, 256) and found.dtype is dtype
     assert error(found, truth) <= 1.02 * error(hosts, truth)
     assert "_forward" not in layer.__dict__
@@ -89,9 +90,9 @@ def test_as_near_to_the_truth_as_the_librarys_own(
 def test_sums_beyond_float16s_largest_number_stay_finite(
     card: Card, layer: Any, tmp_path: Path
 ) -> None:
-    column = 6000.0 * rotated_products.hadamard()[:, 3].sign()
+    column = 6000.0 * int8_products.hadamard()[:, 3].sign()
     x = column.repeat(4)[None].half()
-    found = RotatedProducts(tmp_path, MACHINE).call(layer, x)
+    found = Int8Products(tmp_path, MACHINE).call(layer, x)
     truth = x.double() @ layer.weight.dequantize().double().T + layer.bias.double()
     assert card.apart == 1 and found.isfinite().all() and error(found, truth) < 2e-2
 
@@ -101,20 +102,20 @@ def test_times_decide_and_are_remembered(
     card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kitchen, "version", lambda: "1.2")
-    products = RotatedProducts(tmp_path, MACHINE)
+    products = Int8Products(tmp_path, MACHINE)
     for count in (2048, 2048, 2080):  # one class
         products.call(layer, rows(count // 32))
         products.call(layer, rows(count // 32))
     assert card.timed == 1 and card.apart == 6
-    RotatedProducts(tmp_path, MACHINE).call(layer, rows(64))
+    Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 1 and card.apart == 7
     kept = json.loads((tmp_path / FILE_NAME).read_text())
     assert kept == {MACHINE: {"1.2 rows bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
     monkeypatch.setattr(kitchen, "version", lambda: "1.3")  # whose own kernel may be a quicker one
-    RotatedProducts(tmp_path, MACHINE).call(layer, rows(64))
+    Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 2 and card.apart == 8
     card.times = {"host": 1.0, "apart": 0.999}
-    found = RotatedProducts(tmp_path, "another card").call(layer, rows(64))
+    found = Int8Products(tmp_path, "another card").call(layer, rows(64))
     assert card.timed == 3 and card.apart == 8 and torch.equal(found, layer(rows(64)))
 
 
@@ -122,7 +123,7 @@ def test_times_decide_and_are_remembered(
 def test_what_the_host_computes_anew_or_otherwise_is_the_hosts(
     card: Card, layer: Any, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products = RotatedProducts(tmp_path, MACHINE)
+    products = Int8Products(tmp_path, MACHINE)
     x = rows(64)
     monkeypatch.setattr(layer, "weight_function", [lambda weight: 2 * weight])  # a LoRA's
     assert torch.equal(products.call(layer, x), layer(x)) and card.apart == 0
@@ -142,7 +143,7 @@ def test_what_the_host_computes_anew_or_otherwise_is_the_hosts(
 def test_nothing_is_timed_or_made_while_a_call_is_captured(
     card: Card, layer: Any, tmp_path: Path
 ) -> None:
-    products, x = RotatedProducts(tmp_path, MACHINE), rows(64)
+    products, x = Int8Products(tmp_path, MACHINE), rows(64)
     card.is_capturing = True
     assert torch.equal(products.call(layer, x), layer(x))
     card.is_capturing = False
@@ -165,7 +166,7 @@ def test_an_operator_that_is_not_the_known_one_is_the_hosts(
         kitchen.multiply_int8(rows(1), *2 * [torch.zeros(1)], None)
     monkeypatch.undo()
     again = Card(monkeypatch, card.times)
-    products, x = RotatedProducts(tmp_path, MACHINE), rows(64)
+    products, x = Int8Products(tmp_path, MACHINE), rows(64)
 
     def refuses(*_: Any) -> torch.Tensor:
         raise RuntimeError("not for this card")
@@ -190,3 +191,44 @@ def test_a_compiled_model_multiplies_by_it(card: Card, host: Host, tmp_path: Pat
         assert card.apart > 20
     finally:
         lab.engine.close()
+
+
+@torch.inference_mode()
+def test_the_librarys_own_function_is_asked_for_once_for_a_form(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is: also of weights that were not rotated, and of an input in pieces."""
+    asked = []
+    choose = kitchen.int8_product
+
+    def counted(*sample: Any) -> Any:
+        asked.append(sample[0].shape)
+        return choose(*sample)
+
+    monkeypatch.setattr(kitchen, "int8_product", counted)
+    for form in ("int8", "int8_convrot"):
+        model = transformers.load_quantised("flux1", form).model.diffusion_model
+        layer = model.get_submodule(PATH)
+        products = Int8Products(tmp_path, MACHINE)
+        for x in (rows(1), rows(1), rows(2, 5), rows(2, 9)[:, 2:7]):
+            assert torch.equal(products.call(layer, x), layer(x))
+    assert asked == 2 * [(1, 1024), (2, 5, 1024)]
+
+
+@torch.no_grad()
+def test_a_library_that_chooses_in_another_way_is_called_as_the_host_does(
+    layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = importlib.import_module("comfy_kitchen.registry").BackendRegistry
+    products, x = Int8Products(tmp_path, MACHINE), rows(3)
+    expected = layer(x)
+    with monkeypatch.context() as patch:
+        patch.delattr(known, "get_implementation")
+        with pytest.raises(RuntimeError, match="not the known one"):
+            kitchen.int8_product(x, kitchen.int8_weight(layer.weight), layer.bias)
+    monkeypatch.setattr(kitchen, "int8_product", refusing)
+    assert torch.equal(products.call(layer, x), expected)
+
+
+def refusing(*_: Any) -> Any:
+    raise RuntimeError("not the known one")

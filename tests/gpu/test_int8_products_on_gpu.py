@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from warmgraph_backends.kernels import ways
+from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.kernels.int8_rows import WIDEST, Int8Rows
-from warmgraph_backends.kernels.rotated_products import FILE_NAME, RotatedProducts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 #: Rows, columns, depth: Z-Image at 1024x1024, Wan 14B's 33 frames of 832x480, Flux' last product.
@@ -79,7 +79,7 @@ def test_both_ways_are_timed_and_as_near_to_the_truth(
     rows, out, width = shape
     weight, bias = _weight(out, width, dtype), torch.randn(out, device="cuda").to(dtype)
     x = torch.randn(1, rows, width, device="cuda").to(dtype)
-    products = RotatedProducts(tmp_path, "card")
+    products = Int8Products(tmp_path, "card")
     found, hosts = products.multiply(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
     times = json.loads((tmp_path / FILE_NAME).read_text())["card"]
     (taken,) = times.values()
@@ -94,7 +94,7 @@ def test_a_product_that_is_rotated_apart_may_be_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
-    products = RotatedProducts(tmp_path, "card")
+    products = Int8Products(tmp_path, "card")
     weight = _weight(3840, 3840, torch.bfloat16)
     x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
     stream = torch.cuda.Stream()
