@@ -59,7 +59,7 @@ def int8_weight(weight: Any) -> Int8Weight | None:
 
 
 #: `product(x, weight, bias)`, the input `[..., in]` and what it is multiplied by.
-Int8Product = Callable[[torch.Tensor, Int8Weight, "torch.Tensor | None"], torch.Tensor]
+Int8Product = Callable[..., torch.Tensor]
 
 
 def int8_product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> Int8Product:
