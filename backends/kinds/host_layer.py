@@ -216,7 +216,7 @@ def _one(device: torch.device) -> torch.Tensor:
     """A float32 1 that lies on a device for good: products read their scales there."""
     found = _ones.get(device)
     if found is None:
-        found = torch.ones((), device=device)
+        found = torch.ones((), dtype=torch.float32, device=device)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             _ones[device] = found
     return found

@@ -54,12 +54,11 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     words = f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']}"
     assert any(words in note for note in report["notes"]), report["notes"]
 
-    key = "diffusion_model.double_blocks.1.img_mlp.0.weight"
+    key = f"diffusion_model.{LAYER}.weight"
     clone = compiled.clone()
-    delta = torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
-    assert clone.add_patches({key: ("diff", (0.05 * delta,))}) == [key]
+    assert clone.add_patches({key: ("diff", (LORA,))}) == [key]
     plain = model.clone()
-    plain.add_patches({key: ("diff", (0.05 * delta,))})
+    plain.add_patches({key: ("diff", (LORA,))})
     built = shared.builds()
     with_lora, without, theirs = sampled(host, (clone, compiled, plain), prompt, latent)
     assert relative(with_lora, theirs) < 2 * QUANTISED < relative(with_lora, without)
@@ -199,6 +198,8 @@ def test_a_fresh_engine_loads_what_was_built(host: Host, shared: Lab, tmp_path: 
 # --- damaged files --------------------------------------------------------------------------------
 
 LAYER = "double_blocks.1.img_mlp.0"
+#: What a LoRA adds to its weight.
+LORA = 0.05 * torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
 
 
 class Both:
@@ -376,7 +377,7 @@ def with_input_scales(file: dict[str, torch.Tensor]) -> None:
 @pytest.mark.usefixtures("multiplies_fp8")
 @pytest.mark.parametrize("change", [lambda file: None, with_input_scales], ids=["one", "scaled"])
 def test_a_graph_rounds_the_inputs_of_fp8_products(
-    host: Host, shared: Lab, change: Callable[[dict[str, torch.Tensor]], Any]
+    host: Host, shared: Lab, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], Any]
 ) -> None:
     model = damaged("fp8_e4m3fn", change)
     compiled = shared.compiled(model)
@@ -390,6 +391,22 @@ def test_a_graph_rounds_the_inputs_of_fp8_products(
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 4 * 5, "eager": 0}, report["eager"]
+
+    built, patch = shared.builds(), {f"diffusion_model.{LAYER}.weight": ("diff", (LORA,))}
+    with_lora, plain = compiled.clone(), model.clone()
+    for each in (with_lora, plain):
+        assert each.add_patches(patch)
+    patched, without, theirs = sampled(host, (with_lora, compiled, plain), prompt, latent)
+    assert relative(patched, theirs) < 2 * QUANTISED < relative(patched, without)
+    assert shared.builds() == built and shared.engine.report(with_lora)["calls"]["eager"] == 0
+
+    lab = shared.copy_to(tmp_path)
+    try:
+        run = Both(host, lab, damaged("fp8_e4m3fn", change))
+        assert relative(*run.images()) < QUANTISED
+        assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
+    finally:
+        lab.engine.close()
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
