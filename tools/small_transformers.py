@@ -399,17 +399,25 @@ def make_small(
 
 #: Of which the host's detection knows a file at these widths.
 DETECTED = ("flux1", "wan")
+#: Plain weights as "fp8_e4m3fn_fast" of the loader has them: fp8, multiplied as they are.
+FAST = "fp8_fast"
 
 
 def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0) -> Any:
     """Return a MODEL as the host's loader makes it of a file whose blocks are quantised.
 
     Args:
-        form: of `quantised.FORMATS`, or what says which a weight has.
+        form: of `quantised.FORMATS`, or what says which a weight has; or `FAST`, of a kind of
+            `DETECTED`.
     """
     import comfy.sd
     from comfy import model_management, utils
 
+    if form == FAST:
+        options = {"dtype": torch.float8_e4m3fn, "fp8_optimizations": True}
+        return comfy.sd.load_diffusion_model_state_dict(
+            weights(kind, seed=seed), model_options=options
+        )
     file = quantised(weights(kind, seed=seed), form)
     if kind in DETECTED:
         return comfy.sd.load_diffusion_model_state_dict(file)

@@ -89,6 +89,21 @@ def better_files(layer: Any) -> list[str]:
     return [name for form, name in _FILES.items() if form in known and form not in unpacked]
 
 
+def multiplies_as_stored(layer: torch.nn.Module) -> bool:
+    """Tell whether the host multiplies by a layer's plain weight in fp8, as it is stored: the
+    loader's "fp8_e4m3fn_fast", `--fast fp8_matrix_mult`.
+    """
+    weight = getattr(layer, "weight", None)
+    if type(layer).__module__ != "comfy.ops" or not isinstance(weight, torch.Tensor):
+        return False
+    import comfy.ops
+
+    known = getattr(getattr(comfy.ops, "fp8_ops", None), "Linear", ())
+    return isinstance(layer, known) and (
+        loaded_dtype(layer, "weight", weight) is torch.float8_e4m3fn
+    )
+
+
 def rounds_inputs_to(layer: Any) -> torch.dtype | None:
     """Return the dtype that a quantised layer rounds its input's elements to, each by itself,
     before it multiplies them; None for any other layer: it takes its input as it is, or quantises

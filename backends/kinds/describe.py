@@ -55,6 +55,8 @@ def describe_module(
         raise DescriptionError(words if owner is None else f"{words}; {owner}")
     if owner is not None and pack_of(cls.__module__):  # a worker has the host's code only
         raise DescriptionError(owner)
+    if layers.multiplies_as_stored(module):
+        raise DescriptionError(f"{where} multiplies by its weight as it is stored")
     wanted = reads(cls)
     # A weight that the host's operators do without is a plain None or no parameter, as its way of
     # loading has it; a twin gets it as the former.

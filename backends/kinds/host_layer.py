@@ -18,7 +18,13 @@ from typing import Any, Protocol
 import torch
 
 from ..host_api.kitchen import rounded_input
-from ..host_api.layers import better_files, quantised_as, rounds_inputs_to, takes_rounded
+from ..host_api.layers import (
+    better_files,
+    multiplies_as_stored,
+    quantised_as,
+    rounds_inputs_to,
+    takes_rounded,
+)
 from . import operators
 from .packs import is_known, owner_of
 
@@ -172,6 +178,8 @@ def _why(layer: torch.nn.Module) -> str:
             f"quantised, {form}: this device unpacks it at each call; {' or '.join(others)} files "
             "it multiplies as they are"
         )
+    if multiplies_as_stored(layer):
+        return "weights in fp8, multiplied as they are"
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
         return f"the weight is a {type(weight).__name__}"

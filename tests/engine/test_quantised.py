@@ -433,3 +433,25 @@ def test_a_layer_that_does_not_round_now_is_the_hosts_with_all_around_it(
     assert during["regions"] == {"total": 5, "compiled": 4, "eager": 1}
     assert "weights of img_mlp.0 are patched at each call" in during["eager"][0]["reason"]
     assert after["calls"]["compiled"] == 3 * 2 * 5 - 2
+
+
+@pytest.mark.usefixtures("multiplies_fp8")
+def test_what_the_host_multiplies_in_fp8_as_it_is_stays_its_own(host: Host, shared: Lab) -> None:
+    model = transformers.load_quantised("flux1", transformers.FAST)
+    compiled = shared.compiled(model)
+    built = shared.builds()
+    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
+    patch = {f"diffusion_model.{LAYER}.weight": ("diff", (LORA,))}
+    with_lora, plain = compiled.clone(), model.clone()
+    for each in (with_lora, plain):
+        assert each.add_patches(patch)
+    eager, ours, patched, theirs = sampled(
+        host, (model, compiled, with_lora, plain), prompt, latent
+    )
+    assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
+    assert relative(patched, theirs) < 2 * QUANTISED < relative(patched, ours)
+    report = shared.engine.report(compiled)
+    assert report["regions"] == {"total": 5, "compiled": 5, "eager": 0}, report["eager"]
+    assert shared.builds() == built
+    words = "28 linear layers run as without this node (weights in fp8, multiplied as they are)"
+    assert any(words in note for note in report["notes"]), report["notes"]

@@ -18,10 +18,10 @@ KINDS = (
 #: Not of fp8_e5m2, whose products PyTorch refuses on a GPU with or without this pack.
 FORMATS = (
     *("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs"),
-    *("convrot_w4a4", "mxfp8", "nvfp4"),
+    *("convrot_w4a4", "mxfp8", "nvfp4", "fp8_fast"),
 )
 #: Of which steps are replayed; "" is plain weights.
-REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs")
+REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs", "fp8_fast")
 #: Four bits are coarse: the last bit of an input moves a result by a large step.
 COARSE = ("convrot_w4a4", "nvfp4")
 #: Of latents after one step in bfloat16, whose own error is as large.
