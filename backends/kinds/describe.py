@@ -55,8 +55,6 @@ def describe_module(
         raise DescriptionError(words if owner is None else f"{words}; {owner}")
     if owner is not None and pack_of(cls.__module__):  # a worker has the host's code only
         raise DescriptionError(owner)
-    if layers.multiplies_as_stored(module):
-        raise DescriptionError(f"{where} multiplies by its weight as it is stored")
     wanted = reads(cls)
     # A weight that the host's operators do without is a plain None or no parameter, as its way of
     # loading has it; a twin gets it as the former.
@@ -105,13 +103,15 @@ def describe_module(
 
 
 def _child(path: str, module: torch.nn.Module, reads: Any, dtype: Any) -> dict[str, Any]:
+    left = host_layer.describe(path, module)
+    if left is not None and layers.multiplies_as_stored(module):
+        return left
     try:
         return describe_module(module, reads=reads, dtype=dtype, path=path)
     except DescriptionError:
-        described = host_layer.describe(path, module)
-        if described is None:
+        if left is None:
             raise
-        return described
+        return left
 
 
 def make_twin(
