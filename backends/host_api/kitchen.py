@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -64,18 +65,17 @@ Int8Product = Callable[..., torch.Tensor]
 
 def int8_product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> Int8Product:
     """Return what the library computes such a product with, of whatever of these sizes and dtypes:
-    called by itself, it takes the processor half as long as through a tensor's class, an operator
-    and a choice among backends.
+    a tensor's class, an operator and a choice among backends lead to it at each call otherwise.
 
     Raises:
         RuntimeError: this version of the library chooses in another way, or has nothing for these.
     """
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.registry")
-        chosen = library.registry.get_implementation(
-            "int8_linear", kwargs=_of_int8_linear(x, weight, bias)
-        )
-    except (ImportError, AttributeError, TypeError, LookupError) as error:
+        given = _of_int8_linear(x, weight, bias)
+        chosen = library.registry.get_implementation("int8_linear", kwargs=given)
+        inspect.signature(chosen).bind(**given)
+    except (ImportError, AttributeError, TypeError, LookupError, ValueError) as error:
         raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
 
     def product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:

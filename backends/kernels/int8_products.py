@@ -1,8 +1,8 @@
 """Products by int8 weights, as the processor and the GPU are quicker with them.
 
 The host's library comes to its kernels through a class of tensors, an operator and a choice among
-backends, at each call: longer than many a GPU takes for the product. So its choice is asked for
-once for each form, and called.
+backends, at each call, and where a model's weights come over at each call, the steps wait for the
+processor. So its choice is asked for once for each form, and called.
 
 Where the weight's rows were rotated before they were quantised (ConvRot), what they multiply has to
 be rotated and quantised, too, at each call. The library does both in one kernel, which on some

@@ -222,12 +222,21 @@ def test_a_library_that_chooses_in_another_way_is_called_as_the_host_does(
     known = importlib.import_module("comfy_kitchen.registry").BackendRegistry
     products, x = Int8Products(tmp_path, MACHINE), rows(3)
     expected = layer(x)
+    weight = kitchen.int8_weight(layer.weight)
+    assert weight is not None
     with monkeypatch.context() as patch:
         patch.delattr(known, "get_implementation")
         with pytest.raises(RuntimeError, match="not the known one"):
-            kitchen.int8_product(x, kitchen.int8_weight(layer.weight), layer.bias)
+            kitchen.int8_product(x, weight, layer.bias)
+        patch.setattr(known, "get_implementation", lambda *_, **__: other_product, raising=False)
+        with pytest.raises(RuntimeError, match="not the known one"):
+            kitchen.int8_product(x, weight, layer.bias)
     monkeypatch.setattr(kitchen, "int8_product", refusing)
     assert torch.equal(products.call(layer, x), expected)
+
+
+def other_product(rows: Any, columns: Any) -> Any:
+    raise AssertionError("not to be called")
 
 
 def refusing(*_: Any) -> Any:
