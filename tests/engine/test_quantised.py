@@ -34,7 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.engine.close()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [form for form in FORMATS if not form.endswith("_inputs")])
 def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
     host: Host, shared: Lab, form: str
 ) -> None:
@@ -375,11 +375,10 @@ def with_input_scales(file: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
-@pytest.mark.parametrize("change", [lambda file: None, with_input_scales], ids=["one", "scaled"])
-def test_a_graph_rounds_the_inputs_of_fp8_products(
-    host: Host, shared: Lab, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], Any]
+def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
+    host: Host, shared: Lab, tmp_path: Path
 ) -> None:
-    model = damaged("fp8_e4m3fn", change)
+    model = damaged("fp8_e4m3fn", with_input_scales)
     compiled = shared.compiled(model)
     kinds = compiled.get_attachment("warmgraph").scope.kinds
     modules = [kind.graph.description.module for kind in kinds]
@@ -402,7 +401,7 @@ def test_a_graph_rounds_the_inputs_of_fp8_products(
 
     lab = shared.copy_to(tmp_path)
     try:
-        run = Both(host, lab, damaged("fp8_e4m3fn", change))
+        run = Both(host, lab, damaged("fp8_e4m3fn", with_input_scales))
         assert relative(*run.images()) < QUANTISED
         assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
     finally:
@@ -413,7 +412,9 @@ def test_a_graph_rounds_the_inputs_of_fp8_products(
 def test_a_layer_that_does_not_round_now_is_the_hosts_with_all_around_it(
     host: Host, shared: Lab
 ) -> None:
-    """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full."""
+    """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full. The
+    file has no scales of inputs, as most.
+    """
     model = damaged("fp8_e4m3fn", lambda file: None)
     compiled = shared.compiled(model)
     built = shared.builds()
@@ -429,7 +430,8 @@ def test_a_layer_that_does_not_round_now_is_the_hosts_with_all_around_it(
     assert torch.equal(images[0], images[2])
     assert relative(images[1], images[0]) > 2 * QUANTISED
     before, during, after = reports
-    assert not before["eager"] and not after["eager"] and shared.builds() == built
+    assert before["regions"] == after["regions"] == {"total": 5, "compiled": 5, "eager": 0}
+    assert shared.builds() == built
     assert during["regions"] == {"total": 5, "compiled": 4, "eager": 1}
     assert "weights of img_mlp.0 are patched at each call" in during["eager"][0]["reason"]
     assert after["calls"]["compiled"] == 3 * 2 * 5 - 2
