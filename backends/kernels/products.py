@@ -283,7 +283,7 @@ def round_once(graph: torch.fx.Graph) -> None:
             node.replace_input_with(node.args[0], values)
         if others:
             compiling.keep(values)
-    graph.eliminate_dead_code()
+            graph.eliminate_dead_code()
 
 
 def _rounding(values: Node) -> tuple[Any, ...]:

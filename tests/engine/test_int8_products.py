@@ -1,5 +1,6 @@
-"""Products by rotated int8 weights, rotated apart: as near to the truth as the library's own, in
-the host's own layers, and only where that is quicker. What a GPU would take is given.
+"""Products by int8 weights, in the host's own layers: by what the library chose, or, of rotated
+ones, rotated apart: as near to the truth as the library's own, and only where that is quicker. What
+a GPU would take is given.
 """
 
 from __future__ import annotations
