@@ -16,7 +16,7 @@ from typing import Any
 
 from .models import KINDS
 from .pack import graph_files
-from .transformers import SMALL, TRANSFORMERS
+from .transformers import SECOND, SMALL, TRANSFORMERS
 
 CHILD = Path(__file__).resolve().parent / "child.py"
 SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}
@@ -70,18 +70,16 @@ class Lab:
         """Path of a model file, made now if it is not there."""
         return self._file(f"{self.kind(kind)}-{dtype}-{seed}", kind, {"dtype": dtype, "seed": seed})
 
-    def transformer(self, name: str) -> str:
+    def transformer(self, name: str, *, second: bool = False) -> str:
         """Path of a transformer's file, which the first child that loads it writes; others are
-        deleted where the disk may not have room for it, too.
+        deleted where the disk may not have room for it, too. `second` is another checkpoint of it.
         """
-        files = {
-            n: self.work / "models" / f"{n}-{t.dtype}.safetensors" for n, t in TRANSFORMERS.items()
-        }
-        mine = files.pop(name)
-        for other in files.values():
+        folder = self.work / "models"
+        mine = folder / f"{name}-{TRANSFORMERS[name].dtype}{SECOND * second}.safetensors"
+        for other in (f for n in TRANSFORMERS if n != name for f in folder.glob(f"{n}-*")):
             if mine.exists() or shutil.disk_usage(self.work).free > LARGEST_FILE:
                 break
-            other.unlink(missing_ok=True)
+            other.unlink()
         return str(mine)
 
     def file(self, kind: str) -> str:

@@ -12,6 +12,8 @@ RESERVE_GIB = 2
 #: VRAM that is left, in MiB: SDXL's UNet has 4.9 GB, of which a part fits beside what the host
 #: keeps free; the others are cards of 8, 12 and 16 GB less 1 for the desktop.
 LEAVE_MIB = {"sdxl": 5120, "zimage_int8": 7168, "flux1_int8": 11264, "wan14b_fp8": 15360}
+#: Of which a prompt takes two, one after the other.
+TWO_MODELS = ("wan14b_fp8",)
 QUANTISED_CARDS = tuple(kind for kind in LEAVE_MIB if kind != "sdxl")
 RESERVE = ("--reserve-vram", str(RESERVE_GIB))
 SMALL_CARDS: dict[str, tuple[str, ...]] = {
@@ -85,11 +87,12 @@ def small_cards(kind: str) -> Callable[[Lab], Result]:
             found = modes[name] = lab.run(
                 "small_card",
                 flags,
-                limit_s=600 if lab.smoke else 250,
+                limit_s=600 if lab.smoke else 400,
                 model=lab.file(kind),
                 kind=lab.kind(kind),
                 store=lab.store(kind),
                 size=lab.pixels(1024, 1024),
+                second=lab.transformer(kind, second=True) if kind in TWO_MODELS else None,
                 leave_mib=None if lab.smoke else LEAVE_MIB[kind],
                 workers=lab.workers(BUILD_WORKERS),
                 **quick,
@@ -104,12 +107,24 @@ def small_cards(kind: str) -> Callable[[Lab], Result]:
                 f"{found['eager_calls']} EAGER, captured {captured['captures']}, replayed "
                 f"{captured['replayed']}, not {captured['not_replayed']}"
             )
+            if (both := found["both"]) is not None:
+                lines.append(
+                    f"{name}, two models: eager {both['seconds']['eager']} s, ours "
+                    f"{both['seconds']['ours']} s, rel L2 {both['rel_l2']:.1e}, "
+                    f"{both['eager_calls']} EAGER"
+                )
         return {
             "leave_mib": LEAVE_MIB[kind],
             "reserve_gib": RESERVE_GIB,
-            "slowest_ratio": round(max(1 / mode["row"]["speedup"] for mode in modes.values()), 3),
+            "slowest_ratio": round(max(_slowest(mode) for mode in modes.values()), 3),
             "modes": modes,
             "lines": lines,
         }
 
     return run
+
+
+def _slowest(mode: Result) -> float:
+    """Time of ours by eager's: of a model's steps, or of a prompt that takes two models."""
+    found = 1 / float(mode["row"]["speedup"])
+    return found if mode["both"] is None else max(found, float(mode["both"]["ratio"]))

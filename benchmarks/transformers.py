@@ -124,6 +124,8 @@ class Transformer(NamedTuple):
     form: str | None = None
 
 
+#: At the end of a file's name: of a model's other checkpoint.
+SECOND = "-second"
 #: Before the name of a small twin, for a smoke run.
 SMALL = "small_"
 TRANSFORMERS = {
@@ -222,7 +224,7 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
 
     if not path.exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        write_transformer(path, name, seed=0, device=device)
+        write_transformer(path, name, seed=int(path.stem.endswith(SECOND)), device=device)
     if TRANSFORMERS[name].form is not None:
         model = comfy.sd.load_diffusion_model(str(path))
         if dtype is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from pathlib import Path
 from typing import Any
 
 from ..host import Size
 from ..kernels import kernel_times
-from ..measure import MIB, vram_used_mib
+from ..measure import MIB, Stopwatch, vram_used_mib
 from ..pack import brief
 from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
 from .overcommit import CFG, opened
@@ -27,6 +28,7 @@ def small_card(
     store: str,
     size: list[int],
     leave_mib: int | None,
+    second: str | None = None,
     rounds: int = 3,
     steps: int = 8,
     error_steps: int = 3,
@@ -39,11 +41,12 @@ def small_card(
 
     Args:
         leave_mib: how much VRAM is left to model and activations; None is all of it.
+        second: path of a checkpoint that follows in the same prompt, as Wan 2.2's does.
 
     Returns:
         {"row": times and "speedup", "peak" of each form, in MiB, and its "profile", "rel_l2",
         "calls" and "eager_calls" of regions, "captured", "loaded_mib", "model_mib", "used_mib":
-        what the driver says is in use, of all processes}
+        what the driver says is in use, of all processes, "both": see `_both`}
     """
     target = Size(*size)
     # No worker comes or goes while room is counted: this engine builds, the next one finds.
@@ -53,8 +56,12 @@ def small_card(
     with opened(store, workers, captured) as engine:
         pair.compile(engine)
         pair.settle(kind, target)
+        other = None if second is None else Pair(engine, Path(second), kind=kind)
+        if other is not None:
+            other.settle(kind, target)
         models = {"eager": (pair.eager, pair.eager_probe), "ours": (pair.ours, pair.ours_probe)}
-        with vram_left([pair.ours], leave_mib):
+        loaded_before = [each.ours for each in (pair, other) if each is not None]
+        with vram_left(loaded_before, leave_mib):
             # Weights of a new class are compared at their first call, and a call may be captured.
             sample(pair.ours, kind, target, steps=CAPTURE_STEPS, cfg=CFG)
             row = time_pair(
@@ -80,7 +87,8 @@ def small_card(
                 cfg=CFG,
             )
             loaded, used = pair.ours.loaded_size(), vram_used_mib()
-        report = engine.report(pair.ours)
+            report = engine.report(pair.ours)
+            both = None if other is None else _both(pair, other, kind, target, rounds, steps)
     return {
         "row": row,
         "peak": peak,
@@ -93,4 +101,45 @@ def small_card(
         "model_mib": round(pair.ours.model_size() / MIB),
         "used_mib": round(used),
         "report": brief(report),
+        "both": both,
+    }
+
+
+def _both(
+    pair: Pair, other: Pair, kind: str, size: Size, rounds: int, steps: int
+) -> dict[str, Any]:
+    """Time a prompt that samples with one model, then with another, for which the first must go.
+
+    Returns:
+        {"seconds" of each form, medians, "ratio" of ours to eager's, "rel_l2" of the second model's
+        calls and its "eager_calls" of regions, of which there are "calls" that were compiled}
+    """
+    sample(other.ours, kind, size, steps=CAPTURE_STEPS, cfg=CFG)
+    turns = {"eager": (pair.eager, other.eager), "ours": (pair.ours, other.ours)}
+    seconds: dict[str, list[float]] = {form: [] for form in turns}
+    for seed in range(rounds):
+        for form, models in turns.items():
+            watch = Stopwatch()
+            for model in models:
+                sample(model, kind, size, steps=steps, cfg=CFG, seed=seed)
+            seconds[form].append(watch.seconds())
+    before = other.compiled_calls()
+    found = errors(
+        other.ours,
+        other.ours_probe,
+        other.eager,
+        other.eager_probe,
+        kind,
+        size,
+        steps=MORE_STEPS,
+        cfg=CFG,
+    )
+    report = other.engine.report(other.ours)
+    eager, ours = (statistics.median(seconds[form]) for form in turns)
+    return {
+        "seconds": {"eager": round(eager, 3), "ours": round(ours, 3)},
+        "ratio": round(ours / eager, 3),
+        "rel_l2": max(found),
+        "calls": report["calls"]["compiled"] - before,
+        "eager_calls": unserved(report, before, unet_calls=len(found)),
     }
