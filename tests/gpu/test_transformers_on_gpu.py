@@ -22,8 +22,10 @@ FORMATS = (
 )
 #: Of which steps are replayed; "" is plain weights.
 REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs", "fp8_fast")
-#: Four bits are coarse: the last bit of an input moves a result by a large step.
-COARSE = ("convrot_w4a4", "nvfp4")
+#: How many times the tolerance some may differ by: four bits are coarse, so the last bit of an input
+#: moves a result by a large step. Inputs that are rounded to fp8 without a scale move the host's own
+#: latent by 2.4e-2 when only the last bit of its text's numbers moves.
+COARSE = {"convrot_w4a4": 5, "nvfp4": 5, "fp8_fast": 2}
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
 #: After eight steps.
@@ -44,7 +46,7 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
     assert len(result["rows"]) == len(KINDS) + len(FORMATS)
     for row in result["rows"]:
         _, _, form = row["kind"].partition(" ")
-        tolerance = 5 * TOLERANCE if form in COARSE else TOLERANCE
+        tolerance = COARSE.get(form, 1) * TOLERANCE
         assert max(row["errors"]) <= tolerance, row
         assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
         assert row["calls"]["compiled"] > 0 and row["builds"] == 0, row
