@@ -1,6 +1,7 @@
 """How the host gives a layer's weights for one call: cast, patched, brought over.
 
-Relies on the host's `comfy/ops.py` (`cast_bias_weight`, `uncast_bias_weight`).
+Relies on the host's `comfy/ops.py` (`cast_bias_weight`, `uncast_bias_weight`) and
+`comfy/model_management.py` (`cast_to`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ def cast(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any
     return weight, bias, token
 
 
-def cast_in_order(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """As `cast`, behind the work that is queued already: nothing is to be let go of."""
+def bring(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Begin to copy a weight to a device on the current stream, as the host does; its dtype stays.
+
+    It is itself where it is there.
+    """
+    import comfy.model_management as management
+
+    quick = management.device_supports_non_blocking(device)
+    found: torch.Tensor = management.cast_to(tensor, None, device, non_blocking=quick)
+    return found
+
+
+def finish(
+    layer: Any, brought: tuple[Any, Any], dtype: torch.dtype, device: torch.device
+) -> tuple[Any, Any]:
+    """Return what a layer computes with, of its own weights brought over: cast and patched."""
     import comfy.ops
 
-    weight, bias = comfy.ops.cast_bias_weight(layer, dtype=dtype, device=device, bias_dtype=dtype)
+    weight, bias = comfy.ops.cast_bias_weight(
+        _Brought(layer, *brought), dtype=dtype, device=device, bias_dtype=dtype
+    )
     return weight, bias
 
 
@@ -35,8 +52,11 @@ def let_go(layer: Any, weight: Any, bias: Any, token: Any) -> None:
     comfy.ops.uncast_bias_weight(layer, weight, bias, token)
 
 
-def is_in_buffer(token: Any) -> bool:
-    """Tell whether what `cast` gave lies where the next cast on the same stream writes."""
-    from comfy.cli_args import args
+class _Brought:
+    """A layer, but with other weights."""
 
-    return token is not None and token[0] is not None and not args.cuda_malloc
+    def __init__(self, layer: Any, weight: Any, bias: Any) -> None:
+        self._layer, self.weight, self.bias = layer, weight, bias
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)

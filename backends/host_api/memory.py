@@ -41,6 +41,19 @@ def spare_vram(patchers: Iterable[Any]) -> int | None:
     return max(0, int(free - to_load - _SAMPLING_VRAM))
 
 
+def room_for_weights(device: torch.device) -> Callable[[], int] | None:
+    """Return what tells how many bytes of a device are free beside what the host keeps so.
+
+    None where the host brings no weights over beside the work that is queued: not on a GPU of
+    NVIDIA or AMD, or --disable-async-offload.
+    """
+    import comfy.model_management as management
+
+    if device.type != "cuda" or not management.NUM_STREAMS:
+        return None
+    return lambda: int(management.get_free_memory(device) - management.minimum_inference_memory())
+
+
 def empty_cache() -> None:
     """Have the host give back to the device what PyTorch only keeps."""
     import comfy.model_management

@@ -16,6 +16,7 @@ class Feature(str, Enum):
     EVERYTHING = "everything"
     CAPTURED_CALLS = "captured calls"
     QUICK_DYNAMIC = "dynamic VRAM's quick path"
+    WEIGHTS_AHEAD = "weights that come while other blocks compute"
     DEEPCACHE = "DeepCache"
     CONTROLNETS = "ControlNets"
     VAES = "VAEs"
@@ -44,6 +45,7 @@ class Need(NamedTuple):
 _ALL = (Feature.EVERYTHING,)
 _CAPTURED = (Feature.CAPTURED_CALLS,)
 _QUICK = (Feature.QUICK_DYNAMIC, Feature.CAPTURED_CALLS)
+_AHEAD = (Feature.WEIGHTS_AHEAD,)
 _CACHE = (Feature.DEEPCACHE,)
 _CONTROL = (Feature.CONTROLNETS,)
 _VAE = (Feature.VAES,)
@@ -79,6 +81,8 @@ NEEDS = (
         _ALL,
         "layer, dtype=, device=, bias_dtype=, offloadable=",
     ),
+    Need(f"{_MANAGEMENT}:cast_to", _ALL, "weight, dtype, device, non_blocking="),
+    Need(f"{_MANAGEMENT}:device_supports_non_blocking", _ALL, "device"),
     Need("comfy.ops:uncast_bias_weight", _ALL, "layer, weight, bias, token"),
     # memory.py
     Need(f"{_MANAGEMENT}:get_total_memory", _ALL, "device"),
@@ -95,6 +99,9 @@ NEEDS = (
             "model_lowvram",
         ),
     ),
+    Need(f"{_MANAGEMENT}:NUM_STREAMS", _AHEAD),
+    Need(f"{_MANAGEMENT}:get_free_memory", _AHEAD, "device"),
+    Need(f"{_MANAGEMENT}:minimum_inference_memory", _AHEAD, ""),
     Need(f"{_MANAGEMENT}:soft_empty_cache", _CAPTURED, ""),
     Need(f"{_MANAGEMENT}:current_loaded_models", _CAPTURED),
     Need(f"{_MANAGEMENT}:LoadedModel", _CAPTURED, "patcher", ("currently_used",)),
@@ -210,7 +217,6 @@ NEEDS = (
         "layer, dtype, device, bias_dtype, compute_dtype, want_requant",
         ("_v_weight", "_v_bias", "_v_signature", "_prefetch", "signature", "resident"),
     ),
-    Need(f"{_MANAGEMENT}:device_supports_non_blocking", _QUICK, "device"),
     Need(f"{_MANAGEMENT}:sync_stream", _QUICK, "device, stream"),
     Need(f"{_MANAGEMENT}:current_stream", _QUICK, "device"),
     Need("comfy.model_patcher:LowVramPatch.clear_prepared", _QUICK, "self"),

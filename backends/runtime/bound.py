@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..families.plan import Plan
+from ..host_api.memory import room_for_weights
 from ..weights.addresses import AddressBook
 from ..weights.fetching import ModelWeights
 from .foreign import Foreign
@@ -28,6 +29,7 @@ class Bound:
         *,
         whole_calls: bool,
         quick_dynamic: bool,
+        weights_ahead: bool,
     ) -> None:
         """Remember how things are now.
 
@@ -36,9 +38,16 @@ class Bound:
             dtype: the dtype in which its operators compute.
             whole_calls: whether whole calls may be captured.
             quick_dynamic: of `ModelWeights`.
+            weights_ahead: whether a region's may come while the one before computes.
         """
         self.device, self.dtype = device, dtype
-        self.weights = ModelWeights(holder, device, dtype, quick_dynamic=quick_dynamic)
+        self.weights = ModelWeights(
+            holder,
+            device,
+            dtype,
+            quick_dynamic=quick_dynamic,
+            room=room_for_weights(device) if weights_ahead else None,
+        )
         #: Where weights lie, for captured calls; None where there are none.
         self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
         self.foreign = Foreign(root, plan, kinds, whole_calls=whole_calls)

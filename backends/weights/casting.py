@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..host_api import casting, dynamic_vram
 from ..host_api.layers import has_functions, is_stored
-
-#: Weights of so few bytes come on the stream that computes: norms' scales. The host has two streams
-#: for weights, and a turn on one of them waits for what was queued before the last turn: a large
-#: product's weights would come only once the block before is done.
-SMALL_BYTES = 2**16
+from .lanes import Lanes
 
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
@@ -29,36 +26,54 @@ def same_device(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.index or 0) == (b.index or 0)
 
 
+def lies_elsewhere(module: Any, device: torch.device) -> bool:
+    """Tell whether a weight of a module has to be brought to a device."""
+    return any(w is not None and not same_device(w.device, device) for w in _pair(module))
+
+
 def fetch_plain(
-    module: Any, device: torch.device, dtype: torch.dtype, *, always_copies: bool = False
-) -> tuple[str, tuple[Any, Any], Callable[[], None] | None]:
+    module: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[str, tuple[Any, Any]]:
     """A module's weights by the host's function for one module.
 
-    Args:
-        always_copies: whether what the host brings over is copied, wherever it put it: what it
-            gives under dynamic VRAM does not show where that is.
+    What it brings over is copied, for under dynamic VRAM it does not show where that is.
 
     Returns:
-        Their class, (weight, bias), and what to call once the work that uses them is queued.
+        Their class, (weight, bias).
     """
-    weight, bias = module.weight, module.bias
-    here = same_device(weight.device, device) and (bias is None or same_device(bias.device, device))
-    casts = weight.dtype != dtype or (bias is not None and bias.dtype != dtype)
-    if here and not casts and not has_functions(module):
-        return "resident", (weight, bias), None
-    if not here and not always_copies and _bytes(weight) + _bytes(bias) <= SMALL_BYTES:
-        return "streamed", casting.cast_in_order(module, dtype, device), None
+    away = lies_elsewhere(module, device)
+    if not away and _is_final(module, _pair(module), dtype):
+        return "resident", _pair(module)
     weight, bias, token = casting.cast(module, dtype, device)
-    if here:
-        casting.let_go(module, weight, bias, token)
-        return "cast", (weight, bias), None
-    if always_copies or casting.is_in_buffer(token):
-        # The next cast on this stream writes over the buffer; a region needs all its weights at
-        # once.
-        copies = (weight.clone(), None if bias is None else bias.clone())
-        casting.let_go(module, weight, bias, token)
-        return "streamed", copies, None
-    return "streamed", (weight, bias), lambda: casting.let_go(module, weight, bias, token)
+    if away:
+        weight, bias = weight.clone(), None if bias is None else bias.clone()
+    casting.let_go(module, weight, bias, token)
+    return "streamed" if away else "cast", (weight, bias)
+
+
+def fetch_away(
+    modules: Sequence[Any], device: torch.device, dtype: torch.dtype, lanes: Lanes
+) -> tuple[dict[int, tuple[Any, Any]], Callable[[], None] | None]:
+    """The weights of several modules that lie elsewhere, in one turn of the streams for them.
+
+    They are cast and patched in order with the work that is queued, as the host does it: what a
+    patch reads may be the result of that.
+
+    Returns:
+        {id(module): (weight, bias)}, and what to call once the work that uses them is queued.
+    """
+    with lanes.turn(sum(map(_bytes, modules))) as release:
+        pairs = [_brought(module, device) for module in modules]
+    found = {}
+    try:
+        for module, pair in zip(modules, pairs, strict=True):
+            final = _is_final(module, pair, dtype)
+            found[id(module)] = pair if final else casting.finish(module, pair, dtype, device)
+    except BaseException:
+        if release is not None:
+            release()
+        raise
+    return found, None if release is None else partial(_let_go, release, pairs)
 
 
 def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, Any]:
@@ -119,5 +134,24 @@ def fetch_dynamic(
     return found, stays, release
 
 
-def _bytes(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.nbytes
+def _pair(module: Any) -> tuple[Any, Any]:
+    return module.weight, module.bias
+
+
+def _brought(module: Any, device: torch.device) -> tuple[Any, Any]:
+    weight, bias = (None if w is None else casting.bring(w, device) for w in _pair(module))
+    return weight, bias
+
+
+def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
+    release()
+    pairs.clear()  # of which others may have been computed: not before
+
+
+def _is_final(module: Any, pair: tuple[Any, Any], dtype: torch.dtype) -> bool:
+    """Whether the module computes with these weights of it as they are."""
+    return not has_functions(module) and all(w is None or w.dtype == dtype for w in pair)
+
+
+def _bytes(module: Any) -> int:
+    return sum(0 if w is None else w.nbytes for w in _pair(module))

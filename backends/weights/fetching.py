@@ -5,11 +5,11 @@ A module's weights are in one of four *classes*:
 - resident: the parameter itself, on the device in the compute dtype;
 - cast: on the device in another dtype or with functions on top (fp8, weight wrappers): made anew a
   call;
-- streamed: elsewhere, brought over by the host for one call (partly loaded model, VRAM full);
+- streamed: elsewhere, brought over for one call (partly loaded model, VRAM full);
 - dynamic: in the host's dynamic VRAM, at a virtual address that is fixed for the model's life.
 
-Whatever is not resident comes from the host's own functions, all modules of a region in one call
-where a second call would reuse the first one's buffer. Lists of resident and dynamic weights are
+Whatever is not resident comes from the host's own functions, all modules of a region at once. Lists
+of resident and dynamic weights are
 kept until an *epoch* ends: a load, a change of patches or residency, an evicted page.
 """
 
@@ -25,7 +25,16 @@ from ..contract import WeightSpec
 from ..host_api import dynamic_vram
 from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
-from .casting import fetch_dynamic, fetch_loose, fetch_plain, is_dynamic, same_device
+from .casting import (
+    fetch_away,
+    fetch_dynamic,
+    fetch_loose,
+    fetch_plain,
+    is_dynamic,
+    lies_elsewhere,
+    same_device,
+)
+from .lanes import Lanes
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
 #: What the host's functions give of a layer; whatever else belongs to it is a parameter by itself.
@@ -55,12 +64,20 @@ class ModelWeights:
     """
 
     def __init__(
-        self, model: Any, device: torch.device, dtype: torch.dtype, *, quick_dynamic: bool = True
+        self,
+        model: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        quick_dynamic: bool = True,
+        room: Callable[[], int] | None = None,
     ) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype; and whether weights in
-        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside.
+        """Args: the host's BaseModel, its load device and its compute dtype; whether weights in
+        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside; and
+        `Lanes`' room for weights that lie elsewhere.
         """
         self.quick_dynamic = quick_dynamic
+        self.lanes = Lanes(device, room)
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -89,6 +106,7 @@ class ModelWeights:
 
     def begin_step(self) -> None:
         """Start a new epoch if weights were moved or replaced since the last step."""
+        self.lanes.begin_step()
         state = loaded_state(self.model)
         if state != self._state:
             self._state = state
@@ -203,15 +221,21 @@ class RegionWeights:
         classes = set()
         quick = source.quick_dynamic
         dynamic = [m for m in self._owners if is_dynamic(m, source.device)] if quick else []
+        away = []
         for owner in self._owners:
-            if owner not in dynamic and is_operator(owner):
-                weight_class, pair, release = fetch_plain(
-                    owner, source.device, source.dtype, always_copies=not quick
-                )
-                classes.add(weight_class)
-                found[id(owner)] = pair
-                if release is not None:
-                    releases.append(release)
+            if owner in dynamic or not is_operator(owner):
+                continue
+            if quick and lies_elsewhere(owner, source.device):
+                away.append(owner)
+                continue
+            weight_class, found[id(owner)] = fetch_plain(owner, source.device, source.dtype)
+            classes.add(weight_class)
+        if away:
+            pairs, done = fetch_away(away, source.device, source.dtype, source.lanes)
+            found.update(pairs)
+            if done is not None:
+                releases.append(done)
+            classes.add("streamed")
         keepable = True
         if dynamic:
             pairs, resident, release = fetch_dynamic(dynamic, source.device, source.dtype)

@@ -188,10 +188,15 @@ def _quick_dynamic(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert not session.scope._bound.weights.quick_dynamic
 
 
+def _weights_ahead(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    assert why in lab.engine._starter._lacks(_on_gpu(subject.model))
+
+
 CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
     Feature.EVERYTHING: _everything,
     Feature.CAPTURED_CALLS: _captured,
     Feature.QUICK_DYNAMIC: _quick_dynamic,
+    Feature.WEIGHTS_AHEAD: _weights_ahead,
     Feature.DEEPCACHE: _deepcache,
     Feature.CONTROLNETS: _controlnets,
     Feature.VAES: _vaes,

@@ -22,9 +22,9 @@ FORMATS = (
 )
 #: Of which steps are replayed; "" is plain weights.
 REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs", "fp8_fast")
-#: How many times the tolerance some may differ by: four bits are coarse, so the last bit of an input
-#: moves a result by a large step. Inputs that are rounded to fp8 without a scale move the host's own
-#: latent by 2.4e-2 when only the last bit of its text's numbers moves.
+#: How many times the tolerance some may differ by. Four bits are coarse: the last bit of an input
+#: moves a result by a large step. With inputs rounded to fp8 without a scale the host's own latent
+#: moves by 2.4e-2 when only the last bit of its text's numbers does.
 COARSE = {"convrot_w4a4": 5, "nvfp4": 5, "fp8_fast": 2}
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2

@@ -1,0 +1,76 @@
+"""Weights that lie elsewhere: a region's are brought over together, as the host would each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.host_api import memory
+from warmgraph_backends.weights.casting import fetch_away, lies_elsewhere
+from warmgraph_backends.weights.lanes import Lanes
+from warmgraph_tools.inprocess import Host
+
+#: Of a layer here none is on it.
+ELSEWHERE = torch.device("cpu", 1)
+IN_ORDER = Lanes(ELSEWHERE, None)
+
+
+@pytest.fixture
+def layer(host: Host) -> Any:
+    import comfy.ops
+
+    layer = comfy.ops.manual_cast.Linear(8, 4, dtype=torch.float32, device="cpu")
+    layer.weight.data = torch.arange(32.0).view(4, 8)
+    layer.bias.data = torch.arange(4.0)
+    return layer
+
+
+def theirs(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """What the host computes with."""
+    import comfy.ops
+
+    weight, bias = comfy.ops.cast_bias_weight(layer, None, dtype, ELSEWHERE, dtype)
+    return weight, bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("patched", [False, True], ids=["plain", "patched"])
+def test_each_is_what_the_host_computes_with(layer: Any, dtype: torch.dtype, patched: bool) -> None:
+    import comfy.ops
+
+    other = comfy.ops.manual_cast.Linear(4, 4, bias=False, dtype=torch.float16, device="cpu")
+    other.weight.data.fill_(0.5)
+    if patched:
+        layer.weight_function = [lambda weight: weight.mul_(2), lambda weight: weight + 1]
+        layer.bias_function = [lambda bias: bias - 3]
+    before = [layer.weight.clone(), layer.bias.clone()]
+    found, release = fetch_away([layer, other], ELSEWHERE, dtype, IN_ORDER)
+    assert release is None
+    for module in (layer, other):
+        for mine, his in zip(found[id(module)], theirs(module, dtype), strict=True):
+            assert (mine is his is None) or (mine.dtype is dtype and torch.equal(mine, his))
+    unchanged = zip(before, (layer.weight, layer.bias), strict=True)
+    assert all(torch.equal(a, b) for a, b in unchanged), "patches may write into what they get"
+
+
+def test_a_layer_of_which_the_bias_alone_is_elsewhere_is_brought_over(layer: Any) -> None:
+    meta = torch.device("meta")
+    layer.weight = torch.nn.Parameter(layer.weight.to(meta), requires_grad=False)
+    assert lies_elsewhere(layer, meta)
+    found, _ = fetch_away([layer], meta, torch.float32, Lanes(meta, None))
+    weight, bias = found[id(layer)]
+    assert weight is layer.weight and bias.device == meta and bias.shape == (4,)
+
+
+def test_nothing_comes_ahead_where_the_host_brings_nothing_over_beside_the_work(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import comfy.model_management as management
+
+    assert memory.room_for_weights(torch.device("cpu")) is None
+    monkeypatch.setattr(management, "NUM_STREAMS", 0)
+    assert memory.room_for_weights(torch.device("cuda")) is None
+    monkeypatch.setattr(management, "NUM_STREAMS", 2)
+    assert memory.room_for_weights(torch.device("cuda")) is not None
