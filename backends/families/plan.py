@@ -66,7 +66,8 @@ class Form:
     layout: str = CONTIGUOUS
     #: Positions of the inputs that the host's code writes into: `computed` gives it copies.
     writes: tuple[int, ...] = ()
-    #: Whether people's images may have 2**31 elements here: such a kind gets a second graph.
+    #: Whether people's images have 2**31 elements here now and then: a kind gets a second graph
+    #: on a GPU before any call needs it.
     widens: bool = False
 
     def label(self, module: Any) -> str:

@@ -65,6 +65,8 @@ class Graph:
         self.remedy = ""
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
+        #: Whether a call had more elements than it can count.
+        self.is_outgrown = False
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0

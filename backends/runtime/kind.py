@@ -21,7 +21,8 @@ from .graph import Graph
 class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
-    `wide` is a second graph, for calls with more elements than 32 bits can count; `host_layers` are
+    `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
+    such calls, or one was made; `host_layers` are
     the paths, within a place, of layers that are the host's, and `left` counts these over all
     places, by why; `watch` knows the code that was described.
     """
@@ -34,6 +35,12 @@ class Kind:
     host_layers: tuple[str, ...] = ()
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
+
+    def widen(self, graph_of: Callable[[Description], Graph]) -> None:
+        """Have the second graph from now on."""
+        if self.wide is None and self.graph is not None:
+            label = f"{self.label} (64-bit)"
+            self.wide = graph_of(replace(self.graph.description, wide=True, label=label))
 
 
 def describe_kinds(
@@ -91,6 +98,6 @@ def _describe(
     layers = tuple(host_layer.paths(description.module))
     kind = known.setdefault(graph.key, Kind(label, graph=graph, host_layers=layers))
     kind.watch.include(watch)
-    if place.form.widens and device.type == "cuda" and kind.wide is None:
-        kind.wide = graph_of(replace(description, wide=True, label=f"{label} (64-bit)"))
+    if (place.form.widens and device.type == "cuda") or graph.is_outgrown:
+        kind.widen(graph_of)
     return kind

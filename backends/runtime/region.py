@@ -181,6 +181,7 @@ class Region:
 
     def _run_wide(self, inputs: tuple[Any, ...]) -> Any:
         if self.wide is None:
+            self.graph.is_outgrown = True  # a later run will find a second graph
             return self.decline("more elements than a graph with 32-bit indices can address")
         result = self.wide(*inputs)
         if result is None:

@@ -238,6 +238,9 @@ class Scope:
             if self.replays is not None:
                 self.replays.begin_run()
             self.forwards.begin_run()
+            for kind in self.kinds:
+                if kind.graph is not None and kind.graph.is_outgrown:
+                    kind.widen(self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
 
