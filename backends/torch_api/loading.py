@@ -14,7 +14,6 @@ import importlib.util
 import io
 import os
 import pickle
-import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +23,9 @@ import torch
 
 from ..cleanup import temporary
 from ..errors import GraphFileError
+from . import operators
 from .payload import ALLOWED
 
-#: An operator in generated code, which names library, operator and overload.
-_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)")
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
@@ -44,6 +42,7 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
     """
     try:
         parts = _Unpickler(io.BytesIO(payload)).load()
+        operators.check(parts["operators"])
         with temporary.made("load") as folder:
             kernels: dict[str, Any] = {}
             for name, (result, binary) in parts["triton"].items():
@@ -105,8 +104,6 @@ class _SourceLoader(importlib.abc.InspectLoader):
 
 
 def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    for names in set(_OPERATOR.findall(source)):
-        _look_up(names)
     loader = _SourceLoader(source)
     spec = importlib.util.spec_from_loader("warmgraph_graph", loader)
     assert spec is not None
@@ -115,15 +112,6 @@ def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]
     loader.exec_module(module)
     call: Callable[[list[Any]], Any] = module.call
     return call
-
-
-def _look_up(names: tuple[str, ...]) -> None:
-    """See that an operator is there: most are of libraries that change."""
-    found: Any = torch.ops
-    for name in names:
-        found = getattr(found, name, None)
-    if found is None:
-        raise GraphFileError(f"it calls the operator {'.'.join(names)}, which is not there")
 
 
 #: Kernels stay on the GPU while the process lives. From torch 2.13 on one goes with its object

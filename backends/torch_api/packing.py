@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import BuildError
+from . import operators
 from .lean_source import lean_source
 
 
@@ -32,7 +33,12 @@ def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
         else:
             cpp[name] = _library_of(kernel).read_bytes()
     binaries = [binary for _, binary in triton.values()] + list(cpp.values())
-    parts = {"source": lean, "triton": triton, "cpp": cpp}
+    parts = {
+        "source": lean,
+        "operators": operators.schemas(lean),
+        "triton": triton,
+        "cpp": cpp,
+    }
     return pickle.dumps(parts, protocol=4), sum(map(len, binaries))
 
 

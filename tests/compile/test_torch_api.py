@@ -22,7 +22,15 @@ import torch
 from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
-from warmgraph_backends.torch_api import compiling, lean_source, loading, packing, present, tracing
+from warmgraph_backends.torch_api import (
+    compiling,
+    lean_source,
+    loading,
+    operators,
+    packing,
+    present,
+    tracing,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 Packed = tuple[str, bytes]
@@ -222,6 +230,33 @@ def test_a_dotted_name_does_not_reach_through_an_allowed_module() -> None:
         payload += b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
         with pytest.raises(GraphFileError, match="which no graph needs"):
             loading.unpack(payload)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"warmgraph_tests.gone.default": "gone(Tensor x) -> Tensor"},
+            "gone.default, which is not",
+        ),
+        (
+            {"aten.mm.default": "mm(Tensor self, Tensor mat2, bool fast) -> Tensor"},
+            "aten.mm.default, which is another one here",
+        ),
+    ],
+    ids=["gone", "other arguments"],
+)
+def test_a_graph_whose_operators_are_not_those_it_was_built_with_is_refused(
+    packed: Packed, changed: dict[str, str], words: str
+) -> None:
+    parts = pickle.loads(packed[1])
+    assert operators.schemas("torch.ops.aten.mm.default(a, b)") == {
+        "aten.mm.default": str(torch.ops.aten.mm.default._schema)
+    }
+    parts["operators"] |= changed
+    with pytest.raises(GraphFileError) as refusal:
+        loading.unpack(pickle.dumps(parts))
+    assert words in refusal.value.reason
 
 
 @pytest.mark.parametrize(

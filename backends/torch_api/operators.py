@@ -1,0 +1,41 @@
+"""The operators that generated code calls by name: most are of libraries that change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import GraphFileError
+
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)")
+
+
+def schemas(source: str) -> dict[str, str]:
+    """Return the operators of generated code, by library, operator and overload, and what each one
+    takes and gives here.
+    """
+    names = sorted({".".join(found) for found in _OPERATOR.findall(source)})
+    return {name: _schema(name) for name in names}
+
+
+def check(expected: Mapping[str, str]) -> None:
+    """See that operators are there and take and give what they did where `schemas` was asked.
+
+    Raises:
+        GraphFileError: one is not, or does something else.
+    """
+    for name, schema in expected.items():
+        if _schema(name) != schema:
+            raise GraphFileError(f"it calls the operator {name}, which is another one here")
+
+
+def _schema(name: str) -> str:
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise GraphFileError(f"it calls the operator {name}, which is not there")
+    return str(found._schema)
