@@ -126,11 +126,15 @@ def example_input(
     layout: str = CONTIGUOUS,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Make one input at the given sizes: an integer, or a tensor (random with a generator)."""
+    """Make one input at the given sizes: an integer, or a tensor (random with a generator; of whole
+    numbers it is zeros, for an index that is there always).
+    """
     if spec.dtype == "int":
         return sizes[str(spec.dims[0])]
     shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
     dtype = getattr(torch, spec.dtype)
+    if not dtype.is_floating_point and dtype is not torch.bool:
+        return lay_out(torch.zeros(shape, dtype=dtype, device=device), layout)
     if generator is None:
         return lay_out(torch.empty(shape, dtype=dtype, device=device), layout)
     return lay_out(torch.randn(shape, device=device, generator=generator).to(dtype), layout)

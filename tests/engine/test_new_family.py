@@ -31,7 +31,7 @@ from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.worker import build
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab, relative
+from .lab import TOLERANCE, Lab, relative
 
 
 class Gate(torch.nn.Module):
@@ -263,3 +263,74 @@ def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled
         table = torch.randn(1024, 8)
         assert relative(scope.call(model, (*inputs, table), {}), model(*inputs, table)) < 1e-6
         assert graph.state is State.FAILED and "differs from eager" in (graph.reason or "")
+
+
+class Rows(torch.nn.Module):
+    """Scales each row of a product by the row of a table that an index names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x) * table[rows]
+        return result
+
+
+class RowsModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Rows()
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> Any:
+        return self.block(x, table, rows)
+
+
+class RowsForm(Form):
+    """Rows: `x [n, 8]`, `table [m, 8]` and the index `rows [n]` -> as x."""
+
+    family = "rows"
+    name = "rows"
+
+    def label(self, module: Any) -> str:
+        return "Rows"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("n", 8)),
+            InputSpec("table", dtype, ("m", 8)),
+            InputSpec("rows", "int64", ("n",)),
+        )
+
+
+def _plan_rows(model: Any) -> Plan:
+    plan = Plan(symbols={s.name: s for s in (Symbol("n", 1, 512, 40), Symbol("m", 1, 16, 4))})
+    place = Place("block", model.block, RowsForm())
+
+    def make(call: Call, host: Forward) -> Forward:
+        def forward(x: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> Any:
+            result = call(x, table, rows)
+            return host(x, table, rows) if result is None else result
+
+        return forward
+
+    plan.dispatches.append(dispatch_one(place, make))
+    return plan
+
+
+def test_a_block_may_take_a_tensor_of_whole_numbers(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = {f"{__name__}:RowsModel": _plan_rows}
+    register(monkeypatch, Family(title="Rows", roots=roots, forms={"rows": RowsForm()}))
+    torch.manual_seed(0)
+    model = RowsModel().requires_grad_(False)
+    plan = registry.plan_model(model)
+    assert isinstance(plan, Plan)
+    with compiled(new_lab(tmp_path), model, plan) as (scope, _), torch.inference_mode():
+        for count, size in ((30, 3), (1, 1), (200, 16)):
+            inputs = torch.randn(count, 8), torch.randn(size, 8), torch.randint(0, size, (count,))
+            result = scope.call(model, inputs, {})
+            assert relative(result, model(*inputs)) < TOLERANCE
+        assert scope.eager_places() == []
+        assert scope.compiled_calls == 3
