@@ -181,6 +181,7 @@ FAMILY = Family(
     forms=FORMS,
     may_be_captured=dit.calls_of("MiniTrainDIT", "Anima"),
     unread=dit.UNREAD_OPTIONS,
+    guided_together=True,
     empty=_empty,
 )
 

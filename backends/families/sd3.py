@@ -109,6 +109,7 @@ FAMILY = Family(
     forms=FORMS,
     may_be_captured=dit.calls_of("OpenAISignatureMMDITWrapper"),
     unread=dit.UNREAD_OPTIONS,
+    guided_together=True,
     empty=_empty,
 )
 

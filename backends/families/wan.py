@@ -191,6 +191,7 @@ FAMILY = Family(
     forms=FORMS,
     may_be_captured=dit.calls_of("WanModel"),
     unread=dit.UNREAD_OPTIONS,
+    guided_together=True,
     empty=_empty,
 )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families import dit
+from warmgraph_backends.runtime import region
 from warmgraph_backends.runtime.wiring import Wiring
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -39,6 +40,8 @@ VARIANTS = {
 }
 # Whose blocks the host lets nobody patch.
 UNPATCHED = ("sd3",)
+# Whose texts are padded to one length, so that guidance makes one call of two prompts.
+GUIDED = ("wan", "wan_image", "wan_5b", "sd3", "anima", "predict2_video")
 # Whose hosts have no place for another block in a block's.
 WITHOUT_PLACES = ("zimage", "krea", "anima", "predict2_video")
 FAMILIES = [
@@ -340,8 +343,36 @@ def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
     run.probe.calls.clear()
     report = run.lab.engine.warm_up(run.model, [(128, 192), (64, 64)], [2])
     assert report["regions"]["eager"] == 0 and len(run.probe.calls) == 2
-    assert {call.shape[0] for call in run.probe.calls} == {2}, "guidance doubles no batch here"
+    rows = 4 if run.kind in GUIDED else 2
+    assert {call.shape[0] for call in run.probe.calls} == {rows}
     assert max(call.error for call in run.probe.calls) <= TOLERANCE
+
+
+def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if run.kind != "anima":
+        pytest.skip("the same for all")
+    lab = run.lab.copy_to(tmp_path)
+    try:
+        again = Run(run.host, lab, run.kind)
+        again.check()
+        monkeypatch.setattr(region, "MAX_ELEMENTS", 0)
+        large = Run(run.host, lab, run.kind)
+        large.sample(12, 10)
+        (reason,) = {entry["reason"] for entry in lab.engine.report(large.model)["eager"]}
+        assert "more elements than a graph with 32-bit indices can address" in reason
+        large.sample(12, 10)
+        scope = large.model.get_attachment("warmgraph").scope
+        lab.wait_until(lambda: not any(graph.is_pending for graph in scope.wide_graphs))
+        large.sample(12, 10)
+        report = lab.engine.report(large.model)
+        assert report["regions"]["eager"] == 0, report["eager"]
+        assert [kind["wide"] for kind in report["kinds"]] == ["ready"] * large.expected.kinds
+        assert lab.jobs() == large.expected.kinds
+        assert max(call.error for call in large.probe.calls) <= TOLERANCE
+    finally:
+        lab.engine.close()
 
 
 def test_variants_run_through_the_graphs_of_their_blocks(run: Run, tmp_path: Path) -> None:
