@@ -120,17 +120,17 @@ def settle(engine: Any, model: Any, *, limit_s: float) -> float:
         time.sleep(POLL_S)
 
 
-def settle_wide(engine: Any, model: Any, *, limit_s: float) -> None:
-    """Wait until no graph for calls of 2**31 elements and more is on its way.
+def settle_seconds(engine: Any, model: Any, *, limit_s: float) -> None:
+    """Wait until no graph for calls that first ones cannot serve is on its way.
 
     Raises:
         TimeoutError: after `limit_s`.
     """
     scope = engine._objects.carried(model).scope
     begin = time.perf_counter()
-    while any(graph.is_pending for graph in scope.wide_graphs):
+    while any(graph.is_pending for graph in scope.second_graphs):
         if time.perf_counter() - begin > limit_s:
-            raise TimeoutError(f"64-bit graphs must be there within {limit_s:.0f} s")
+            raise TimeoutError(f"second graphs must be there within {limit_s:.0f} s")
         time.sleep(POLL_S)
 
 

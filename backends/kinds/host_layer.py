@@ -143,6 +143,15 @@ def rounded_paths(description: dict[str, Any]) -> Iterator[str]:
         yield from rounded_paths(child)
 
 
+def unrounded(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a described tree whose graph rounds no layer's input: one that serves all formats."""
+    if description["class"] == CLASS:
+        attributes = {k: v for k, v in description["attributes"].items() if k != "rounded_to"}
+        return {**description, "attributes": attributes, "parameters": {}}
+    modules = [[name, unrounded(child)] for name, child in description["modules"]]
+    return {**description, "modules": modules}
+
+
 def why_not_rounded(module: torch.nn.Module, layers: Sequence[str]) -> str | None:
     """Say why one of a live module's layers would not round its input at this moment, as its graph
     does; None where all do.

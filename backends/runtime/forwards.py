@@ -153,9 +153,16 @@ class Forwards:
             assert self._weights is not None
             region = self._make(place, kind.graph, self._weights)
             self._regions[place.name] = region
-        if region.wide is None and kind.wide is not None and kind.wide.state is State.READY:
-            region.wide = self._make(place, kind.wide, region.source)
+        if region.wide is None:
+            region.wide = self._second(place, kind.wide, region)
+        if region.unrounded is None:
+            region.unrounded = self._second(place, kind.unrounded, region)
         return region
+
+    def _second(self, place: Place, graph: Graph | None, region: Region) -> Region | None:
+        if graph is None or graph.state is not State.READY:
+            return None
+        return self._make(place, graph, region.source)
 
     def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
         shared = self._shared

@@ -67,6 +67,8 @@ class Graph:
         self.refused: Refusal | None = None
         #: Whether a call had more elements than it can count.
         self.is_outgrown = False
+        #: Whether layers of a call would not round their inputs, as it does.
+        self.rounds_too_much = False
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0

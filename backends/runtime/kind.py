@@ -22,7 +22,8 @@ class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
     `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
-    such calls, or one was made; `host_layers` are
+    such calls, or one was made; `unrounded` is another, once layers of a call did not round their
+    inputs as the first one does; `host_layers` are
     the paths, within a place, of layers that are the host's, and `left` counts these over all
     places, by why; `watch` knows the code that was described.
     """
@@ -32,6 +33,7 @@ class Kind:
     graph: Graph | None = None
     reason: str | None = None
     wide: Graph | None = None
+    unrounded: Graph | None = None
     host_layers: tuple[str, ...] = ()
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
@@ -41,6 +43,17 @@ class Kind:
         if self.wide is None and self.graph is not None:
             label = f"{self.label} (64-bit)"
             self.wide = graph_of(replace(self.graph.description, wide=True, label=label))
+
+    def add_seconds(self, graph_of: Callable[[Description], Graph]) -> None:
+        """Have the second graphs that calls were found to need."""
+        if self.graph is None:
+            return
+        if self.graph.is_outgrown:
+            self.widen(graph_of)
+        if self.graph.rounds_too_much and self.unrounded is None:
+            known = self.graph.description
+            module, label = host_layer.unrounded(known.module), f"{self.label} (not rounded)"
+            self.unrounded = graph_of(replace(known, module=module, label=label))
 
 
 def describe_kinds(
@@ -98,6 +111,7 @@ def _describe(
     layers = tuple(host_layer.paths(description.module))
     kind = known.setdefault(graph.key, Kind(label, graph=graph, host_layers=layers))
     kind.watch.include(watch)
-    if (place.form.widens and device.type == "cuda") or graph.is_outgrown:
+    if place.form.widens and device.type == "cuda":
         kind.widen(graph_of)
+    kind.add_seconds(graph_of)
     return kind

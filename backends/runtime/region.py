@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
+_TOO_LARGE = "more elements than a graph with 32-bit indices can address"
 #: Forms of a call's inputs that are remembered as good.
 MAX_KNOWN = 64
 
@@ -63,6 +64,8 @@ class Region:
         self.source = source
         #: The same place by a graph that counts elements with 64 bits, where there is one.
         self.wide: Region | None = None
+        #: The same place by a graph that rounds no layer's input, where there is one.
+        self.unrounded: Region | None = None
         self._weights = RegionWeights(place.module, graph.weights, source)
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
@@ -89,7 +92,8 @@ class Region:
                 return self._compute(inputs)
             problem = host_layer.why_not_rounded(self.place.module, self._rounded)
             if problem is not None:
-                return self.decline(problem)
+                self.graph.rounds_too_much = True
+                return self._run_second(self.unrounded, problem, inputs)
             with host_layer.layers_of(self.place.module, self._choices.products):
                 return self._compute(inputs)
         except Exception as error:
@@ -112,7 +116,8 @@ class Region:
                 return self.decline(problem)
             elements = self._elements(inputs)
             if not graph.description.wide and elements > MAX_ELEMENTS:
-                return self._run_wide(inputs)
+                graph.is_outgrown = True
+                return self._run_second(self.wide, _TOO_LARGE, inputs)
             layout = graph.description.layout
             ready = [aligned(value, layout) if torch.is_tensor(value) else value for value in ready]
             plain = all(isinstance(value, int) or type(value) is torch.Tensor for value in inputs)
@@ -179,21 +184,24 @@ class Region:
         first: torch.Tensor = inputs[0]
         return first.numel() * math.ceil(self.graph.work)
 
-    def _run_wide(self, inputs: tuple[Any, ...]) -> Any:
-        if self.wide is None:
-            self.graph.is_outgrown = True  # a later run will find a second graph
-            return self.decline("more elements than a graph with 32-bit indices can address")
-        result = self.wide(*inputs)
+    def _run_second(self, second: Region | None, problem: str, inputs: tuple[Any, ...]) -> Any:
+        """Run a call that this graph cannot serve, for a reason in words, by another one if it is
+        there: a later run will find it.
+        """
+        if second is None:
+            return self.decline(problem)
+        result = second(*inputs)
         if result is None:
-            return self.decline(self.wide.declined or "its 64-bit graph did not run")
+            return self.decline(second.declined or problem)
         self.calls += 1
         return result
 
     def let_weights_go(self) -> None:
         """Keep no weights beyond a run."""
         self._weights.let_go()
-        if self.wide is not None:
-            self.wide.let_weights_go()
+        for second in (self.wide, self.unrounded):
+            if second is not None:
+                second.let_weights_go()
 
     def decline(self, reason: str) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""

@@ -115,9 +115,10 @@ class Scope:
         return [kind.graph for kind in self.kinds if kind.graph is not None]
 
     @property
-    def wide_graphs(self) -> list[Graph]:
-        """The second graphs of kinds that have one."""
-        return [kind.wide for kind in self.kinds if kind.wide is not None]
+    def second_graphs(self) -> list[Graph]:
+        """The graphs of kinds for calls that their first ones cannot serve."""
+        both = [graph for kind in self.kinds for graph in (kind.wide, kind.unrounded)]
+        return [graph for graph in both if graph is not None]
 
     @property
     def special_graphs(self) -> list[Graph]:
@@ -239,8 +240,7 @@ class Scope:
                 self.replays.begin_run()
             self.forwards.begin_run()
             for kind in self.kinds:
-                if kind.graph is not None and kind.graph.is_outgrown:
-                    kind.widen(self._graph_of)
+                kind.add_seconds(self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
 

@@ -90,7 +90,7 @@ class Session:
     def all_graphs(self) -> list[Graph]:
         """Those, and the rare ones that are built after them."""
         special = [graph for scope in self.scopes for graph in scope.special_graphs]
-        return self.scope.graphs + self.scope.wide_graphs + list(dict.fromkeys(special))
+        return self.scope.graphs + self.scope.second_graphs + list(dict.fromkeys(special))
 
     @property
     def scopes(self) -> list[Scope]:

@@ -364,7 +364,7 @@ def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
         assert "more elements than a graph with 32-bit indices can address" in reason
         large.sample(12, 10)
         scope = large.model.get_attachment("warmgraph").scope
-        lab.wait_until(lambda: not any(graph.is_pending for graph in scope.wide_graphs))
+        lab.wait_until(lambda: not any(graph.is_pending for graph in scope.second_graphs))
         large.sample(12, 10)
         report = lab.engine.report(large.model)
         assert report["regions"]["eager"] == 0, report["eager"]
