@@ -7,7 +7,7 @@ Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`, `mixed_precision_ops`) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -83,10 +83,44 @@ def better_files(layer: Any) -> list[str]:
     unpacked = getattr(layer, "_disabled_formats", ())
     if quantised_as(layer) not in unpacked:
         return []
+    return _files_but(unpacked)
+
+
+def quick_files() -> list[str]:
+    """Return which 8-bit files the host's device multiplies as they are, by the names that people
+    have for them.
+    """
+    import comfy.model_management as management
+
+    device = management.get_torch_device()
+    asked = {"float8_e4m3fn": "supports_fp8_compute", "mxfp8": "supports_mxfp8_compute"}
+    return _files_but(
+        [form for form, name in asked.items() if not getattr(management, name, _never)(device)]
+    )
+
+
+def _files_but(unpacked: Collection[str]) -> list[str]:
     import comfy.quant_ops
 
-    known = comfy.quant_ops.QUANT_ALGOS
+    known = getattr(comfy.quant_ops, "QUANT_ALGOS", ())
     return [name for form, name in _FILES.items() if form in known and form not in unpacked]
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def unpacks_quantised(layer: Any) -> bool:
+    """Tell whether a quantised layer multiplies in full, by what its weight stands for."""
+    return bool(getattr(layer, "_full_precision_mm", False))
+
+
+def unpacks_stored(layer: torch.nn.Module) -> bool:
+    """Tell whether one of the host's layers casts a plain weight in fp8 at each call."""
+    weight: Any = getattr(layer, "weight", None)
+    if not is_operator(layer) or type(weight) not in (torch.nn.Parameter, torch.Tensor):
+        return False
+    return is_stored(loaded_dtype(layer, "weight", weight)) and not multiplies_as_stored(layer)
 
 
 def multiplies_as_stored(layer: torch.nn.Module) -> bool:

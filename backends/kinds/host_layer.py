@@ -22,8 +22,11 @@ from ..host_api.layers import (
     better_files,
     multiplies_as_stored,
     quantised_as,
+    quick_files,
     rounds_inputs_to,
     takes_rounded,
+    unpacks_quantised,
+    unpacks_stored,
 )
 from . import operators
 from .packs import is_known, owner_of
@@ -165,36 +168,56 @@ def why_not_rounded(module: torch.nn.Module, layers: Sequence[str]) -> str | Non
     return None
 
 
-def count(module: torch.nn.Module, layers: Sequence[str]) -> Counter[tuple[str, str]]:
-    """Count such layers of a live module by what they are and why they are the host's, in words.
+def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[tuple[str, str]]:
+    """Count layers of a live module by what they are and how they compute, in words: those that are
+    the host's, and those that multiply by weights that are unpacked at each call.
 
     Args:
-        layers: their paths.
+        description: of the module as a graph has it.
     """
-    found = map(module.get_submodule, layers)
-    return Counter(
-        ("norms" if isinstance(layer, _NORMS) else "products", _why(layer)) for layer in found
-    )
+    found: Counter[tuple[str, str]] = Counter()
+    rounded, left = set(rounded_paths(description)), set(paths(description))
+    for path in sorted(left):
+        layer = module.get_submodule(path)
+        what = "norms" if isinstance(layer, _NORMS) else "products"
+        found[what, _why(layer, path in rounded)] += 1
+    unpacked = [
+        layer
+        for path, layer in module.named_modules()
+        if path not in left and isinstance(layer, torch.nn.Linear) and unpacks_stored(layer)
+    ]
+    if unpacked:
+        found["unpacked", f"weights in fp8{_better(quick_files())}"] = len(unpacked)
+    return found
 
 
-def _why(layer: torch.nn.Module) -> str:
+def _why(layer: torch.nn.Module, is_rounded: bool) -> str:
     form = quantised_as(layer)
     if form is not None:
-        others = better_files(layer)
-        if not others:
-            return f"quantised, {form}"
-        return (
-            f"quantised, {form}: this device unpacks it at each call; {' or '.join(others)} files "
-            "it multiplies as they are"
-        )
+        return f"quantised, {form}: {_product(layer, form, is_rounded)}"
     if multiplies_as_stored(layer):
         return "weights in fp8, multiplied as they are"
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
-        return f"the weight is a {type(weight).__name__}"
+        return f"the weight is a {type(weight).__name__}{_better(quick_files())}"
     if is_known(type(layer).__module__):
         return "plain weights in a quantised file"
     return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
+
+
+def _product(layer: torch.nn.Module, form: str, is_rounded: bool) -> str:
+    """How a quantised layer multiplies, and which files would be quicker where it does not."""
+    if others := better_files(layer):
+        return f"this device unpacks it at each call{_better(others)}"
+    if unpacks_quantised(layer):
+        return "unpacked at each call, for its file asks for full precision"
+    if is_rounded:
+        return "multiplied as it is, by what is rounded within the graph"
+    return "multiplied as it is"
+
+
+def _better(files: Sequence[str]) -> str:
+    return f"; {' or '.join(files)} files it multiplies as they are" if files else ""
 
 
 def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:

@@ -23,9 +23,9 @@ class Kind:
 
     `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
     such calls, or one was made; `unrounded` is another, once layers of a call did not round their
-    inputs as the first one does; `host_layers` are
-    the paths, within a place, of layers that are the host's, and `left` counts these over all
-    places, by why; `watch` knows the code that was described.
+    inputs as the first one does; `left` counts the layers that are the host's, and those that
+    unpack their weights, by what they are and how they compute; `watch` knows the code that was
+    described.
     """
 
     label: str
@@ -34,7 +34,6 @@ class Kind:
     reason: str | None = None
     wide: Graph | None = None
     unrounded: Graph | None = None
-    host_layers: tuple[str, ...] = ()
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
 
@@ -83,7 +82,8 @@ def describe_kinds(
                 place, plan, device, dtype, graph_of, known, why_not
             )
         kind.places.append(place)
-        kind.left.update(host_layer.count(place.module, kind.host_layers))
+        if kind.graph is not None:
+            kind.left.update(host_layer.count(place.module, kind.graph.description.module))
         of_place[place.name] = kind
     return list({id(kind): kind for kind in quick.values()}.values()), of_place
 
@@ -108,8 +108,7 @@ def _describe(
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         return Kind(label, reason=f"its {label} is not built as the host's: {error}", watch=watch)
     graph = graph_of(description)
-    layers = tuple(host_layer.paths(description.module))
-    kind = known.setdefault(graph.key, Kind(label, graph=graph, host_layers=layers))
+    kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
     if place.form.widens and device.type == "cuda":
         kind.widen(graph_of)

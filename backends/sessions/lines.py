@@ -36,10 +36,13 @@ ENGLISH = {
     "note": "{note}",
     "added": "{count} layers that others added run as they are: {whose}",
     "added_one": "a layer that others added runs as it is: {whose}",
-    "left_norms": "{count} norms run as without this node ({why}); what lies around them is "
+    "left_norms": "{count} norms stay as they are ({why}); what lies around them is compiled",
+    "left_products": "{count} linear layers stay as they are ({why}); what lies around them is "
     "compiled",
-    "left_products": "{count} linear layers run as without this node ({why}); what lies around "
-    "them is compiled",
+    "left_unpacked": "{count} linear layers unpack their weights at each call ({why})",
+    "layers_norms": "  {kind}: {count} norms ({why})",
+    "layers_products": "  {kind}: {count} linear layers ({why})",
+    "layers_unpacked": "  {kind}: {count} linear layers that unpack their weights ({why})",
     "steps_eager": "steps that ran as without this node: {count} ({reason})",
     "more_notes": "{count} more lines are in the full report",
     "failed": "runs as without this node: {error}",

@@ -175,6 +175,10 @@ def _kind(kind: Any) -> dict[str, Any]:
         "wide": None if kind.wide is None else kind.wide.state.value,
         "unrounded": None if kind.unrounded is None else kind.unrounded.state.value,
         "reason": graph.reason if known else kind.reason,
+        "layers": [
+            {"what": what, "why": why, "count": count}
+            for (what, why), count in sorted(kind.left.items())
+        ],
         "key": graph.key if known else None,
         "source": graph.source if known else None,
         "build_seconds": graph.build_seconds if known else None,

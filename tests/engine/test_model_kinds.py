@@ -295,7 +295,7 @@ def test_layers_of_classes_made_at_run_time_stay_whose_they_are_and_are_named(
     assert relative(ours, eager) < TOLERANCE and not torch.equal(ours, eager)
     report = lab.engine.report(compiled)
     assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-    notes = [note for note in report["notes"] if "run as without" in note]
+    notes = [note for note in report["notes"] if "stay as they are" in note]
     for what, name in (("norms", "LayerNorm"), ("linear layers", "Linear")):
         [note] = [note for note in notes if f"{what} run as without" in note]
         assert f"Foreign.{name} of" in note
@@ -333,7 +333,7 @@ def test_a_packed_weight_is_left_to_the_host_and_named(
     assert relative(ours, eager) < TOLERANCE and not torch.equal(ours, eager)
     if when == "before":  # its block is described with that one product left out
         assert reasons(report) == {}
-        assert any("1 linear layers run as without" in n and "Packed" in n for n in report["notes"])
+        assert any("1 linear layers stay as they are" in n and "Packed" in n for n in report["notes"])
     else:
         [(reason, places)] = reasons(report).items()
         assert "Packed" in reason and places == 1

@@ -74,7 +74,7 @@ def test_quantised_blocks_are_compiled_around_the_hosts_own_products(
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
     assert report["calls"]["compiled"] == 4 * 5 and report["regions"]["eager"] == 0, report["eager"]
-    words = f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']}"
+    words = f"linear layers stay as they are (quantised, {FORMATS[form].marks['format']}"
     assert any(words in note for note in report["notes"]), report["notes"]
 
     a_lora_builds_nothing(host, shared, model, compiled, prompt, latent)
@@ -96,9 +96,9 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
     assert relative(ours, eager) < QUANTISED and shared.builds() == built
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 2 * 5, "eager": 0}, report["eager"]
-    products = "{} linear layers run as without this node ({}); what lies around them is compiled"
+    products = "{} linear layers stay as they are ({}); what lies around them is compiled"
     assert report["notes"][-3:] == [
-        products.format(18, "quantised, int8_tensorwise"),
+        products.format(18, "quantised, int8_tensorwise: multiplied as it is"),
         products.format(8, f"quantised, float8_e4m3fn{UNPACKED}"),
         products.format(2, "plain weights in a quantised file"),
     ]
@@ -136,9 +136,7 @@ def test_quantised_blocks_of_every_family(host: Host, shared: Lab, kind: str) ->
         report = shared.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
         assert report["calls"]["compiled"] > 0
-        words = (
-            f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']}"
-        )
+        words = f"linear layers stay as they are (quantised, {FORMATS[form].marks['format']}"
         assert any(words in note for note in report["notes"]), report["notes"]
         built = shared.builds() if built is None else built
         assert shared.builds() == built
@@ -187,9 +185,7 @@ def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(host: Host, shar
         report = shared.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
         assert shared.builds() - built == (0 if number else len(report["kinds"]))
-        words = (
-            f"linear layers run as without this node (quantised, {FORMATS[form].marks['format']}"
-        )
+        words = f"linear layers stay as they are (quantised, {FORMATS[form].marks['format']}"
         assert any(words in note for note in report["notes"]), report["notes"]
 
 
@@ -359,7 +355,7 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
     report = shared.engine.report(compiled)
     assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
     assert shared.builds() == built
-    left = [note for note in report["notes"] if "run as without this node" in note]
+    left = [note for note in report["notes"] if "stay as they are" in note]
     assert any("linear layers" in note and "Bytes" in note for note in left), left
     assert any("norms" in note and "Ops.LayerNorm of bytes-pack" in note for note in left), left
 
@@ -454,5 +450,5 @@ def test_what_the_host_multiplies_in_fp8_as_it_is_stays_its_own(host: Host, shar
     report = shared.engine.report(compiled)
     assert report["regions"] == {"total": 5, "compiled": 5, "eager": 0}, report["eager"]
     assert shared.builds() == built
-    words = "28 linear layers run as without this node (weights in fp8, multiplied as they are)"
+    words = "28 linear layers stay as they are (weights in fp8, multiplied as they are)"
     assert any(words in note for note in report["notes"]), report["notes"]

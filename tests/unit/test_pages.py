@@ -87,6 +87,7 @@ NO_REASONS = {
         "captured calls",
         "it is built anew",
         "… (64-bit)",
+        "… (not rounded)",
         "… at …",
         "… of …",
         "it …",

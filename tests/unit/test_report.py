@@ -199,9 +199,8 @@ def test_notes_name_what_others_added_what_stays_the_hosts_and_which_steps_were_
         "of the session",
         "2 layers that others added run as they are: Motion of pack",
         "a layer that others added runs as it is: Adapter of other",
-        "3 norms run as without this node (Norm of pack); what lies around them is compiled",
-        "12 linear layers run as without this node (quantised, int8); what lies around them is "
-        "compiled",
+        "3 norms stay as they are (Norm of pack); what lies around them is compiled",
+        "12 linear layers stay as they are (quantised, int8); what lies around them is compiled",
         "steps that ran as without this node: 4 (gradients are on)",
     ]
 
