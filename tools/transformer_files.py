@@ -18,7 +18,7 @@ import torch
 
 from . import checkpoints, small_transformers
 from .checkpoints import Random, Weights
-from .quantised import quantised
+from .quantised import is_of_a_block, quantised
 
 
 class Kind(NamedTuple):
@@ -53,9 +53,16 @@ def _transformer(kind: str, **changed: Any) -> Callable[[Random], Weights]:
     return make
 
 
-def _quantised(kind: str, form: str, **changed: Any) -> Callable[[Random], Weights]:
+def _quantised(
+    kind: str, form: str, *, plain: str | None = None, **changed: Any
+) -> Callable[[Random], Weights]:
+    """Of blocks but their layers whose name holds `plain`."""
+
+    def takes(name: str, weight: torch.Tensor) -> bool:
+        return is_of_a_block(name, weight) and (plain is None or plain not in name)
+
     def make(random: Random) -> Weights:
-        return quantised(_transformer(kind, **changed)(random), form)
+        return quantised(_transformer(kind, **changed)(random), form, takes=takes)
 
     return make
 
@@ -190,6 +197,9 @@ FILES = {
     "flux1-dev.safetensors": Kind("diffusion_models", _transformer("flux1", **_FLUX)),
     "flux1-krea-dev_fp8_scaled.safetensors": Kind(
         "diffusion_models", _quantised("flux1", "fp8_e4m3fn", **_FLUX)
+    ),
+    "flux1-dev-int8-convrot.safetensors": Kind(
+        "diffusion_models", _quantised("flux1", "int8_convrot", plain="_attn.proj.", **_FLUX)
     ),
     "flux-2-klein-4b.safetensors": Kind(
         "diffusion_models", _transformer("flux2", context_in_dim=3 * 64)

@@ -297,7 +297,7 @@ def test_layers_of_classes_made_at_run_time_stay_whose_they_are_and_are_named(
     assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
     notes = [note for note in report["notes"] if "stay as they are" in note]
     for what, name in (("norms", "LayerNorm"), ("linear layers", "Linear")):
-        [note] = [note for note in notes if f"{what} run as without" in note]
+        [note] = [note for note in notes if f"{what} stay as they are" in note]
         assert f"Foreign.{name} of" in note
 
 
