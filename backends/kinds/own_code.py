@@ -33,6 +33,7 @@ MAKERS = (
     "kinds/operators.py",
     "torch_api/compiling.py",
     "torch_api/lean_source.py",
+    "torch_api/operators.py",
     "torch_api/packing.py",
     "torch_api/tracing.py",
     "worker/build.py",
