@@ -12,6 +12,9 @@ from ..host_api import casting, dynamic_vram
 from ..host_api.layers import has_functions, is_stored
 from .lanes import Lanes
 
+#: In bytes, of what a graph takes.
+ALIGNMENT = 16
+
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
     """Tell whether a module's weights come to the device by the host's dynamic VRAM."""
@@ -88,7 +91,9 @@ def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tup
     to = dtype if is_stored(parameter.dtype) else parameter.dtype
     here = same_device(parameter.device, device)
     if here and to == parameter.dtype:
-        return "resident", parameter
+        if parameter.data_ptr() % ALIGNMENT == 0:
+            return "resident", parameter
+        return "cast", parameter.detach().clone()  # a small one, as it lies in its file
     return "cast" if here else "streamed", parameter.to(device).to(to)
 
 

@@ -26,6 +26,7 @@ from ..host_api import dynamic_vram
 from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
 from .casting import (
+    ALIGNMENT,
     fetch_away,
     fetch_dynamic,
     fetch_loose,
@@ -276,7 +277,7 @@ class RegionWeights:
                 or tuple(tensor.shape) != shape
                 or not same_device(tensor.device, device)
                 or not tensor.is_contiguous()
-                or tensor.data_ptr() % 16
+                or tensor.data_ptr() % ALIGNMENT
             ):
                 kind = type(tensor).__name__
                 facts = "" if tensor is None else f" {tensor.dtype} {tuple(tensor.shape)}"

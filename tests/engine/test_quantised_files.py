@@ -19,6 +19,7 @@ from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import Lab, Probe, relative, sampled
+from .test_dynamic_weights import Memory
 
 File = dict[str, torch.Tensor]
 
@@ -447,3 +448,118 @@ def test_a_scale_that_is_no_number_gives_the_hosts_image(
     assert isinstance(hosts, torch.Tensor) and hosts.isnan().any()
     ours, right = Flux(host, shared, flux(form)).images()
     assert relative(ours, right) < QUANTISED and shared.builds() == built
+
+
+# --- dynamic VRAM ---------------------------------------------------------------------------------
+
+
+class Pages(Memory):
+    """Of all of a model's layers; holds what the host put there."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.bytes = torch.zeros(size, dtype=torch.uint8)
+
+    def fault(self, address: int, size: int) -> Any:
+        self.faults += 1
+        return super().fault(address, size) if self.fits else None
+
+
+class Added:
+    """What the host hangs on a layer under a LoRA: it changes the weight once, where that lies."""
+
+    is_lowvram_patch = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def memory_required(self) -> int:
+        return 64
+
+    def prepare(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def clear_prepared(self) -> None:
+        pass
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return 1.5 * weight
+
+
+def elsewhere(weight: Any) -> Any:
+    """The same quantised weight, said to lie on a GPU: its numbers are where they were."""
+    made = torch.Tensor._make_wrapper_subclass(
+        type(weight), weight.shape, device="cuda:0", dtype=weight.dtype
+    )
+    type(weight).__init__(made, weight._qdata, weight._layout_cls, weight._params)
+    return made
+
+
+class Paged:
+    """The quantised layers of a model, whose weights the host brings to pages at each call."""
+
+    def __init__(self, model: Any) -> None:
+        from comfy import memory_management
+
+        self.layers = [
+            layer
+            for layer in model.model.diffusion_model.modules()
+            if getattr(layer, "quant_format", None)
+        ]
+        sizes = [
+            memory_management.vram_aligned_size([layer.weight, layer.bias]) for layer in self.layers
+        ]
+        self.pages = Pages(sum(sizes))
+        starts = itertools.accumulate(sizes, initial=0)
+        for number, (layer, start, size) in enumerate(zip(self.layers, starts, sizes, strict=False)):
+            layer._v, layer.seed_key = (self.pages, start, size), f"layer{number}"
+            layer._parameters["weight"] = elsewhere(layer.weight)
+        self.empty()
+
+    def empty(self) -> None:
+        """As after others needed the room."""
+        self.pages.faults = 0
+        for layer in self.layers:
+            layer._v_signature = None
+
+
+@pytest.fixture
+def pages_of_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the host's own functions for dynamic VRAM work in main memory."""
+    import comfy.model_management
+    import comfy.pinned_memory
+    import comfy_aimdo.torch
+
+    def tensor(place: Any, device: torch.device) -> torch.Tensor:
+        part: torch.Tensor = place[0].bytes[place[1] : place[1] + place[2]]
+        return part
+
+    monkeypatch.setattr(comfy_aimdo.torch, "aimdo_to_tensor", tensor)
+    monkeypatch.setattr(comfy.pinned_memory, "get_pin", lambda *_, **__: None)
+    monkeypatch.setattr(comfy.pinned_memory, "pin_memory", lambda *_, **__: False)
+    monkeypatch.setattr(comfy.model_management, "is_device_cpu", lambda _: False)
+
+
+@pytest.mark.usefixtures("pages_of_main_memory")
+@pytest.mark.parametrize("form", ["int8", "int8_convrot", "fp8_e4m3fn", "mxfp8", "nvfp4"])
+def test_the_hosts_layers_take_their_weights_from_pages(
+    host: Host, shared: Lab, form: str
+) -> None:
+    run = Flux(host, shared, flux(form))
+    before = run.images()
+    built = shared.builds()
+    paged = Paged(run.plain)
+    layer = run.plain.model.diffusion_model.get_submodule(LAYER)
+    found = []
+    for added in (None, Added(), None):
+        layer.weight_lowvram_function = added
+        images = []
+        for model in (run.plain, run.ours, run.ours):
+            if model is run.plain or len(images) == 1:
+                paged.empty()
+            images.append(outcome(run, model))
+            print(form, paged.pages.faults, paged.pages.pins, added and added.calls, type(layer.weight), layer.weight.device, images[-1] if isinstance(images[-1], tuple) else "")
+        found.append(images)
+    print([[relative(i, b) for i, b in ((im[1], im[0]), (im[2], im[0]), (im[0], before[1]))] for im in found])
+    assert shared.builds() == built and run.is_compiled()

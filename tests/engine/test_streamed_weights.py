@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api import memory
-from warmgraph_backends.weights.casting import fetch_away, lies_elsewhere
+from warmgraph_backends.weights.casting import fetch_away, fetch_loose, lies_elsewhere
 from warmgraph_backends.weights.lanes import Lanes
 from warmgraph_tools.inprocess import Host
 
@@ -62,6 +62,17 @@ def test_a_layer_of_which_the_bias_alone_is_elsewhere_is_brought_over(layer: Any
     found, _ = fetch_away([layer], meta, torch.float32, Lanes(meta, None))
     weight, bias = found[id(layer)]
     assert weight is layer.weight and bias.device == meta and bias.shape == (4,)
+
+
+def test_a_parameter_that_lies_askew_in_its_file_is_copied() -> None:
+    file = torch.arange(9.0)
+    askew = torch.nn.Parameter(file[1:5], requires_grad=False)
+    here, dtype = torch.device("cpu"), torch.float32
+    assert file.data_ptr() % 16 == 0 != askew.data_ptr() % 16
+    kind, found = fetch_loose(askew, here, dtype)
+    assert kind == "cast" and torch.equal(found, askew) and found.data_ptr() % 16 == 0
+    even = torch.nn.Parameter(file[4:8], requires_grad=False)
+    assert fetch_loose(even, here, dtype) == ("resident", even)
 
 
 def test_nothing_comes_ahead_where_the_host_brings_nothing_over_beside_the_work(
