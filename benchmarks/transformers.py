@@ -180,6 +180,8 @@ QUANTISED = {
     "zimage_int8": ("zimage", "int8_convrot"),
     "flux1_int8": ("flux1", "int8_convrot"),
     "flux1_fp8": ("flux1", "fp8_e4m3fn"),
+    "flux1_mxfp8": ("flux1", "mxfp8"),
+    "flux1_nvfp4": ("flux1", "nvfp4"),
     "flux2_fp8": ("flux2", "fp8_e4m3fn"),
     "qwen_fp8": ("qwen", "fp8_e4m3fn"),
     "wan14b_int8": ("wan14b", "int8_convrot"),

@@ -71,13 +71,13 @@ def small_transformers(
         calls: list[Any] = []
         overridden = [_overridden(model, calls) for model in (loaded, ours)]
         eager, found = (_sample(small, kind, model, SIZES[0]) for model in overridden)
-        report = engine.report(ours)
         exact = engine.compile_model(loaded, form="exact")
         long = [_sample(small, kind, loaded, size, steps=STEPS) for size in LONG_SIZES]
         runs = {}
         for label, model in (("captured", ours), ("exact", exact)):
             made = [_sample(small, kind, model, size, steps=STEPS) for size in LONG_SIZES]
             runs[label] = _replayed(engine, model, long, made)
+        report = engine.report(ours)
         rows.append(
             {
                 "kind": name,
