@@ -333,7 +333,9 @@ def test_a_packed_weight_is_left_to_the_host_and_named(
     assert relative(ours, eager) < TOLERANCE and not torch.equal(ours, eager)
     if when == "before":  # its block is described with that one product left out
         assert reasons(report) == {}
-        assert any("1 linear layers stay as they are" in n and "Packed" in n for n in report["notes"])
+        assert any(
+            "1 linear layers stay as they are" in n and "Packed" in n for n in report["notes"]
+        )
     else:
         [(reason, places)] = reasons(report).items()
         assert "Packed" in reason and places == 1
