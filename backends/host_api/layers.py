@@ -111,8 +111,13 @@ def _never(_: Any) -> bool:
 
 
 def unpacks_quantised(layer: Any) -> bool:
-    """Tell whether a quantised layer multiplies in full, by what its weight stands for."""
-    return bool(getattr(layer, "_full_precision_mm", False))
+    """Tell whether a quantised layer multiplies in full, by what its weight stands for. Formats
+    whose products quantise their input by themselves do not heed what a file asks.
+    """
+    import comfy.quant_ops
+
+    known = getattr(comfy.quant_ops, "QUANT_ALGOS", {}).get(quantised_as(layer), {})
+    return bool(getattr(layer, "_full_precision_mm", False)) and known.get("quantize_input", True)
 
 
 def unpacks_stored(layer: torch.nn.Module) -> bool:

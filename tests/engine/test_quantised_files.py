@@ -148,9 +148,8 @@ def test_the_marker_of_an_old_file_says_whether_its_products_are_in_fp8(
     built = shared.builds()
     for tokens, size in ((13, (8, 8)), (5, (12, 10))):
         ours, hosts = old.images(tokens, *size)
-        assert hosts.isfinite().all() and relative(ours, hosts) < 4 * QUANTISED, relative(
-            ours, hosts
-        )
+        # Without a scale of its input the last bit counts for more.
+        assert hosts.isfinite().all() and relative(ours, hosts) < 4 * QUANTISED
     assert old.is_compiled() and shared.builds() == built
 
 
@@ -192,6 +191,9 @@ def test_layers_that_ask_for_full_precision_run_the_same_graphs(
     ours, hosts = run.images()
     assert hosts.isfinite().all() and relative(ours, hosts) < QUANTISED
     assert run.is_compiled() and shared.builds() == built
+    notes = shared.engine.report(run.ours)["notes"]
+    # This device unpacks the others in any case, or their products heed no such wish.
+    assert not any("asks for full precision" in note for note in notes), notes
 
 
 @pytest.mark.slow  # graphs of their own
@@ -208,6 +210,8 @@ def test_a_graph_rounds_nothing_for_layers_that_ask_for_full_precision(
     assert relative(ours, hosts) < QUANTISED
     assert relative(all_in_fp8.images()[1], hosts) > 2 * QUANTISED, "the host heeds it"
     assert run.is_compiled() and shared.builds() == built
+    notes = shared.engine.report(run.ours)["notes"]
+    assert any("asks for full precision" in note for note in notes), notes
 
 
 # --- formats mixed --------------------------------------------------------------------------------
