@@ -55,6 +55,22 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
     lab.engine.close()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine for all tests of a module: its workers start once, its graphs are built once."""
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.engine.close()
+
+
+@pytest.fixture
+def multiplies_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load files as under --supports-fp8-compute: PyTorch has a product for processors, too."""
+    from comfy import model_management
+
+    monkeypatch.setattr(model_management, "SUPPORT_FP8_OPS", True)
+
+
 def _first_prompt(lab: Lab, host: Host) -> list[str]:
     """Returns the keys of its graphs."""
     model, clip, _ = host.load("narrowxl")

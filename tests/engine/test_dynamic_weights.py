@@ -15,32 +15,9 @@ from warmgraph_backends.weights.casting import fetch_dynamic, fetch_plain
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
+from .paged import Memory, Patch, Range, in_main_memory
+
 DEVICE = torch.device("cpu")
-
-
-class Range:
-    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more."""
-
-    base_addr, offset = 4096, 100
-
-    def __init__(self) -> None:
-        self.pins = 0
-        self.floor = 0
-        self.faults = 0
-        self.fits = True
-
-    def fault(self, address: int, size: int) -> list[int] | None:
-        assert (address, size) == (self.base_addr, self.offset)
-        self.faults += 1
-        self.pins += self.fits
-        return [7] if self.fits else None
-
-    def unpin(self, address: int, size: int) -> None:
-        assert (address, size) == (self.base_addr, self.offset)
-        self.pins -= 1
-
-    def set_watermark_limit(self, size: int) -> None:
-        self.floor = size
 
 
 @pytest.fixture
@@ -100,35 +77,10 @@ def test_without_the_quick_path_no_page_is_asked_for(pages: Range) -> None:
 # --- through the host's own functions -------------------------------------------------------------
 
 
-class Memory(Range):
-    """A range with memory, of which each module has a part."""
+class LoRA(Patch):
+    """This one adds 1."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = torch.zeros(1 << 16, dtype=torch.uint8)
-
-    def fault(self, address: int, size: int) -> Any:
-        self.pins += 1
-        return bytearray(b"page")
-
-    def unpin(self, address: int, size: int) -> None:
-        self.pins -= 1
-
-
-class LoRA:
-    """What the host hangs on a module whose weight is patched: this one adds 1."""
-
-    is_lowvram_patch = True
     fails = False
-
-    def memory_required(self) -> int:
-        return 64
-
-    def prepare(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def clear_prepared(self) -> None:
-        pass
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         if self.fails:
@@ -153,16 +105,8 @@ class Module(NamedTuple):
 @pytest.fixture
 def module(host: Host, monkeypatch: pytest.MonkeyPatch) -> Module:
     import comfy.ops
-    import comfy.pinned_memory
-    import comfy_aimdo.torch
 
-    def tensor(place: Any, device: torch.device) -> torch.Tensor:
-        part: torch.Tensor = place[0].bytes[place[1] : place[1] + place[2]]
-        return part
-
-    monkeypatch.setattr(comfy_aimdo.torch, "aimdo_to_tensor", tensor)
-    monkeypatch.setattr(comfy.pinned_memory, "get_pin", lambda *_, **__: None)
-    monkeypatch.setattr(comfy.pinned_memory, "pin_memory", lambda *_, **__: False)
+    in_main_memory(monkeypatch)
     layer = comfy.ops.disable_weight_init.Linear(8, 8, bias=False)
     layer.weight = torch.nn.Parameter(torch.full((8, 8), 2.0), requires_grad=False)
     memory, lora = Memory(), LoRA()

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.kinds import host_layer
 from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import TOLERANCE, Lab, Probe, relative, sampled
+from .paged import Paged, Scaled, in_main_memory
+from .quantised_runs import LAYER, QUANTISED, Flux, flux, layers_of
 
-#: An input in the middle between two numbers of a format goes to one or the other by its last bit:
-#: the host's own image moves by up to 1.9e-3 when the last bit of its text's numbers does.
-QUANTISED = 5e-3
 #: What is said of a format that this device has no product for: a processor has none for fp8.
 UNPACKED = ": this device unpacks it at each call; int8 files it multiplies as they are"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One engine for all formats: its workers start once."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.engine.close()
-
-
-LAYER = "double_blocks.1.img_mlp.0"
 #: What a LoRA adds to its weight.
 LORA = 0.05 * torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
 
@@ -197,7 +184,7 @@ def test_a_fresh_engine_loads_what_was_built(host: Host, shared: Lab, tmp_path: 
     lab = shared.copy_to(tmp_path)
     try:
         for form in ("int8", "nvfp4"):
-            run = Both(host, lab, transformers.load_quantised("flux1", form))
+            run = Flux(host, lab, transformers.load_quantised("flux1", form))
             assert relative(*run.images()) < QUANTISED
             assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
     finally:
@@ -205,85 +192,6 @@ def test_a_fresh_engine_loads_what_was_built(host: Host, shared: Lab, tmp_path: 
 
 
 # --- damaged files --------------------------------------------------------------------------------
-
-
-class Both:
-    """A small Flux as the host runs it, and through Compile Model."""
-
-    def __init__(self, host: Host, lab: Lab, model: Any) -> None:
-        self.host, self.plain, self.ours = host, model, lab.compiled(model)
-
-    def sample(self, model: Any) -> torch.Tensor:
-        prompt = transformers.conditioning("flux1", 13)
-        latent = transformers.latent("flux1", 8, 8)
-        options = {"latent": latent, "steps": 2, "cfg": 1.0}
-        image: torch.Tensor = self.host.sample(model, prompt, prompt, **options)
-        return image
-
-    def images(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ours and eager's."""
-        return self.sample(self.ours), self.sample(self.plain)
-
-
-def damaged(form: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Any:
-    """A MODEL of a file in which something is wrong with one layer."""
-    import comfy.sd
-
-    file = quantised(transformers.weights("flux1"), form)
-    change(file)
-    return comfy.sd.load_diffusion_model_state_dict(file)
-
-
-def marked(form: str) -> torch.Tensor:
-    return torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
-
-
-def test_a_scale_that_is_no_number_gives_the_hosts_image_and_no_graph_the_blame(
-    host: Host, shared: Lab
-) -> None:
-    """Either is no image, of which nothing can be said; the graphs stay what they are."""
-    built = shared.builds()
-    run = Both(
-        host, shared, damaged("int8", lambda file: file[f"{LAYER}.weight_scale"].fill_(torch.nan))
-    )
-    ours, eager = run.images()
-    assert torch.equal(ours.isnan(), eager.isnan()) and eager.isnan().any()
-    good = Both(host, shared, transformers.load_quantised("flux1", "int8"))
-    assert relative(*good.images()) < QUANTISED
-    for model in (run.ours, good.ours):
-        report = shared.engine.report(model)
-        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-    assert shared.builds() - built <= 3
-
-
-@pytest.mark.parametrize("form", ["mxfp8", "int8_convrot"])
-def test_a_scale_that_is_cut_off_raises_what_the_host_raises(
-    host: Host, shared: Lab, form: str
-) -> None:
-    def cut(file: dict[str, torch.Tensor]) -> None:
-        name = f"{LAYER}.weight_scale"
-        file[name] = file[name][: len(file[name]) // 2].clone()
-
-    run = Both(host, shared, damaged(form, cut))
-    for _ in range(2):
-        raised = []
-        for model in (run.plain, run.ours):
-            with pytest.raises(Exception) as caught:  # whatever it is
-                run.sample(model)
-            raised.append((type(caught.value), str(caught.value)))
-        assert raised[0] == raised[1]
-    good = Both(host, shared, transformers.load_quantised("flux1", form))
-    assert relative(*good.images()) < QUANTISED
-    for model in (run.ours, good.ours):
-        report = shared.engine.report(model)
-        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-
-
-def test_a_format_that_the_host_does_not_know_is_its_loaders_to_refuse(shared: Lab) -> None:
-    with pytest.raises(KeyError, match="int3_of_tomorrow"):
-        damaged(
-            "int8", lambda file: file.update({f"{LAYER}.comfy_quant": marked("int3_of_tomorrow")})
-        )
 
 
 # --- other packs' files ---------------------------------------------------------------------------
@@ -363,31 +271,20 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
 # --- fp8 where the device multiplies it -----------------------------------------------------------
 
 
-@pytest.fixture
-def multiplies_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load files as under --supports-fp8-compute: PyTorch has a product for processors, too."""
-    from comfy import model_management
-
-    monkeypatch.setattr(model_management, "SUPPORT_FP8_OPS", True)
-
-
 def with_input_scales(file: dict[str, torch.Tensor]) -> None:
     """As files have it whose inputs were calibrated: one number for a layer, of either shape."""
-    names = [name.removesuffix("comfy_quant") for name in file if name.endswith("comfy_quant")]
-    for n, name in enumerate(sorted(names)):
+    for n, name in enumerate(sorted(layers_of(file))):
         shape = (1,) if "mlp" in name else ()
-        file[f"{name}input_scale"] = torch.full(shape, 0.004 * (1 + n % 5))
+        file[f"{name}.input_scale"] = torch.full(shape, 0.004 * (1 + n % 5))
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
 def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
     host: Host, shared: Lab, tmp_path: Path
 ) -> None:
-    model = damaged("fp8_e4m3fn", with_input_scales)
-    compiled = shared.compiled(model)
-    kinds = compiled.get_attachment("warmgraph").scope.kinds
-    modules = [kind.graph.description.module for kind in kinds]
-    assert [len(list(host_layer.rounded_paths(module))) for module in modules] == [10, 3, 0]
+    calibrated = Flux(host, shared, flux("fp8_e4m3fn", with_input_scales))
+    model, compiled = calibrated.plain, calibrated.ours
+    assert calibrated.rounded() == [10, 3, 0]
     for prompt, latent in prompts("flux1"):
         eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
@@ -398,7 +295,7 @@ def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
 
     lab = shared.copy_to(tmp_path)
     try:
-        run = Both(host, lab, damaged("fp8_e4m3fn", with_input_scales))
+        run = Flux(host, lab, flux("fp8_e4m3fn", with_input_scales))
         assert relative(*run.images()) < QUANTISED
         assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
     finally:
@@ -412,7 +309,7 @@ def test_a_layer_that_does_not_round_now_is_the_hosts_once_and_then_has_a_second
     """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full. The
     file has no scales of inputs, as most.
     """
-    model = damaged("fp8_e4m3fn", lambda file: None)
+    model = flux("fp8_e4m3fn")
     compiled = shared.compiled(model)
     prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
     layer = model.model.diffusion_model.get_submodule(LAYER)
@@ -452,3 +349,41 @@ def test_what_the_host_multiplies_in_fp8_as_it_is_stays_its_own(host: Host, shar
     assert shared.builds() == built
     words = "28 linear layers stay as they are (weights in fp8, multiplied as they are)"
     assert any(words in note for note in report["notes"]), report["notes"]
+
+
+# --- dynamic VRAM ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pages_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comfy import model_management
+
+    in_main_memory(monkeypatch)
+    monkeypatch.setattr(model_management, "is_device_cpu", lambda _: False)
+
+
+@pytest.mark.usefixtures("pages_in_main_memory")
+@pytest.mark.parametrize("form", ["int8", "fp8_e4m3fn", "mxfp8", "nvfp4"])
+def test_the_hosts_layers_take_their_weights_from_pages(host: Host, shared: Lab, form: str) -> None:
+    """When they were brought there in this call, and from the second step on. A LoRA changes what
+    lies there, by the host's own functions.
+    """
+    run = Flux(host, shared, flux(form))
+    resident, _ = run.images()
+    built = shared.builds()
+    paged = Paged(run.plain)
+    layer = run.plain.model.diffusion_model.get_submodule(LAYER)
+    found = []
+    for lora in (None, Scaled(), None):
+        layer.weight_lowvram_function = lora
+        images = []
+        for model in (run.ours, run.plain):
+            paged.empty()
+            images += [paged.sample(run, model) for _ in range(2)]
+        assert lora is None or lora.calls == 2, "once after each time that the pages were empty"
+        for ours, hosts in zip(images[:2], images[2:], strict=True):
+            assert relative(ours, hosts) < QUANTISED
+        found.append(images[0])
+    assert torch.equal(found[0], found[2]) and relative(found[0], resident) < QUANTISED
+    assert relative(found[1], found[0]) > 2 * QUANTISED
+    assert shared.builds() == built and run.is_compiled()

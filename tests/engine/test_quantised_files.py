@@ -1,63 +1,21 @@
-"""Quantised files as they are found: old ones, flags of single layers, formats mixed, wrong sizes;
-and every format in blocks of each sort.
-"""
+"""Quantised files as they are found: old ones, flags of single layers, formats mixed, damaged."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.kinds import host_layer
-from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
-from warmgraph_tools.quantised import FORMATS, quantised
+from warmgraph_tools.quantised import FORMATS
 
-from .lab import Lab, Probe, relative, sampled
-from .test_dynamic_weights import Memory
-
-File = dict[str, torch.Tensor]
-
-#: Of a call, as in `test_quantised`: the last bit of an input moves it by a step of its format.
-QUANTISED = 5e-3
-LAYER = "double_blocks.1.img_mlp.0"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One engine for all files: graphs are built once."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.engine.close()
-
-
-@pytest.fixture
-def multiplies_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load files as under --supports-fp8-compute: PyTorch has a product for processors, too."""
-    from comfy import model_management
-
-    monkeypatch.setattr(model_management, "SUPPORT_FP8_OPS", True)
-
-
-def flux(
-    form: str | Callable[[str], str], change: Callable[[File], Any] = lambda file: None
-) -> Any:
-    """A MODEL of a small Flux 1, by the host's loader, whose file was changed."""
-    import comfy.sd
-
-    file = quantised(transformers.weights("flux1"), form)
-    change(file)
-    return comfy.sd.load_diffusion_model_state_dict(file)
-
-
-def layers_of(file: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of a file's quantised layers."""
-    return [name.removesuffix(".comfy_quant") for name in file if name.endswith(".comfy_quant")]
+from .lab import Lab, relative
+from .quantised_runs import LAYER, QUANTISED, File, Flux, flux, layers_of
 
 
 def mark(file: File, layer: str, **marks: Any) -> None:
@@ -65,32 +23,6 @@ def mark(file: File, layer: str, **marks: Any) -> None:
     name = f"{layer}.comfy_quant"
     said = json.loads(bytes(file[name].tolist()))
     file[name] = torch.tensor(list(json.dumps({**said, **marks}).encode()), dtype=torch.uint8)
-
-
-class Flux:
-    """A small Flux 1 as the host runs it, and through Compile Model."""
-
-    def __init__(self, host: Host, lab: Lab, model: Any) -> None:
-        self.host, self.lab, self.plain = host, lab, model
-        self.ours = lab.compiled(model)
-
-    def images(self, tokens: int = 13, *size: int) -> list[torch.Tensor]:
-        """Ours and the host's, two steps each."""
-        prompt = transformers.conditioning("flux1", tokens)
-        latent = transformers.latent("flux1", *(size or (8, 8)))
-        return sampled(self.host, (self.ours, self.plain), prompt, latent)
-
-    def is_compiled(self) -> bool:
-        report = self.lab.engine.report(self.ours)
-        assert report["regions"] == {"total": 5, "compiled": 5, "eager": 0}, report["eager"]
-        assert report["calls"]["eager"] == 0 < report["calls"]["compiled"]
-        return True
-
-    def rounded(self) -> list[int]:
-        """Of how many layers each graph rounds the input itself."""
-        kinds = self.ours.get_attachment("warmgraph").scope.kinds
-        modules = [kind.graph.description.module for kind in kinds]
-        return [len(list(host_layer.rounded_paths(module))) for module in modules]
 
 
 # --- old files ------------------------------------------------------------------------------------
@@ -242,140 +174,61 @@ def test_a_file_of_all_formats_runs_the_graphs_of_one(host: Host, shared: Lab) -
     assert run.is_compiled() and shared.builds() == built
 
 
-# --- every format in blocks of each sort ----------------------------------------------------------
+# --- damaged files --------------------------------------------------------------------------------
 
 
-class Sizes(NamedTuple):
-    """What a call is made of: a latent's sides, how many images, tokens of text."""
-
-    height: int
-    width: int
-    batch: int = 1
-    tokens: int = 13
-    frames: int = 1
-
-
-SIZES = (
-    Sizes(8, 8),
-    Sizes(8, 8, batch=4),
-    Sizes(9, 11, frames=3),
-    Sizes(12, 10, batch=2, tokens=300),
-)
-
-
-class Model:
-    """A small quantised model under a probe, with Compile Model inside the probe."""
-
-    def __init__(self, host: Host, lab: Lab, kind: str, model: Any, layer: str) -> None:
-        self.host, self.lab, self.kind = host, lab, kind
-        self.key = f"diffusion_model.{layer}.weight"
-        self.probe = Probe()
-        self.ours = lab.compiled(self.probe.attach(model))
-        weight = model.model.diffusion_model.get_submodule(layer).weight
-        generator = torch.Generator().manual_seed(9)
-        self.lora = 0.1 * torch.randn(weight.shape, generator=generator)
-
-    def conditioning(self, tokens: int, seed: int) -> Any:
-        if self.kind != "narrow15":
-            return transformers.conditioning(self.kind, tokens, seed=seed)
-        text = torch.randn(1, tokens, 64, generator=torch.Generator().manual_seed(seed))
-        return [[text, {}]]
-
-    def latent(self, sizes: Sizes) -> Any:
-        if self.kind == "narrow15":
-            return {"samples": torch.zeros(sizes.batch, 4, sizes.height, sizes.width)}
-        height, width, batch, _, frames = sizes
-        return transformers.latent(self.kind, height, width, batch=batch, frames=frames)
-
-    def sample(self, sizes: Sizes, strength: float | None = None) -> torch.Tensor:
-        """One step; each call is compared with the host's on the same weights."""
-        model = self.ours
-        if strength is not None:
-            model = model.clone()
-            assert model.add_patches({self.key: ("diff", (self.lora,))}, strength) == [self.key]
-        positive, negative = (self.conditioning(sizes.tokens, seed) for seed in (1, 2))
-        options = {"latent": self.latent(sizes), "steps": 1, "cfg": 3.0}
-        image: torch.Tensor = self.host.sample(model, positive, negative, **options)
-        assert image.isfinite().all()
-        return image
-
-    def check(self, tolerance: float) -> None:
-        """Every size and strength was all compiled and the host's within tolerance; no build."""
-        built = self.lab.builds()
-        before, *_ = (self.sample(sizes) for sizes in SIZES)
-        changed = [self.sample(SIZES[0], strength) for strength in (1.0, 0.5)]
-        assert torch.equal(self.sample(SIZES[0]), before), "the LoRA is off"
-        assert max(call.error for call in self.probe.calls) < tolerance
-        assert relative(changed[0], before) > 2 * tolerance
-        assert relative(changed[0], changed[1]) > tolerance < relative(changed[1], before)
-        report = self.lab.engine.report(self.ours)
-        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-        assert report["calls"]["compiled"] > 0 and self.lab.builds() == built
-        assert len({call.shape[0] for call in self.probe.calls}) >= 3
-        assert max(call.tokens for call in self.probe.calls) >= 300
-
-
-#: The layer that a LoRA changes.
-BLOCKS = {"zimage": "layers.1.feed_forward.w1", "wan": "blocks.1.ffn.0"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", list(FORMATS))
-@pytest.mark.parametrize("kind", list(BLOCKS))
-def test_every_format_in_every_size_with_a_lora(
-    host: Host, shared: Lab, kind: str, form: str
+def test_a_scale_that_is_no_number_gives_the_hosts_image_and_no_graph_the_blame(
+    host: Host, shared: Lab
 ) -> None:
-    shared.compiled(transformers.load_quantised(kind, "int8"))
+    """Either is no image, of which nothing can be said; the graphs stay what they are."""
     built = shared.builds()
-    model = transformers.load_quantised(kind, form)
-    layer = model.model.diffusion_model.get_submodule(BLOCKS[kind])
-    assert layer.quant_format == FORMATS[form].marks["format"]
-    coarse = 6 if form == "convrot_w4a4" else 3  # inputs of four bits go by the last bit, too
-    Model(host, shared, kind, model, BLOCKS[kind]).check(coarse * QUANTISED)
-    assert shared.builds() == built, "the graphs of another format"
+    run = Flux(
+        host, shared, flux("int8", lambda file: file[f"{LAYER}.weight_scale"].fill_(torch.nan))
+    )
+    ours, eager = run.images()
+    assert torch.equal(ours.isnan(), eager.isnan()) and eager.isnan().any()
+    good = Flux(host, shared, transformers.load_quantised("flux1", "int8"))
+    assert relative(*good.images()) < QUANTISED
+    for model in (run.ours, good.ours):
+        report = shared.engine.report(model)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
+    assert shared.builds() - built <= 3
 
 
-def is_of_a_transformer_block(name: str, weight: torch.Tensor) -> bool:
-    """As files of UNets have it: convolutions keep their precision."""
-    return ".transformer_blocks." in name and name.endswith("weight") and weight.dim() == 2
-
-
-def unet(host: Host, form: str) -> Any:
-    """A MODEL of an SD1.5 file whose UNet has quantised layers, by the host's loader."""
-    name = f"narrow15-{form}.safetensors"
-    file = quantised(checkpoints.make("narrow15"), form, takes=is_of_a_transformer_block)
-    checkpoints.write(file, host.base / "models" / "checkpoints" / name)
-    return host.nodes.CheckpointLoaderSimple().load_checkpoint(name)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["int8", "fp8_e4m3fn", "fp8_e5m2", "mxfp8"])
-def test_every_format_of_a_unet_in_every_size_with_a_lora(
+@pytest.mark.parametrize("form", ["mxfp8", "int8_convrot"])
+def test_a_scale_that_is_cut_off_raises_what_the_host_raises(
     host: Host, shared: Lab, form: str
 ) -> None:
-    shared.compiled(unet(host, "int8"))
-    built = shared.builds()
-    model = unet(host, form)
-    layer = "middle_block.1.transformer_blocks.0.attn1.to_q"
-    assert (
-        model.model.diffusion_model.get_submodule(layer).quant_format
-        == FORMATS[form].marks["format"]
-    )
-    Model(host, shared, "narrow15", model, layer).check(QUANTISED)
-    assert shared.builds() == built, "the graphs of another format"
+    def cut(file: dict[str, torch.Tensor]) -> None:
+        name = f"{LAYER}.weight_scale"
+        file[name] = file[name][: len(file[name]) // 2].clone()
+
+    run = Flux(host, shared, flux(form, cut))
+    for _ in range(2):
+        raised = []
+        for model in (run.plain, run.ours):
+            with pytest.raises(Exception) as caught:  # whatever it is
+                run.sample(model)
+            raised.append((type(caught.value), str(caught.value)))
+        assert raised[0] == raised[1]
+    good = Flux(host, shared, transformers.load_quantised("flux1", form))
+    assert relative(*good.images()) < QUANTISED
+    for model in (run.ours, good.ours):
+        report = shared.engine.report(model)
+        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
 
 
-# --- damaged files --------------------------------------------------------------------------------
+def test_a_format_that_the_host_does_not_know_is_its_loaders_to_refuse(shared: Lab) -> None:
+    with pytest.raises(KeyError, match="int3_of_tomorrow"):
+        flux("int8", lambda file: mark(file, LAYER, format="int3_of_tomorrow"))
 
 
 def outcome(run: Flux, model: Any) -> tuple[str, str] | torch.Tensor:
     """An image, or what was raised."""
-    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
     try:
-        (image,) = sampled(run.host, [model], prompt, latent)
+        return run.sample(model)
     except Exception as error:  # whatever it is
         return type(error).__name__, str(error)
-    return image
 
 
 def assert_as_the_host(run: Flux) -> tuple[str, str] | torch.Tensor:
@@ -457,130 +310,3 @@ def test_a_scale_that_is_no_number_gives_the_hosts_image(
     assert isinstance(hosts, torch.Tensor) and hosts.isnan().any()
     ours, right = Flux(host, shared, flux(form)).images()
     assert relative(ours, right) < QUANTISED and shared.builds() == built
-
-
-# --- dynamic VRAM ---------------------------------------------------------------------------------
-
-
-class Pages(Memory):
-    """Of all layers of a model; counts how often one asks for its own."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.bytes = torch.zeros(size, dtype=torch.uint8)
-        self.asked = 0
-
-    def fault(self, address: int, size: int) -> Any:
-        self.asked += 1
-        return super().fault(address, size)
-
-
-class Added:
-    """What the host hangs on a layer under a LoRA: it changes the weight once, where that lies."""
-
-    is_lowvram_patch = True
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def memory_required(self) -> int:
-        return 64
-
-    def prepare(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def clear_prepared(self) -> None:
-        pass
-
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return 1.5 * weight
-
-
-def elsewhere(weight: Any) -> Any:
-    """The same quantised weight, said to lie on a GPU: its numbers are where they were."""
-    made = torch.Tensor._make_wrapper_subclass(
-        type(weight), weight.shape, device="cuda:0", dtype=weight.dtype
-    )
-    type(weight).__init__(made, weight._qdata, weight._layout_cls, weight._params)
-    return made
-
-
-class Paged:
-    """The quantised layers of a model, whose weights the host brings to pages at each call."""
-
-    def __init__(self, model: Any) -> None:
-        from comfy import memory_management
-
-        self.layers = [
-            layer
-            for layer in model.model.diffusion_model.modules()
-            if getattr(layer, "quant_format", None)
-        ]
-        sizes = [
-            memory_management.vram_aligned_size([layer.weight, layer.bias]) for layer in self.layers
-        ]
-        self.pages = Pages(sum(sizes))
-        start = 0
-        for layer, size in zip(self.layers, sizes, strict=True):
-            layer._v, layer.seed_key = (self.pages, start, size), f"at {start}"
-            layer._parameters["weight"] = elsewhere(layer.weight)
-            start += size
-        self.empty()
-
-    def empty(self) -> None:
-        """As after others needed the room."""
-        for layer in self.layers:
-            layer._v_signature = None
-
-    def sample(self, run: Flux, model: Any) -> torch.Tensor:
-        """Two steps: each layer asks for its pages once in each, and lets them go."""
-        self.pages.asked = 0
-        image = outcome(run, model)
-        assert isinstance(image, torch.Tensor), image
-        assert self.pages.asked == 2 * len(self.layers) and self.pages.pins == 0
-        return image
-
-
-@pytest.fixture
-def pages_of_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the host's own functions for dynamic VRAM work in main memory."""
-    import comfy.model_management
-    import comfy.pinned_memory
-    import comfy_aimdo.torch
-
-    def tensor(place: Any, device: torch.device) -> torch.Tensor:
-        part: torch.Tensor = place[0].bytes[place[1] : place[1] + place[2]]
-        return part
-
-    monkeypatch.setattr(comfy_aimdo.torch, "aimdo_to_tensor", tensor)
-    monkeypatch.setattr(comfy.pinned_memory, "get_pin", lambda *_, **__: None)
-    monkeypatch.setattr(comfy.pinned_memory, "pin_memory", lambda *_, **__: False)
-    monkeypatch.setattr(comfy.model_management, "is_device_cpu", lambda _: False)
-
-
-@pytest.mark.usefixtures("pages_of_main_memory")
-@pytest.mark.parametrize("form", ["int8", "fp8_e4m3fn", "mxfp8", "nvfp4"])
-def test_the_hosts_layers_take_their_weights_from_pages(host: Host, shared: Lab, form: str) -> None:
-    """When they were brought there in this call, and from the second step on. A LoRA changes what
-    lies there, by the host's own functions.
-    """
-    run = Flux(host, shared, flux(form))
-    resident, _ = run.images()
-    built = shared.builds()
-    paged = Paged(run.plain)
-    layer = run.plain.model.diffusion_model.get_submodule(LAYER)
-    found = []
-    for lora in (None, Added(), None):
-        layer.weight_lowvram_function = lora
-        images = []
-        for model in (run.ours, run.plain):
-            paged.empty()
-            images += [paged.sample(run, model) for _ in range(2)]
-        assert lora is None or lora.calls == 2, "once after each time that the pages were empty"
-        for ours, hosts in zip(images[:2], images[2:], strict=True):
-            assert relative(ours, hosts) < QUANTISED
-        found.append(images[0])
-    assert torch.equal(found[0], found[2]) and relative(found[0], resident) < QUANTISED
-    assert relative(found[1], found[0]) > 2 * QUANTISED
-    assert shared.builds() == built and run.is_compiled()

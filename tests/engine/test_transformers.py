@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,6 @@ FAMILIES = [
     for kind in EXPECTED
     if kind not in sum(VARIANTS.values(), ())
 ]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One engine for all families: its workers start once."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.engine.close()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

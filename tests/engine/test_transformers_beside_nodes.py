@@ -4,7 +4,7 @@ one that they make without us, at no build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,14 +18,6 @@ from .lab import TOLERANCE, Lab, relative
 STEPS = 4
 FRAMES = 9
 Apply = Callable[[Any], Any]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One engine for all families: its workers start once."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.engine.close()
 
 
 def shift_flux(model: Any) -> Any:
