@@ -120,7 +120,7 @@ def settle(engine: Any, model: Any, *, limit_s: float) -> float:
         time.sleep(POLL_S)
 
 
-def settle_seconds(engine: Any, model: Any, *, limit_s: float) -> None:
+def settle_second_graphs(engine: Any, model: Any, *, limit_s: float) -> None:
     """Wait until no graph for calls that first ones cannot serve is on its way.
 
     Raises:

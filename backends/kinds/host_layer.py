@@ -194,7 +194,7 @@ def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[tuple
 def _why(layer: torch.nn.Module, is_rounded: bool) -> str:
     form = quantised_as(layer)
     if form is not None:
-        return f"quantised, {form}: {_product(layer, form, is_rounded)}"
+        return f"quantised, {form}: {_product(layer, is_rounded)}"
     if multiplies_as_stored(layer):
         return "weights in fp8, multiplied as they are"
     weight = getattr(layer, "weight", None)
@@ -205,7 +205,7 @@ def _why(layer: torch.nn.Module, is_rounded: bool) -> str:
     return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
 
 
-def _product(layer: torch.nn.Module, form: str, is_rounded: bool) -> str:
+def _product(layer: torch.nn.Module, is_rounded: bool) -> str:
     """How a quantised layer multiplies, and which files would be quicker where it does not."""
     if others := better_files(layer):
         return f"this device unpacks it at each call{_better(others)}"
@@ -217,7 +217,7 @@ def _product(layer: torch.nn.Module, form: str, is_rounded: bool) -> str:
 
 
 def _better(files: Sequence[str]) -> str:
-    return f"; {' or '.join(files)} files it multiplies as they are" if files else ""
+    return f"; {' or '.join(files)} files are multiplied as they are" if files else ""
 
 
 def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:

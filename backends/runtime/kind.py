@@ -43,16 +43,17 @@ class Kind:
             label = f"{self.label} (64-bit)"
             self.wide = graph_of(replace(self.graph.description, wide=True, label=label))
 
-    def add_seconds(self, graph_of: Callable[[Description], Graph]) -> None:
+    def add_second_graphs(self, graph_of: Callable[[Description], Graph]) -> None:
         """Have the second graphs that calls were found to need."""
-        if self.graph is None:
+        first = self.graph
+        if first is None:
             return
-        if self.graph.is_outgrown:
+        if first.is_outgrown:
             self.widen(graph_of)
-        if self.graph.rounds_too_much and self.unrounded is None:
-            known = self.graph.description
-            module, label = host_layer.unrounded(known.module), f"{self.label} (not rounded)"
-            self.unrounded = graph_of(replace(known, module=module, label=label))
+        if first.rounds_too_much and self.unrounded is None:
+            module = host_layer.unrounded(first.description.module)
+            label = f"{self.label} (not rounded)"
+            self.unrounded = graph_of(replace(first.description, module=module, label=label))
 
 
 def describe_kinds(
@@ -112,5 +113,5 @@ def _describe(
     kind.watch.include(watch)
     if place.form.widens and device.type == "cuda":
         kind.widen(graph_of)
-    kind.add_seconds(graph_of)
+    kind.add_second_graphs(graph_of)
     return kind

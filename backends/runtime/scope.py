@@ -240,7 +240,7 @@ class Scope:
                 self.replays.begin_run()
             self.forwards.begin_run()
             for kind in self.kinds:
-                kind.add_seconds(self._graph_of)
+                kind.add_second_graphs(self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
 

@@ -58,9 +58,9 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     )
     lines += [line("missing", **miss) for miss in report["misses"]]
     for kind in report["kinds"]:
-        for found in kind["layers"]:
-            told = {"kind": kind["kind"], "count": found["count"], "why": found["why"]}
-            lines.append(line(f"layers_{found['what']}", **told))
+        for each in kind["layers"]:
+            told = {name: each[name] for name in ("count", "why")}
+            lines.append(line(f"layers_{each['what']}", kind=kind["kind"], **told))
     lines += captured
     disk, vram = (_mebibytes(report[name], 1) for name in ("disk_bytes", "vram_bytes"))
     lines.append(line("costs", disk=disk, vram=vram, seconds=f"{report['seconds_saved']:.0f}"))

@@ -9,8 +9,8 @@ A module's weights are in one of four *classes*:
 - dynamic: in the host's dynamic VRAM, at a virtual address that is fixed for the model's life.
 
 Whatever is not resident comes from the host's own functions, all modules of a region at once. Lists
-of resident and dynamic weights are
-kept until an *epoch* ends: a load, a change of patches or residency, an evicted page.
+of resident and dynamic weights are kept until an *epoch* ends: a load, a change of patches or
+residency, an evicted page.
 """
 
 from __future__ import annotations

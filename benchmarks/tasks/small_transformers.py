@@ -8,7 +8,7 @@ from typing import Any
 
 from ..host import end_node
 from ..measure import rel_l2
-from ..pack import ROOT, brief, import_alias, open_engine, settle_seconds
+from ..pack import ROOT, brief, import_alias, open_engine, settle_second_graphs
 from .common import BUILD_LIMIT_S, partial
 
 #: Latent sides, batch and tokens of the text.
@@ -66,7 +66,7 @@ def small_transformers(
             eager, found = (_sample(small, kind, model, size) for model in (loaded, ours))
             errors.append(rel_l2(found, eager))
             if builds is None:  # graphs for larger calls may come later
-                settle_seconds(engine, ours, limit_s=BUILD_LIMIT_S)
+                settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)
                 builds = engine.report(ours)["builds"]
         calls: list[Any] = []
         overridden = [_overridden(model, calls) for model in (loaded, ours)]

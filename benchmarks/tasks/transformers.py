@@ -10,7 +10,7 @@ from typing import Any
 
 from ..kernels import kernel_times
 from ..measure import Call, Mode, Probe, Stopwatch, rel_l2, summary
-from ..pack import brief, build_seconds, graph_files, open_engine, settle, settle_seconds
+from ..pack import brief, build_seconds, graph_files, open_engine, settle, settle_second_graphs
 from ..transformers import SMALL, TRANSFORMERS, load, sample
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
 from .rival import skip_transformer_options, without_dynamic
@@ -75,7 +75,9 @@ def transformer(
     result["build_seconds"] = build_seconds(Path(store))
     result["disk_mb"] = round(sum(files.values()) / 1e6, 3)
     partial(result)
-    settle_seconds(engine, models["ours"], limit_s=BUILD_LIMIT_S)  # nothing builds beside steps
+    settle_second_graphs(
+        engine, models["ours"], limit_s=BUILD_LIMIT_S
+    )  # nothing builds beside steps
     if rival:
         probes["per_block"] = Probe()
         attached = probes["per_block"].attach(without_dynamic(loaded))

@@ -21,7 +21,7 @@ from .paged import Paged, Scaled, in_main_memory
 from .quantised_runs import LAYER, QUANTISED, Flux, flux, layers_of
 
 #: What is said of a format that this device has no product for: a processor has none for fp8.
-UNPACKED = ": this device unpacks it at each call; int8 files it multiplies as they are"
+UNPACKED = ": this device unpacks it at each call; int8 files are multiplied as they are"
 #: What a LoRA adds to its weight.
 LORA = 0.05 * torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
 
