@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -179,11 +180,51 @@ def multiplying_by(layer: torch.nn.Module, product: Callable[..., torch.Tensor])
     """Until this ends, let one of the host's quantised layers compute `product(input, weight,
     bias)` where it would call torch's `linear`: with the weight as the host fetched it.
     """
-    layer.__dict__["_forward"] = product
+    with _having(layer, {"_forward": product}):
+        yield
+
+
+@contextlib.contextmanager
+def multiplying_in_full(module: torch.nn.Module) -> Iterator[None]:
+    """Until this ends, let the host's layers of a module that quantise their inputs multiply these
+    as they are, by what the weights stand for: what their formats cost is the difference.
+    """
+    import comfy.ops
+
+    with contextlib.ExitStack() as stack:
+        for layer in module.modules():
+            if multiplies_as_stored(layer):
+                cast = comfy.ops.manual_cast.Linear.forward_comfy_cast_weights
+                found: dict[str, Any] = {"forward_comfy_cast_weights": partial(cast, layer)}
+            elif quantised_as(layer) is not None and may_be_multiplied_by(layer):
+                found = {"_full_precision_mm": True, "_forward": _product_in_full}
+            else:
+                continue
+            stack.enter_context(_having(layer, found))
+        yield
+
+
+@contextlib.contextmanager
+def _having(layer: torch.nn.Module, attributes: dict[str, Any]) -> Iterator[None]:
+    """Until this ends, give one layer attributes, over those of its class or its own."""
+    own = {name: layer.__dict__[name] for name in attributes if name in layer.__dict__}
+    layer.__dict__.update(attributes)
     try:
         yield
     finally:
-        layer.__dict__.pop("_forward", None)
+        for name in attributes:
+            del layer.__dict__[name]
+        layer.__dict__.update(own)
+
+
+def _product_in_full(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    from comfy.quant_ops import QuantizedTensor
+
+    if isinstance(weight, QuantizedTensor):
+        weight = weight.dequantize()
+    return torch.nn.functional.linear(input, weight.to(input.dtype), bias)
 
 
 def make_final(layer: torch.nn.Module) -> None:

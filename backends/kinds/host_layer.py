@@ -155,6 +155,13 @@ def unrounded(description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "modules": modules}
 
 
+def round_none(twin: torch.nn.Module) -> None:
+    """Have no layer of a twin round its input."""
+    for layer in twin.modules():
+        if isinstance(layer, HostLayer):
+            layer.rounded_to = None
+
+
 def why_not_rounded(module: torch.nn.Module, layers: Sequence[str]) -> str | None:
     """Say why one of a live module's layers would not round its input at this moment, as its graph
     does; None where all do.

@@ -6,7 +6,8 @@ fusing skips roundings that eager makes, so the error is eager's own, seen from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ import torch
 #: or algorithm rounds other ones.
 TF32_L2 = 2e-3
 RELATIVE_L2 = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
-#: Where inputs of products are rounded to fp8, an element between two of its numbers, which lie 6
-#: to 12 % apart, goes to either by its last bit. Of bfloat16 every sixteenth does, and a block of
-#: random weights with a chain of such products came to 5e-2; rounding itself costs as much.
-ROUNDED_L2 = {"float32": 2e-3, "float16": 3e-2, "bfloat16": 1e-1}
+#: Where inputs of products are quantised, an element between two numbers of the format, which lie 6
+#: to 12 % apart in fp8, goes to either by its last bit. Two ways to round that share nothing differ
+#: by so many times what each of them costs.
+TWO_WAYS = math.sqrt(2)
+#: However much a format costs: results that are further apart say nothing of each other.
+COARSEST = 0.3
 
 
 def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -44,11 +47,16 @@ class Difference(NamedTuple):
 
     Attributes:
         errors: the relative L2 error of each result.
-        share: the largest of them as a part of its bound; good up to 1.
+        bounds: how large each may be.
     """
 
     errors: tuple[float, ...]
-    share: float
+    bounds: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """The largest error as a part of its bound; good up to 1."""
+        return max(error / most for error, most in zip(self.errors, self.bounds, strict=True))
 
     @property
     def is_good(self) -> bool:
@@ -66,19 +74,25 @@ def difference(
     references: Sequence[torch.Tensor],
     inputs: Sequence[Any],
     *,
-    rounds: bool = False,
+    in_full: Callable[[], Sequence[torch.Tensor]] | None = None,
 ) -> Difference:
     """Compare each result by its reference's bound.
 
     Args:
         inputs: what both were computed from.
-        rounds: whether both round to fp8 on the way.
+        in_full: computes the references with no product's input quantised, where some are. Asked
+            where a result is beyond the bound of its dtypes: what the format costs here is the
+            bound then, if it is larger.
     """
     if len(results) != len(references):
-        return Difference((float("inf"),), float("inf"))
+        return Difference((float("inf"),), (1.0,))
     errors = tuple(map(_error, results, references))
-    bounds = (bound(reference, inputs, rounds=rounds) for reference in references)
-    return Difference(errors, max(e / most for e, most in zip(errors, bounds, strict=True)))
+    found = Difference(errors, tuple(bound(reference, inputs) for reference in references))
+    if found.is_good or in_full is None:
+        return found
+    costs = map(relative_l2, references, in_full())
+    allowed = (min(TWO_WAYS * cost, COARSEST) if math.isfinite(cost) else 0.0 for cost in costs)
+    return Difference(errors, tuple(map(max, found.bounds, allowed)))
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -102,15 +116,14 @@ def nudged(value: Any, amount: float) -> Any:
     return value * (1 + amount * (2 * turns - 1)).to(value.dtype)
 
 
-def bound(reference: torch.Tensor, inputs: Sequence[Any], *, rounds: bool = False) -> float:
-    """Return how far a result may be from this one (relative L2), as `difference` takes it.
+def bound(reference: torch.Tensor, inputs: Sequence[Any]) -> float:
+    """Return how far a result may be from this one (relative L2) by the dtypes that take part.
 
     A block may keep its result in float32 and compute in float16, as its other inputs are.
     """
-    known = ROUNDED_L2 if rounds else RELATIVE_L2
     dtype = reference.dtype
-    own = known[str(dtype).removeprefix("torch.")]
+    own = RELATIVE_L2[str(dtype).removeprefix("torch.")]
     if dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
         own = max(own, TF32_L2)
     given = {str(each.dtype) for each in inputs if isinstance(each, torch.Tensor)}
-    return max(own, *(known.get(name.removeprefix("torch."), 0.0) for name in given), 0.0)
+    return max(own, *(RELATIVE_L2.get(name.removeprefix("torch."), 0.0) for name in given), 0.0)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ..families.plan import Place
+from ..host_api import layers
 from ..kinds import host_layer
 from ..kinds.layout import aligned
-from ..kinds.tolerance import Difference, bound, difference, nudged, relative_l2, tells_nothing
+from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -54,7 +56,7 @@ class Trust:
         self._place = place
         self._graph = graph
         self._comparisons = comparisons
-        self._rounds = any(host_layer.rounded_paths(graph.description.module))
+        self._has_host_layers = any(host_layer.paths(graph.description.module))
         self._limits: dict[str, int] = {}
 
     def covers(self, weight_class: str, elements: int) -> bool:
@@ -117,7 +119,7 @@ class Trust:
         graph = self._graph
         ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
-        found = difference(ours, references, sample.inputs, rounds=self._rounds)
+        found = self._difference(ours, references, sample.inputs)
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
@@ -134,6 +136,16 @@ class Trust:
         logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
         return Verdict(False, references, graph.reason or "")
 
+    def _difference(
+        self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]
+    ) -> Difference:
+        in_full = partial(self._in_full, inputs) if self._has_host_layers else None
+        return difference(results, references, inputs, in_full=in_full)
+
+    def _in_full(self, inputs: list[Any]) -> tuple[torch.Tensor, ...]:
+        with layers.multiplying_in_full(self._place.module):
+            return self._computed(inputs)
+
     def _computed(self, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The host's results on these inputs, which stay as they are."""
         return self._place.form.computed(self._place.module, inputs)
@@ -148,10 +160,9 @@ class Trust:
         """
         if len(found.errors) != len(references):
             return False
-        allowed = [bound(each, sample.inputs, rounds=self._rounds) for each in references]
-        inputs = [nudged(value, min(allowed) / NUDGE) for value in sample.inputs]
+        inputs = [nudged(value, min(found.bounds) / NUDGE) for value in sample.inputs]
         moved = map(relative_l2, self._computed(inputs), references)
         return all(
             error <= most or (far > most and error <= NUDGE * far)
-            for error, most, far in zip(found.errors, allowed, moved, strict=True)
+            for error, most, far in zip(*found, moved, strict=True)
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..families.plan import Place
-from ..kinds.tolerance import difference, tells_nothing
+from ..kinds.tolerance import tells_nothing
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -103,7 +103,7 @@ class Verifying(Trust):
             Whatever the host's code raises.
         """
         references = self._computed(sample.inputs)
-        found = difference(results, references, sample.inputs, rounds=self._rounds)
+        found = self._difference(results, references, sample.inputs)
         good = found.is_good
         label = self._graph.description.label
         if not good and (

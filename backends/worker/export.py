@@ -20,9 +20,13 @@ from ..compilers.rewrites import tracing
 from ..contract import Description, InputSpec, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kernels import host_attention
+from ..kinds import host_layer
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
+
+#: `(weights, inputs) -> results`.
+Eager = Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]
 
 
 @dataclass
@@ -34,8 +38,8 @@ class Program:
         graph_module: `(*weights, *inputs) -> results`, a tuple; placeholders carry fakes in
             `meta["val"]`.
         weights: the weights in call order, named below the region's module.
-        run: computes the region eagerly with real tensors, for checks: `(weights, inputs) ->
-            results`.
+        run: computes the region eagerly with real tensors, for checks.
+        run_in_full: as `run`, where no layer's input is rounded.
         work: elements of the largest tensor anywhere in the region, per element of its first input.
         attends: whether the region has an attention, whose cost is the square of its rows.
     """
@@ -43,7 +47,8 @@ class Program:
     description: Description
     graph_module: torch.fx.GraphModule
     weights: list[WeightSpec]
-    run: Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]
+    run: Eager
+    run_in_full: Eager
     work: float
     attends: bool
 
@@ -114,6 +119,7 @@ def export(description: Description, form: Any) -> Program:
         exported.graph_module,
         weights,
         _eager(description, form),
+        _eager(description, form, in_full=True),
         _work(description, exported.graph_module),
         any(_attends(node) for node in exported.graph.nodes),
     )
@@ -214,12 +220,12 @@ def _weights(exported: Any) -> list[WeightSpec]:
     ]
 
 
-def _eager(
-    description: Description, form: Any
-) -> Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]:
+def _eager(description: Description, form: Any, *, in_full: bool = False) -> Eager:
     def run(weights: list[torch.Tensor], inputs: list[Any]) -> tuple[torch.Tensor, ...]:
         pending = iter(weights)
         twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
+        if in_full:
+            host_layer.round_none(twin)
         with torch.no_grad():
             results: tuple[torch.Tensor, ...] = form.computed(twin, inputs)
         return results

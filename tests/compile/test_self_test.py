@@ -265,7 +265,7 @@ def test_a_build_that_fails_by_itself_is_not_for_good(
         return own(self, x, *rest, **named)
 
     program = build.export
-    monkeypatch.setattr(build, "difference", lambda *_, **__: Difference((1.0,), 2.0))
+    monkeypatch.setattr(build, "difference", lambda *_, **__: Difference((1.0,), (0.5,)))
 
     def exported(*args: Any) -> Any:
         made = program(*args)

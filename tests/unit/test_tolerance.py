@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from warmgraph_backends.kinds.tolerance import RELATIVE_L2, bound, difference
+from warmgraph_backends.kinds.tolerance import COARSEST, RELATIVE_L2, bound, difference
 
 ONES = {name: torch.ones(3, dtype=getattr(torch, name)) for name in RELATIVE_L2}
 
@@ -23,3 +25,32 @@ def test_a_residual_in_float32_of_a_block_in_float16_is_good_where_float16_would
     found = difference(result, [ONES["float32"]], [ONES["float32"], ONES["float16"]])
     assert found.is_good and found.share == pytest.approx(0.2, rel=1e-2)
     assert not difference([ONES["float16"]], [ONES["float32"]], [ONES["float16"]]).is_good
+
+
+def test_what_a_format_costs_is_the_bound_where_it_is_larger_than_that_of_the_dtypes() -> None:
+    reference = ONES["bfloat16"]
+    asked = []
+
+    def in_full(cost: float) -> Any:
+        def compute() -> list[torch.Tensor]:
+            asked.append(cost)
+            return [reference.float() / (1 + cost)]
+
+        return compute
+
+    near, far = reference * 1.0156, reference * 1.0625
+    assert difference([near], [reference], [], in_full=in_full(0.05)).is_good and not asked
+    assert not difference([far], [reference], []).is_good
+    assert not difference([far], [reference], [], in_full=in_full(0.01)).is_good
+    found = difference([far], [reference], [], in_full=in_full(0.05))
+    assert found.is_good and found.bounds == (pytest.approx(0.05 * 2**0.5, rel=1e-3),)
+    assert found.share == pytest.approx(0.0625 / (0.05 * 2**0.5), rel=1e-3)
+    assert asked == [0.01, 0.05]
+
+
+@pytest.mark.parametrize(("one", "bound"), [(1.0, COARSEST), (torch.inf, RELATIVE_L2["float16"])])
+def test_no_format_costs_so_much_that_anything_is_good(one: float, bound: float) -> None:
+    reference = torch.tensor([1.0, one], dtype=torch.float16)
+    full = [torch.full_like(reference, 0.1)]
+    found = difference([reference * 2], [reference], [], in_full=lambda: full)
+    assert found.bounds == (bound,) and not found.is_good
