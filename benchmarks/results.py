@@ -43,7 +43,7 @@ def collect(folder: Path) -> dict[str, dict[str, Any]]:
         headline[name] = {
             "value": value,
             "unit": figure.unit,
-            "gpu": good[-1]["gpu"],
+            "gpu": " and ".join(sorted({case["gpu"] for case in good})),
             "torch": good[-1]["torch"],
             "host": good[-1]["host"],
             "date": good[-1]["date"],

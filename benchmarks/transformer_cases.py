@@ -125,27 +125,37 @@ def _transformer(
 
 def small_transformers(lab: Lab) -> Result:
     """Every family at small width through all that people change, and quantised blocks."""
-    result = lab.run(
-        "small_transformers",
-        DEFAULT,
-        limit_s=3000 if lab.smoke else 400,
-        kinds=list(SMALL_KINDS),
-        formats=["int8", "int8_convrot", "fp8_e4m3fn"],
-        store=lab.store("small-transformers"),
-        workers=lab.workers(BUILD_WORKERS),
+    given: dict[str, Any] = {
+        "limit_s": 3000 if lab.smoke else 400,
+        "kinds": list(SMALL_KINDS),
+        "formats": ["int8", "int8_convrot", "fp8_e4m3fn"],
+        "store": lab.store("small-transformers"),
+        "workers": lab.workers(BUILD_WORKERS),
         **({"dtype": "float32"} if lab.smoke else {}),
-    )
+    }
+    result = lab.run("small_transformers", DEFAULT, **given)
+    restarted = lab.run("restarted_transformers", DEFAULT, **given)["rows"]
     rows = result["rows"]
     whole = [row for row in rows if " " not in row["kind"]]
+    after = {row["kind"]: row["builds"] for row in rows}
+    for row in restarted:
+        after[row["kind"]] += row["builds"]
     return {
-        "meaning": "sizes, batches, lengths of text and an overridden attention one after the "
-        "other, then eight steps by compiled blocks and by the host's own forward, captured",
+        "meaning": "sizes, batches, lengths of text, a LoRA at three strengths, an overridden "
+        "attention, eight steps by compiled blocks and by the host's own forward, captured, and a "
+        "second checkpoint, one after the other; then a new process",
         **result,
-        "builds_after_first": sum(row["builds"] for row in rows),
+        "restarted": restarted,
+        "builds_after_first": sum(after.values()),
+        "quantised_builds_after_first": sum(
+            builds for kind, builds in after.items() if " " in kind
+        ),
         "exact_max_abs_diff": max(row["exact"]["max_abs_diff"] for row in whole),
         "lines": [
-            f"{row['kind']}: rel L2 {max(row['errors']):.1e}, regions {row['regions']}, builds "
-            f"after the first size {row['builds']}, replayed {row['captured']['replayed']} and "
+            f"{row['kind']}: rel L2 {max(row['errors']):.1e} over {len(row['errors'])} changes, "
+            f"regions {row['regions']}, builds after the first size and a restart "
+            f"{after[row['kind']]}, by the LoRA moved {row['moved']:.1e}, "
+            f"replayed {row['captured']['replayed']} and "
             f"{row['exact']['replayed']} exact (differs by {row['exact']['max_abs_diff']})"
             for row in rows
         ],

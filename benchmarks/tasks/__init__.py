@@ -49,6 +49,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "changes": changes.changes,
     "transformer": transformers.transformer,
     "small_transformers": small_transformers.small_transformers,
+    "restarted_transformers": small_transformers.restarted_transformers,
     "deepcache": deepcache.deepcache,
     "dispatch": dispatch.dispatch,
     "first_image": image.first_image,

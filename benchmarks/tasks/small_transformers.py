@@ -12,12 +12,17 @@ from ..pack import ROOT, brief, import_alias, open_engine, settle_second_graphs
 from .common import BUILD_LIMIT_S, partial
 
 #: Latent sides, batch and tokens of the text.
-SIZES = ((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77))
+SIZES = (
+    *((16, 16, 1, 13), (17, 31, 1, 300), (32, 24, 2, 1), (64, 64, 1, 77)),
+    *((48, 80, 1, 13), (16, 16, 4, 120)),
+)
 WHOLE_SIZES = ((16, 16, 1, 13), (32, 24, 2, 77))
 #: Of a run of which the last ones are replayed.
 STEPS = 8
 #: Of such runs: a larger call must not harm what was captured of a smaller one.
 LONG_SIZES = (SIZES[0], SIZES[3], SIZES[0])
+#: How strong a LoRA is, run by run.
+STRENGTHS = (1.0, 0.5, 0.0)
 OVERRIDE = "optimized_attention_override"
 
 
@@ -29,66 +34,33 @@ def small_transformers(
     formats: list[str],
     workers: int = 0,
     whole: Sequence[str] = (),
+    lora: bool = True,
 ) -> dict[str, Any]:
-    """Sample each kind eager and by ours, at several sizes, and with its attention overridden.
+    """Sample each kind eager and by ours, through all that people change: several sizes, a LoRA, a
+    second checkpoint, another attention.
 
     Args:
         kinds: of `tools.small_transformers`.
         formats: in which the blocks of a small Flux are quantised, one after the other.
         whole: kinds without regions, of which whole steps alone are captured.
+        lora: whether a LoRA is among the changes.
 
     Returns:
-        {"rows": [{"kind", "errors" (relative L2 of latents), "regions", "eager", "calls", "builds"
-        after the first size, "overridden": calls of the override, its "override_error",
-        "captured" and "exact": of runs of several steps by compiled blocks, and by the host's own
-        forward, {"error", "max_abs_diff" (largest), "replayed", "not_replayed"}}],
+        {"rows": [{"kind", "errors" (relative L2 of latents, one for each change), "regions",
+        "eager", "calls", "builds" after the first size, "overridden": calls of the override, its
+        "override_error", "moved": the latent by the LoRA, "captured" and "exact": of runs of
+        several steps by compiled blocks, and by the host's own forward, {"error", "max_abs_diff"
+        (largest), "replayed", "not_replayed"}}],
         "whole": [{"kind", "auto" and "exact": of such runs of the kinds without regions, at several
         sizes one after the other, "regions", "calls", "notes"}]}
     """
     import torch
 
-    import_alias("warmgraph_tools", ROOT / "tools")
-    from warmgraph_tools import small_transformers as small
-
+    small = _small()
     engine = open_engine(Path(store), workers=workers)
     rows: list[dict[str, Any]] = []
-    for name in [*kinds, *(f"flux1 {form}" for form in formats)]:
-        kind, _, form = name.partition(" ")
-        loaded = (
-            small.load_quantised(kind, form)
-            if form
-            else small.load(kind, dtype=getattr(torch, dtype))
-        )
-        ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
-        errors = []
-        builds = None
-        for size in SIZES:
-            eager, found = (_sample(small, kind, model, size) for model in (loaded, ours))
-            errors.append(rel_l2(found, eager))
-            if builds is None:  # graphs for larger calls may come later
-                settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)
-                builds = engine.report(ours)["builds"]
-        calls: list[Any] = []
-        overridden = [_overridden(model, calls) for model in (loaded, ours)]
-        eager, found = (_sample(small, kind, model, SIZES[0]) for model in overridden)
-        exact = engine.compile_model(loaded, form="exact")
-        long = [_sample(small, kind, loaded, size, steps=STEPS) for size in LONG_SIZES]
-        runs = {}
-        for label, model in (("captured", ours), ("exact", exact)):
-            made = [_sample(small, kind, model, size, steps=STEPS) for size in LONG_SIZES]
-            runs[label] = _replayed(engine, model, long, made)
-        report = engine.report(ours)
-        rows.append(
-            {
-                "kind": name,
-                "errors": errors,
-                "builds": report["builds"] - (builds or 0),
-                "overridden": len(calls),
-                "override_error": rel_l2(found, eager),
-                **runs,
-                **{key: brief(report)[key] for key in ("regions", "eager", "calls", "notes")},
-            }
-        )
+    for name in _all(kinds, formats):
+        rows.append(_row(engine, small, name, getattr(torch, dtype), lora=lora))
         partial({"rows": rows})
     without = []
     for kind in whole:
@@ -96,6 +68,117 @@ def small_transformers(
         partial({"rows": rows, "whole": without})
     engine.close()
     return {"rows": rows, "whole": without}
+
+
+def restarted_transformers(
+    *, kinds: list[str], store: str, dtype: str = "bfloat16", formats: list[str], workers: int = 0
+) -> dict[str, Any]:
+    """Sample each kind of `small_transformers`, whose graphs are in the store, in a new process.
+
+    Returns:
+        {"rows": [{"kind", "error", "builds", "loads", "regions", "calls"}]}
+    """
+    import torch
+
+    small = _small()
+    engine = open_engine(Path(store), workers=workers)
+    rows: list[dict[str, Any]] = []
+    for name in _all(kinds, formats):
+        loaded = _load(small, name, getattr(torch, dtype))
+        ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+        error = _error(small, name, (loaded, ours), SIZES[1])
+        report = brief(engine.report(ours))
+        kept = {key: report[key] for key in ("builds", "loads", "regions", "calls")}
+        rows.append({"kind": name, "error": error, **kept})
+        partial({"rows": rows})
+    engine.close()
+    return {"rows": rows}
+
+
+def _small() -> Any:
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import small_transformers as small
+
+    return small
+
+
+def _all(kinds: list[str], formats: list[str]) -> list[str]:
+    """By kind, and by kind and format."""
+    return [*kinds, *(f"flux1 {form}" for form in formats)]
+
+
+def _load(small: Any, name: str, dtype: Any, *, seed: int = 0) -> Any:
+    kind, _, form = name.partition(" ")
+    if form:
+        return small.load_quantised(kind, form, seed=seed)
+    return small.load(kind, dtype=dtype, seed=seed)
+
+
+def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[str, Any]:
+    """All changes of one kind."""
+    loaded = _load(small, name, dtype)
+    ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+    pair = (loaded, ours)
+    errors = [_error(small, name, pair, SIZES[0])]
+    # Graphs for larger calls may come later.
+    settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)
+    built = engine.report(ours)["builds"]
+    errors += [_error(small, name, pair, size) for size in SIZES[1:]]
+    if lora:
+        before = _sample(small, name, ours, SIZES[0])
+        for strength in STRENGTHS:
+            patched = [_with_lora(model, strength) for model in pair]
+            errors.append(_error(small, name, patched, SIZES[0]))
+        moved = rel_l2(_sample(small, name, _with_lora(ours, STRENGTHS[0]), SIZES[0]), before)
+    calls: list[Any] = []
+    overridden = [_overridden(model, calls) for model in pair]
+    override_error = _error(small, name, overridden, SIZES[0])
+    exact = engine.compile_model(loaded, form="exact")
+    long = [_sample(small, name, loaded, size, steps=STEPS) for size in LONG_SIZES]
+    runs = {}
+    for label, model in (("captured", ours), ("exact", exact)):
+        made = [_sample(small, name, model, size, steps=STEPS) for size in LONG_SIZES]
+        runs[label] = _replayed(engine, model, long, made)
+    second = _load(small, name, dtype, seed=1)
+    compiled = engine.compile_model(second, when_missing="wait", form="any shape")
+    errors.append(_error(small, name, (second, compiled), SIZES[0]))
+    reports = [engine.report(model) for model in (ours, compiled)]
+    return {
+        "kind": name,
+        "errors": errors,
+        "builds": reports[0]["builds"] - built + reports[1]["builds"],
+        "overridden": len(calls),
+        "override_error": override_error,
+        "moved": moved if lora else None,
+        **runs,
+        **{key: brief(reports[0])[key] for key in ("regions", "eager", "calls", "notes")},
+    }
+
+
+def _error(small: Any, name: str, pair: Sequence[Any], size: tuple[int, int, int, int]) -> float:
+    """Relative L2 of a latent by the second model to that by the first."""
+    eager, found = (_sample(small, name, model, size) for model in pair)
+    return float(rel_l2(found, eager))
+
+
+def _with_lora(model: Any, strength: float) -> Any:
+    """A clone with a change of one layer of each stack of blocks, as nodes for LoRA patch it."""
+    import torch
+
+    clone = model.clone()
+    generator = torch.Generator().manual_seed(9)
+    changes = {}
+    stacks = set()
+    for name, layer in clone.model.diffusion_model.named_modules():
+        stack, number, _ = [*name.split(".", 2), "", ""][:3]
+        if number.isdigit() and stack not in stacks and hasattr(layer, "out_features"):
+            stacks.add(stack)
+            shape = layer.out_features, layer.in_features
+            change = torch.randn(shape, generator=generator) / shape[1] ** 0.5
+            changes[f"diffusion_model.{name}.weight"] = ("diff", (change,))
+    if sorted(clone.add_patches(changes, strength)) != sorted(changes):
+        raise RuntimeError(f"the host knows not all of {list(changes)}")
+    return clone
 
 
 def _whole(engine: Any, small: Any, kind: str, dtype: Any) -> dict[str, Any]:
@@ -125,11 +208,12 @@ def _replayed(engine: Any, model: Any, eager: list[Any], found: list[Any]) -> di
 
 
 def _sample(
-    small: Any, kind: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
+    small: Any, name: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
 ) -> Any:
     """Sample by the host's sampler."""
     import comfy.sample
 
+    kind = name.partition(" ")[0]
     height, width, batch, tokens = size
     latent = small.latent(kind, height, width, batch=batch)["samples"]
     latent = comfy.sample.fix_empty_latent_channels(model, latent)
