@@ -128,7 +128,7 @@ class Session:
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""
         graphs = self.scope.describe(device, dtype)
-        self._reused = {graph.key for graph in graphs if graph.state is State.READY}
+        self._reused = {graph.key for graph in self.all_graphs if graph.state is State.READY}
         return graphs
 
     def expect(self, graphs: Iterable[Graph]) -> None:

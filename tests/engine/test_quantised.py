@@ -381,6 +381,8 @@ def test_a_layer_that_does_not_round_now_is_the_hosts_once_and_then_has_a_second
     assert after["calls"]["compiled"] - later["calls"]["compiled"] == 2 * 5
     assert later["calls"]["compiled"] - reports[2]["calls"]["compiled"] == 2 * 5
     assert [kind["unrounded"] for kind in later["kinds"]].count("ready") == 1
+    another = shared.engine.report(shared.compiled(flux("fp8_e4m3fn")))
+    assert another["builds"] == another["loads"] == 0 and another["reused"] == 4
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
