@@ -80,13 +80,18 @@ def quantised(
         packed = QuantizedTensor.from_float(
             weight.to(device), chosen.layout, scale="recalculate", **chosen.options
         )
-        file |= {key: value.cpu() for key, value in packed.state_dict(name).items()}
+        file |= {key: _stored(value.cpu()) for key, value in packed.state_dict(name).items()}
         layer = name.removesuffix("weight")
         marks = json.dumps(chosen.marks).encode()
         file[f"{layer}comfy_quant"] = torch.tensor(list(marks), dtype=torch.uint8)
         if chosen.input_scale is not None:
             file[f"{layer}input_scale"] = torch.tensor(chosen.input_scale)
     return file
+
+
+def _stored(part: torch.Tensor) -> torch.Tensor:
+    """Exponents as the bytes that files have them as: the host's reader knows no other type."""
+    return part.view(torch.uint8) if part.dtype is torch.float8_e8m0fnu else part
 
 
 def main() -> None:

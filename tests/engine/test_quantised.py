@@ -305,6 +305,16 @@ def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
         lab.engine.close()
 
 
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_the_host_can_read_a_file_of_each_format(host: Host, form: str) -> None:
+    """With dynamic VRAM it does so by itself, and knows fewer types than PyTorch."""
+    import comfy.utils
+
+    file = quantised({"double_blocks.0.w.weight": torch.randn(256, 256)}, form)
+    assert len(file) >= 3
+    assert {part.dtype for part in file.values()} <= {*comfy.utils._TYPES.values()}
+
+
 @pytest.mark.usefixtures("multiplies_fp8")
 @pytest.mark.parametrize("form", [*FORMATS, transformers.FAST])
 def test_what_a_format_costs_is_known_by_the_same_layer_in_full(host: Host, form: str) -> None:
