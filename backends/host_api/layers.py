@@ -178,7 +178,8 @@ def may_be_multiplied_by(layer: Any) -> bool:
 @contextlib.contextmanager
 def multiplying_by(layer: torch.nn.Module, product: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Until this ends, let one of the host's quantised layers compute `product(input, weight,
-    bias)` where it would call torch's `linear`: with the weight as the host fetched it.
+    bias)` where it would call torch's `linear`: with the weight as the host fetched it. Entered for
+    each product of a step, so it takes no more than it must.
     """
     layer.__dict__["_forward"] = product
     try:

@@ -75,9 +75,8 @@ def transformer(
     result["build_seconds"] = build_seconds(Path(store))
     result["disk_mb"] = round(sum(files.values()) / 1e6, 3)
     partial(result)
-    settle_second_graphs(
-        engine, models["ours"], limit_s=BUILD_LIMIT_S
-    )  # nothing builds beside steps
+    # Nothing builds beside steps.
+    settle_second_graphs(engine, models["ours"], limit_s=BUILD_LIMIT_S)
     if rival:
         probes["per_block"] = Probe()
         attached = probes["per_block"].attach(without_dynamic(loaded))

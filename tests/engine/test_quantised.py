@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.host_api.layers import multiplying_in_full
-from warmgraph_backends.kinds.tolerance import RELATIVE_L2, Difference
-from warmgraph_backends.runtime import trust
 from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -303,61 +300,6 @@ def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
         assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
     finally:
         lab.engine.close()
-
-
-@pytest.mark.parametrize("form", list(FORMATS))
-def test_the_host_can_read_a_file_of_each_format(host: Host, form: str) -> None:
-    """With dynamic VRAM it does so by itself, and knows fewer types than PyTorch."""
-    import comfy.utils
-
-    file = quantised({"double_blocks.0.w.weight": torch.randn(256, 256)}, form)
-    assert len(file) >= 3
-    assert {part.dtype for part in file.values()} <= {*comfy.utils._TYPES.values()}
-
-
-@pytest.mark.usefixtures("multiplies_fp8")
-@pytest.mark.parametrize("form", [*FORMATS, transformers.FAST])
-def test_what_a_format_costs_is_known_by_the_same_layer_in_full(host: Host, form: str) -> None:
-    model = transformers.load_quantised("flux1", form)
-    layer = model.model.diffusion_model.get_submodule(LAYER)
-    dtype = model.model.get_dtype_inference()
-    x = torch.randn(1, 7, layer.in_features, generator=torch.Generator().manual_seed(3)).to(dtype)
-    with torch.inference_mode():
-        before = layer(x.clone())
-        with multiplying_in_full(model.model.diffusion_model):
-            full = layer(x.clone())
-        weight = layer.weight.dequantize() if layer.weight.dtype is dtype else layer.weight
-        plain = torch.nn.functional.linear(x, weight.to(dtype), layer.bias.to(dtype))
-        assert relative(full, plain) < 1e-5, "by what the weights stand for"
-        assert torch.equal(layer(x.clone()), before), "as it was"
-    is_unpacked = form in ("mxfp8", "nvfp4")  # no product on this device
-    assert is_unpacked == (relative(before, full) < 1e-5)
-
-
-@pytest.mark.slow  # graphs of its own
-@pytest.mark.usefixtures("multiplies_fp8")
-def test_a_graph_in_float16_may_differ_by_what_its_format_costs(
-    host: Host, shared: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which is more than float16 does: an input between two numbers of fp8 goes to either."""
-    from comfy import model_management
-
-    monkeypatch.setattr(model_management, "unet_dtype", lambda **_: torch.float16)
-    monkeypatch.setattr(model_management, "unet_manual_cast", lambda *_, **__: None)
-    run = Flux(host, shared, flux("fp8_e4m3fn"))
-    assert run.plain.model.get_dtype_inference() is torch.float16
-    found: list[Difference] = []
-    own = trust.difference
-
-    def noted(*args: Any, **named: Any) -> Difference:
-        found.append(own(*args, **named))
-        return found[-1]
-
-    monkeypatch.setattr(trust, "difference", noted)
-    ours, hosts = run.images()
-    assert run.is_compiled() and run.rounded() == [10, 3, 0]
-    assert hosts.isfinite().all() and relative(ours, hosts) < 4 * QUANTISED
-    assert any(each.error > RELATIVE_L2["float16"] for each in found)
 
 
 @pytest.mark.usefixtures("multiplies_fp8")

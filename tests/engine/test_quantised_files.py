@@ -12,7 +12,7 @@ import torch
 
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
-from warmgraph_tools.quantised import FORMATS
+from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import Lab, relative
 from .quantised_runs import LAYER, QUANTISED, File, Flux, flux, layers_of
@@ -23,6 +23,16 @@ def mark(file: File, layer: str, **marks: Any) -> None:
     name = f"{layer}.comfy_quant"
     said = json.loads(bytes(file[name].tolist()))
     file[name] = torch.tensor(list(json.dumps({**said, **marks}).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_the_host_can_read_a_file_of_each_format(host: Host, form: str) -> None:
+    """With dynamic VRAM it does so by itself, and knows fewer types than PyTorch."""
+    import comfy.utils
+
+    file = quantised({"double_blocks.0.w.weight": torch.randn(256, 256)}, form)
+    assert len(file) >= 3
+    assert {part.dtype for part in file.values()} <= {*comfy.utils._TYPES.values()}
 
 
 # --- old files ------------------------------------------------------------------------------------

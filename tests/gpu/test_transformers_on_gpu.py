@@ -24,11 +24,9 @@ FORMATS = (
 REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs", "fp8_fast")
 #: How many times the tolerance some may differ by. Four bits are coarse: the last bit of an input
 #: moves a result by a large step. With inputs rounded to fp8 without a scale the host's own latent
-#: moves by 2.4e-2 when only the last bit of its text's numbers does.
-COARSE = {"convrot_w4a4": 5, "nvfp4": 5, "fp8_fast": 2, "fp8_e4m3fn": 2}
-#: Krea's small model makes more of the last bit than others: 2.2e-2 with a LoRA that changes all of
-#: the image.
-COARSE |= {"krea": 2}
+#: moves by 2.4e-2 when only the last bit of its text's numbers does. Krea's own in bfloat16 is up
+#: to 3.7e-2 from float32 of the same weights (a batch of 4 with a LoRA, on a processor).
+COARSE = {"convrot_w4a4": 5, "nvfp4": 5, "fp8_fast": 2, "fp8_e4m3fn": 2, "krea": 2}
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
 #: After eight steps.
