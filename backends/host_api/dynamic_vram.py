@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .layers import quantised_as
+
 _NONE: dict[Any, Any] = {}
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
@@ -106,10 +108,12 @@ def await_copies(device: torch.device, stream: Any) -> None:
 
 
 def end_copy(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """Return the weight and bias of a layer whose copy was begun."""
+    """Return the weight and bias of a layer whose copy was begun; a quantised weight stays so."""
     import comfy.ops
 
-    weight, bias = comfy.ops.resolve_cast_module_with_vbar(layer, dtype, device, dtype, None, False)
+    weight, bias = comfy.ops.resolve_cast_module_with_vbar(
+        layer, dtype, device, dtype, dtype, quantised_as(layer) is not None
+    )
     return weight, bias
 
 
@@ -180,11 +184,11 @@ def _noting_holds(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
     notes = [_Noting(where[0]) for where in places]
     try:
         for layer, where, note in zip(layers, places, notes, strict=True):
-            layer._v = (note, *where[1:])
+            layer.__dict__["_v"] = (note, *where[1:])  # a module looks among its parameters first
         yield
     finally:
         for layer, where, note in zip(layers, places, notes, strict=True):
-            layer._v = where
+            layer.__dict__["_v"] = where
             if note.held:
                 held.append(layer)
 

@@ -3,7 +3,8 @@
 Its weights are no plain tensors (quantised, packed), or its code is another pack's. What lies
 around it is compiled, and it stays whatever it is: format, LoRA, place in memory. Where it rounds
 each element of its input (fp8), the graph does that within what computes the input, and the layer
-gets what it would have made of it.
+gets what it would have made of it. Where a call of it is no more than a product, and its weights
+were fetched with the region's own, they are multiplied without it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import contextlib
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.nn.functional import linear
 
 from ..host_api.kitchen import rounded_input
 from ..host_api.layers import (
@@ -44,6 +46,15 @@ class Caller(Protocol):
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
 
+    def multiply(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return what `linear(input, weight, bias)` would."""
+
+
+#: (weight, bias) of layers, by their paths.
+Given = Mapping[str, tuple[Any, Any]]
+
 
 class _Thread(threading.local):
     def __init__(self) -> None:
@@ -51,17 +62,23 @@ class _Thread(threading.local):
         self.module: torch.nn.Module | None = None
         #: What calls its layers; None leaves that to the operator.
         self.caller: Caller | None = None
+        #: By what those of its layers are multiplied that need not be called.
+        self.given: Given = {}
 
 
 @contextlib.contextmanager
-def layers_of(module: torch.nn.Module, caller: Caller | None = None) -> Iterator[None]:
-    """Until this ends, let the operator call the layers of this module, by a caller."""
-    before = _thread.module, _thread.caller
-    _thread.module, _thread.caller = module, caller
+def layers_of(
+    module: torch.nn.Module, caller: Caller | None = None, given: Given | None = None
+) -> Iterator[None]:
+    """Until this ends, let the operator call the layers of this module, by a caller, or multiply
+    by what is given of them.
+    """
+    before = _thread.module, _thread.caller, _thread.given
+    _thread.module, _thread.caller, _thread.given = module, caller, given or {}
     try:
         yield
     finally:
-        _thread.module, _thread.caller = before
+        _thread.module, _thread.caller, _thread.given = before
 
 
 class HostLayer(torch.nn.Module):
@@ -230,10 +247,13 @@ def _better(files: Sequence[str]) -> str:
 def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     if _thread.module is None:
         return _stand_in(input, path, out_features)
-    layer, caller = _thread.module.get_submodule(path), _thread.caller
+    module, caller, given = _thread.module, _thread.caller, _thread.given.get(path)
     shape = (*input.shape[:-1], out_features)
 
     def compute() -> torch.Tensor:
+        if given is not None and given[0].dtype is input.dtype:
+            return (linear if caller is None else caller.multiply)(input, *given)
+        layer = module.get_submodule(path)
         result: torch.Tensor = layer(input) if caller is None else caller.call(layer, input)
         return result
 
@@ -247,13 +267,16 @@ def _run_rounded(
     if _thread.module is None:
         unrounded = values.to(wanted) if scale is None else values.to(wanted) * scale.to(wanted)
         return _stand_in(unrounded, path, out_features)
-    layer = _thread.module.get_submodule(path)
+    module, given = _thread.module, _thread.given.get(path)
     shape = (*values.shape[:-1], out_features)
 
     def compute() -> torch.Tensor:
         rows = values.reshape(-1, values.shape[-1])
         one = _one(values.device) if scale is None else scale
-        result: torch.Tensor = layer(rounded_input(rows, one, wanted))
+        rounded = rounded_input(rows, one, wanted)
+        if given is not None and given[0].dtype is wanted:
+            return linear(rounded, *given).reshape(shape)
+        result: torch.Tensor = module.get_submodule(path)(rounded)
         return result.reshape(shape)
 
     return operators.live(path, compute, shape, values, dtype=wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
-from ..weights.fetching import ModelWeights, RegionWeights
+from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
 from .trust import Trust
@@ -66,13 +67,16 @@ class Region:
         self.wide: Region | None = None
         #: The same place by a graph that rounds no layer's input, where there is one.
         self.unrounded: Region | None = None
-        self._weights = RegionWeights(place.module, graph.weights, source)
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
-        self._has_host_layers = any(host_layer.paths(graph.description.module))
+        left = tuple(host_layer.paths(graph.description.module))
+        self._has_host_layers = bool(left)
         #: Where the graph rounds the input of a layer that is the host's.
         self._rounded = tuple(host_layer.rounded_paths(graph.description.module))
+        self._weights = RegionWeights(
+            place.module, graph.weights, source, {path: path in self._rounded for path in left}
+        )
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
@@ -94,8 +98,7 @@ class Region:
             if problem is not None:
                 self.graph.rounds_too_much = True
                 return self._run_second(self.unrounded, problem, inputs)
-            with host_layer.layers_of(self.place.module, self._choices.products):
-                return self._compute(inputs)
+            return self._compute(inputs)
         except Exception as error:
             if self._is_captured() or is_interrupt(error) or passes(error):
                 raise
@@ -134,18 +137,19 @@ class Region:
             arguments = [*weights.tensors, *ready]
             sample = None if trusted else self._trust.sample(ready, elements)
             del ready  # the graph lets go of an input as soon as it can
-            results = self._run(call, arguments)
-            if results is None:
-                return None
-            if sample is None:
-                return _given(results)
-            try:
-                verdict = self._trust.compare(call, results, weights, sample)
-            except torch.OutOfMemoryError:
-                self.calls -= 1
-                return self.decline(
-                    "out of memory while comparing with the host, which ran this call"
-                )
+            with self._layers(weights):
+                results = self._run(call, arguments)
+                if results is None:
+                    return None
+                if sample is None:
+                    return _given(results)
+                try:
+                    verdict = self._trust.compare(call, results, weights, sample)
+                except torch.OutOfMemoryError:
+                    self.calls -= 1
+                    return self.decline(
+                        "out of memory while comparing with the host, which ran this call"
+                    )
         except torch.OutOfMemoryError:
             if self._is_captured():
                 raise
@@ -160,6 +164,12 @@ class Region:
                 return None
             results = verdict.references
         return _given(results)
+
+    def _layers(self, weights: Fetched) -> AbstractContextManager[None]:
+        """Let the graph's operators find the layers that it leaves to the host."""
+        if not self._has_host_layers:
+            return nullcontext()
+        return host_layer.layers_of(self.place.module, self._choices.products, weights.given)
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:
         """Why the graph cannot take these inputs, or None."""

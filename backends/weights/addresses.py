@@ -21,11 +21,10 @@ import torch
 
 from ..host_api import dynamic_vram, kitchen
 from ..host_api.layers import has_functions, quantised_as
-from .casting import same_device
+from .casting import parts_of, same_device
 from .fetching import ModelWeights
 
 MOVED = "weights moved since the last step"
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Addresses(NamedTuple):
@@ -152,7 +151,7 @@ class AddressBook:
                 for name, tensor in table.items():
                     if tensor is None or (dynamic and not same_device(tensor.device, device)):
                         continue
-                    parts = _parts(tensor)
+                    parts = parts_of(tensor)
                     if not all(same_device(part.device, device) for part in parts or [tensor]):
                         self.problem = "a part of the model is not in VRAM"
                         return None
@@ -188,13 +187,3 @@ class AddressBook:
             return signature
         finally:
             self._weights.let_range_go()
-
-
-def _parts(tensor: Any) -> list[torch.Tensor] | None:
-    """The plain tensors that a parameter consists of, None where that is not known."""
-    if type(tensor) in _PLAIN:
-        return [tensor]
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return None
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    return parts if all(type(part) in _PLAIN for part in parts) else None

@@ -14,6 +14,7 @@ from .lanes import Lanes
 
 #: In bytes, of what a graph takes.
 ALIGNMENT = 16
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
@@ -27,6 +28,16 @@ def is_dynamic(module: Any, device: torch.device) -> bool:
 def same_device(a: torch.device, b: torch.device) -> bool:
     """Tell whether two devices are one, index 0 being meant where none is given."""
     return a.type == b.type and (a.index or 0) == (b.index or 0)
+
+
+def parts_of(tensor: Any) -> list[torch.Tensor] | None:
+    """The plain tensors that a parameter consists of, None where that is not known."""
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return parts if all(type(part) in _PLAIN for part in parts) else None
 
 
 def lies_elsewhere(module: Any, device: torch.device) -> bool:
@@ -159,4 +170,5 @@ def _is_final(module: Any, pair: tuple[Any, Any], dtype: torch.dtype) -> bool:
 
 
 def _bytes(module: Any) -> int:
-    return sum(0 if w is None else w.nbytes for w in _pair(module))
+    weights = [w for w in _pair(module) if w is not None]
+    return sum(part.nbytes for weight in weights for part in parts_of(weight) or [weight])

@@ -15,15 +15,16 @@ residency, an evicted page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from ..contract import WeightSpec
 from ..host_api import dynamic_vram
-from ..host_api.layers import is_operator
+from ..host_api.layers import is_operator, multiplies_as_given
 from ..host_api.memory import loaded_state
 from .casting import (
     ALIGNMENT,
@@ -45,9 +46,14 @@ _OF_A_LAYER = ("weight", "bias")
 class Fetched(NamedTuple):
     """Weights for one call in the graph's order; `release` must be called once the call is
     queued.
+
+    Attributes:
+        given: (weight, bias) of layers that the graph leaves to the host, by their paths: of those
+            that are no more than a product.
     """
 
     tensors: list[torch.Tensor]
+    given: Mapping[str, tuple[Any, Any]]
     weight_class: str
     release: Callable[[], None] | None
 
@@ -167,10 +173,18 @@ class RegionWeights:
     """The live weights of one region of a loaded model."""
 
     def __init__(
-        self, module: torch.nn.Module, specs: Sequence[WeightSpec], source: ModelWeights
+        self,
+        module: torch.nn.Module,
+        specs: Sequence[WeightSpec],
+        source: ModelWeights,
+        left: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
-        """Args: the region's module, the graph's weights in call order, where the model's are."""
+        """Args: the region's module, the graph's weights in call order, where the model's are, and
+        the paths of the layers that the graph leaves to the host, with whether it rounds their
+        inputs.
+        """
         self._source = source
+        self._left = [(path, module.get_submodule(path), how) for path, how in left.items()]
         self._specs = [(s.shape, getattr(torch, s.dtype)) for s in specs]
         self._slots = []
         for spec in specs:
@@ -221,9 +235,11 @@ class RegionWeights:
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
         quick = source.quick_dynamic
-        dynamic = [m for m in self._owners if is_dynamic(m, source.device)] if quick else []
+        left = self._multiplied_as_given() if quick else {}
+        owners = [*self._owners, *left.values()]
+        dynamic = [m for m in owners if is_dynamic(m, source.device)] if quick else []
         away = []
-        for owner in self._owners:
+        for owner in owners:
             if owner in dynamic or not is_operator(owner):
                 continue
             if quick and lies_elsewhere(owner, source.device):
@@ -256,14 +272,27 @@ class RegionWeights:
                 tensors.append(both[0 if slot.attribute == "weight" else 1])
         weight_class = max(classes or {"resident"}, key=CLASSES.index)
         self._check(tensors)
+        given = {path: found[id(layer)] for path, layer in left.items()}
         if keepable and not classes & {"cast", "streamed"}:
-            source.watch([s for s in self._slots if s.owner not in dynamic])
+            slots = [*self._slots, *(_Slot(m, a) for m in left.values() for a in _OF_A_LAYER)]
+            source.watch([slot for slot in slots if slot.owner not in dynamic])
             if not dynamic:
-                self._keep(Fetched(tensors, weight_class, None))
+                self._keep(Fetched(tensors, given, weight_class, None))
             elif (signature := source.hold_range()) is not None:
-                self._keep(Fetched(tensors, weight_class, source.let_range_go), signature)
+                self._keep(Fetched(tensors, given, weight_class, source.let_range_go), signature)
                 releases.append(source.let_range_go)
-        return Fetched(tensors, weight_class, partial(_all, releases) if releases else None)
+        return Fetched(tensors, given, weight_class, partial(_all, releases) if releases else None)
+
+    def _multiplied_as_given(self) -> dict[str, Any]:
+        """The layers that the graph leaves to the host and that may be multiplied by what is
+        fetched for them, at this moment, by their paths.
+        """
+        dtype = self._source.dtype
+        return {
+            path: layer
+            for path, layer, is_rounded in self._left
+            if multiplies_as_given(layer, dtype, rounded=is_rounded)
+        }
 
     def _keep(self, fetched: Fetched, signature: bytes | None = None) -> None:
         self._fetched, self._signature, self._epoch = fetched, signature, self._source.epoch

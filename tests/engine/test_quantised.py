@@ -375,6 +375,10 @@ def test_the_hosts_layers_take_their_weights_from_pages(host: Host, shared: Lab,
     built = shared.builds()
     paged = Paged(run.plain)
     layer = run.plain.model.diffusion_model.get_submodule(LAYER)
+    for lora in (None, Scaled()):  # weights of a new class are compared with the host's own layers
+        layer.weight_lowvram_function = lora
+        paged.empty()
+        run.sample(run.ours)
     found = []
     for lora in (None, Scaled(), None):
         layer.weight_lowvram_function = lora

@@ -1,0 +1,187 @@
+"""The host's quantised layers within a region are multiplied by weights that came with the region's
+own, where a call of one is no more than that product; else it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.weights.fetching import ModelWeights, RegionWeights
+from warmgraph_backends.weights.lanes import Lanes
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from .lab import Lab, relative
+from .quantised_runs import LAYER, QUANTISED, Flux, flux
+
+ELSEWHERE = torch.device("cpu", 1)
+
+
+@pytest.fixture
+def calls(host: Host, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each of the host's layers took its weights for a call, by its id."""
+    import comfy.ops
+
+    cast, counts = comfy.ops.cast_bias_weight, Counter[int]()
+
+    def counted(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        counts[id(layer)] += 1
+        return cast(layer, *args, **kwargs)
+
+    monkeypatch.setattr(comfy.ops, "cast_bias_weight", counted)
+    return counts
+
+
+def within_blocks(model: Any) -> list[Any]:
+    """The quantised layers of a small Flux 1 that lie within its regions."""
+    root = model.model.diffusion_model
+    return [
+        layer
+        for name, layer in root.named_modules()
+        if getattr(layer, "quant_format", None) and "blocks." in name
+    ]
+
+
+def settled(run: Flux) -> Flux:
+    """The first call of each graph is compared with the host's layers."""
+    run.sample(run.ours)
+    return run
+
+
+def test_layers_are_not_called(host: Host, shared: Lab, calls: Counter[int]) -> None:
+    run = settled(Flux(host, shared, flux("int8_convrot")))
+    calls.clear()
+    ours = run.sample(run.ours)
+    assert run.is_compiled() and not any(calls[id(layer)] for layer in within_blocks(run.plain))
+    assert relative(ours, run.sample(run.plain)) < QUANTISED
+    assert all(calls[id(layer)] for layer in within_blocks(run.plain)), "as the host does it"
+
+
+@pytest.mark.usefixtures("multiplies_fp8")
+def test_layers_whose_inputs_a_graph_rounds_are_not_called(
+    host: Host, shared: Lab, calls: Counter[int]
+) -> None:
+    run = settled(Flux(host, shared, flux("fp8_e4m3fn")))
+    assert sum(run.rounded()) > 0
+    calls.clear()
+    ours = run.sample(run.ours)
+    assert run.is_compiled() and not any(calls[id(layer)] for layer in within_blocks(run.plain))
+    assert relative(ours, run.sample(run.plain)) < QUANTISED
+
+
+@contextlib.contextmanager
+def hooked(layer: Any) -> Iterator[None]:
+    handle = layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    yield
+    handle.remove()
+
+
+@contextlib.contextmanager
+def with_own_forward(layer: Any) -> Iterator[None]:
+    forward = layer.forward
+    layer.forward = lambda input: 2 * forward(input)
+    yield
+    del layer.forward
+
+
+@contextlib.contextmanager
+def of_another_host(layer: Any) -> Iterator[None]:
+    """Another version's class multiplies by something more."""
+    cls = type(layer)
+    forward = cls.forward
+
+    class Newer(cls):  # type: ignore[misc, valid-type]
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.output_scale * forward(self, input)
+            return result
+
+    Newer.__module__ = cls.__module__
+    layer.__class__, layer.output_scale = Newer, 2.0
+    yield
+    layer.__class__ = cls
+    del layer.output_scale
+
+
+@contextlib.contextmanager
+def with_smoothing(layer: Any) -> Iterator[None]:
+    """As ModelOpt's files have it."""
+    layer.pre_quant_scale = torch.full((), 2.0)
+    yield
+    del layer.pre_quant_scale
+
+
+@contextlib.contextmanager
+def in_full(layer: Any) -> Iterator[None]:
+    layer._full_precision_mm = True
+    yield
+    layer._full_precision_mm = False
+
+
+@pytest.mark.parametrize(
+    "changed", [hooked, with_own_forward, of_another_host, with_smoothing, in_full]
+)
+def test_a_layer_that_does_more_than_the_product_is_called(
+    host: Host, shared: Lab, calls: Counter[int], changed: Callable[[Any], Any]
+) -> None:
+    run = settled(Flux(host, shared, flux("int8_convrot")))
+    layer = run.plain.model.diffusion_model.get_submodule(LAYER)
+    before = run.sample(run.ours)
+    with changed(layer):
+        run.sample(run.ours)
+        calls.clear()
+        ours, theirs = run.sample(run.ours), run.sample(run.plain)
+    assert calls[id(layer)] == 2 * 2, "once a step, by ours and by the host"
+    assert relative(ours, theirs) < 2 * QUANTISED
+    if changed is not in_full:
+        assert relative(ours, before) > 2 * QUANTISED
+    assert torch.equal(run.sample(run.ours), before)
+
+
+# --- where they lie elsewhere ---------------------------------------------------------------------
+
+
+class Turns(Lanes):
+    """Notes how many bytes each turn brings."""
+
+    def __init__(self) -> None:
+        super().__init__(ELSEWHERE, None)
+        self.sizes: list[int] = []
+
+    def turn(self, size: int) -> Any:
+        self.sizes.append(size)
+        return super().turn(size)
+
+
+def test_parts_come_with_the_regions_own_weights_in_one_turn(host: Host) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    block = model.model.diffusion_model.double_blocks[0]
+    dtype = block.img_mlp[0].weight.dtype
+    source = ModelWeights(model.model, ELSEWHERE, dtype)
+    source.lanes = turns = Turns()
+    left = {"img_mlp.0": False, "img_mlp.2": False, "txt_mlp.0": True}
+    given = RegionWeights(block, [], source, left).fetch().given
+    assert given.keys() == {"img_mlp.0", "img_mlp.2"}, "no fp8 layer"
+    size = 0
+    for path, (weight, bias) in given.items():
+        layer = block.get_submodule(path)
+        assert weight.dtype is bias.dtype is dtype
+        assert weight._qdata.data_ptr() != layer.weight._qdata.data_ptr(), "a copy"
+        assert torch.equal(weight._qdata, layer.weight._qdata)
+        assert torch.equal(weight._params.scale, layer.weight._params.scale)
+        assert torch.equal(bias, layer.bias)
+        size += sum(part.nbytes for part in (weight._qdata, weight._params.scale, bias))
+    assert turns.sizes == [size]
+
+
+def test_without_the_quick_path_layers_fetch_their_own(host: Host) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    block = model.model.diffusion_model.double_blocks[0]
+    dtype = block.img_mlp[0].weight.dtype
+    source = ModelWeights(model.model, ELSEWHERE, dtype, quick_dynamic=False)
+    assert not RegionWeights(block, [], source, {"img_mlp.0": False}).fetch().given
