@@ -48,9 +48,11 @@ def small_transformers(
     Returns:
         {"rows": [{"kind", "errors" (relative L2 of latents, one for each change), "regions",
         "eager", "calls", "builds" after the first size, "overridden": calls of the override, its
-        "override_error", "moved": the latent by the LoRA, "captured" and "exact": of runs of
-        several steps by compiled blocks, and by the host's own forward, {"error", "max_abs_diff"
-        (largest), "replayed", "not_replayed"}}],
+        "override_error", "moved": the latent by the LoRA, "own": how far the host's own latents
+        move with the last bit of the text's numbers, the largest of these changes, "long_own":
+        likewise of runs of several steps, "captured" and "exact": of such runs by compiled blocks,
+        and by the host's own forward, {"error", "max_abs_diff" (largest), "replayed",
+        "not_replayed"}}],
         "whole": [{"kind", "auto" and "exact": of such runs of the kinds without regions, at several
         sizes one after the other, "regions", "calls", "notes"}]}
     """
@@ -124,15 +126,18 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
     settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)
     built = engine.report(ours)["builds"]
     errors += [_error(small, name, pair, size) for size in SIZES[1:]]
+    own = [_own(small, name, loaded, size) for size in SIZES]
     if lora:
         before = _sample(small, name, ours, SIZES[0])
         for strength in STRENGTHS:
             patched = [_with_lora(model, strength) for model in pair]
             errors.append(_error(small, name, patched, SIZES[0]))
+            own.append(_own(small, name, patched[0], SIZES[0]))
         moved = rel_l2(_sample(small, name, _with_lora(ours, STRENGTHS[0]), SIZES[0]), before)
     calls: list[Any] = []
     overridden = [_overridden(model, calls) for model in pair]
     override_error = _error(small, name, overridden, SIZES[0])
+    own.append(_own(small, name, overridden[0], SIZES[0]))
     exact = engine.compile_model(loaded, form="exact")
     long = [_sample(small, name, loaded, size, steps=STEPS) for size in LONG_SIZES]
     runs = {}
@@ -142,6 +147,7 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
     second = _load(small, name, dtype, seed=1)
     compiled = engine.compile_model(second, when_missing="wait", form="any shape")
     errors.append(_error(small, name, (second, compiled), SIZES[0]))
+    own.append(_own(small, name, second, SIZES[0]))
     reports = [engine.report(model) for model in (ours, compiled)]
     return {
         "kind": name,
@@ -150,6 +156,8 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
         "overridden": len(calls),
         "override_error": override_error,
         "moved": moved if lora else None,
+        "own": max(own),
+        "long_own": max(_own(small, name, loaded, size, steps=STEPS) for size in LONG_SIZES[:2]),
         **runs,
         **{key: brief(reports[0])[key] for key in ("regions", "eager", "calls", "notes")},
     }
@@ -159,6 +167,18 @@ def _error(small: Any, name: str, pair: Sequence[Any], size: tuple[int, int, int
     """Relative L2 of a latent by the second model to that by the first."""
     eager, found = (_sample(small, name, model, size) for model in pair)
     return float(rel_l2(found, eager))
+
+
+def _own(
+    small: Any, name: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
+) -> float:
+    """How far a model's own latent moves when each number of its text does, by its last bit in
+    bfloat16: no other way to compute it can be expected to come nearer.
+    """
+    plain, moved = (
+        _sample(small, name, model, size, steps=steps, nudged=nudged) for nudged in (False, True)
+    )
+    return float(rel_l2(moved, plain))
 
 
 def _with_lora(model: Any, strength: float) -> Any:
@@ -208,9 +228,15 @@ def _replayed(engine: Any, model: Any, eager: list[Any], found: list[Any]) -> di
 
 
 def _sample(
-    small: Any, name: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
+    small: Any,
+    name: str,
+    model: Any,
+    size: tuple[int, int, int, int],
+    *,
+    steps: int = 1,
+    nudged: bool = False,
 ) -> Any:
-    """Sample by the host's sampler."""
+    """Sample by the host's sampler; `nudged`: the text's numbers have another last bit."""
     import comfy.sample
 
     kind = name.partition(" ")[0]
@@ -218,6 +244,8 @@ def _sample(
     latent = small.latent(kind, height, width, batch=batch)["samples"]
     latent = comfy.sample.fix_empty_latent_channels(model, latent)
     prompt = small.conditioning(kind, tokens)
+    if nudged:
+        prompt = [[_nudged(text), options] for text, options in prompt]
     noise = comfy.sample.prepare_noise(latent, 0)
     try:
         return comfy.sample.sample(
@@ -225,6 +253,13 @@ def _sample(
         ).cpu()
     finally:
         end_node()
+
+
+def _nudged(text: Any) -> Any:
+    import torch
+
+    rounded = text.to(torch.bfloat16)
+    return (rounded.view(torch.int16) ^ 1).view(torch.bfloat16).to(text.dtype)
 
 
 def _overridden(model: Any, calls: list[Any]) -> Any:

@@ -22,15 +22,13 @@ FORMATS = (
 )
 #: Of which steps are replayed; "" is plain weights.
 REPLAYED = ("", "int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs", "fp8_fast")
-#: How many times the tolerance some may differ by. Four bits are coarse: the last bit of an input
-#: moves a result by a large step. With inputs rounded to fp8 without a scale the host's own latent
-#: moves by 2.4e-2 when only the last bit of its text's numbers does. Krea's own in bfloat16 is up
-#: to 3.7e-2 from float32 of the same weights (a batch of 4 with a LoRA, on a processor).
-COARSE = {"convrot_w4a4": 5, "nvfp4": 5, "fp8_fast": 2, "fp8_e4m3fn": 2, "krea": 2}
 #: Of latents after one step in bfloat16, whose own error is as large.
 TOLERANCE = 2e-2
 #: After eight steps.
 LONG_TOLERANCE = 5e-2
+#: Where a format rounds inputs, or a model is sensitive, the host's own latent moves further than
+#: that when the last bit of its text does, which is measured beside it: so many times as far.
+OF_ITS_OWN = 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -47,8 +45,9 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
     )
     assert len(result["rows"]) == len(KINDS) + len(FORMATS)
     for row in result["rows"]:
-        kind, _, form = row["kind"].partition(" ")
-        tolerance = COARSE.get(form or kind, 1) * TOLERANCE
+        form = row["kind"].partition(" ")[2]
+        tolerance = max(TOLERANCE, OF_ITS_OWN * row["own"])
+        long_tolerance = max(LONG_TOLERANCE, OF_ITS_OWN * row["long_own"])
         assert max(row["errors"]) <= tolerance, row
         assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
         assert row["calls"]["compiled"] > 0 and row["builds"] == 0, row
@@ -61,7 +60,7 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
             refused = row["captured"]["not_replayed"]
             assert any("weights cannot be replayed" in reason for reason in refused), row
             continue
-        assert row["captured"]["replayed"] >= 9 and row["captured"]["error"] <= LONG_TOLERANCE, row
+        assert row["captured"]["replayed"] >= 9 and row["captured"]["error"] <= long_tolerance, row
         assert row["exact"]["replayed"] >= 9 and row["exact"]["max_abs_diff"] == 0, row
 
 
