@@ -11,6 +11,7 @@ import torch
 from ..host_api import casting, dynamic_vram
 from ..host_api.layers import has_functions, is_stored
 from .lanes import Lanes
+from .small import SmallTensors
 
 #: In bytes, of what a graph takes.
 ALIGNMENT = 16
@@ -66,9 +67,14 @@ def fetch_plain(
 
 
 def fetch_away(
-    modules: Sequence[Any], device: torch.device, dtype: torch.dtype, lanes: Lanes
+    modules: Sequence[Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    lanes: Lanes,
+    small: SmallTensors,
 ) -> tuple[dict[int, tuple[Any, Any]], Callable[[], None] | None]:
-    """The weights of several modules that lie elsewhere, in one turn of the streams for them.
+    """The weights of several modules that lie elsewhere, in one turn of the streams for them; small
+    parts of quantised ones are kept.
 
     They are cast and patched in order with the work that is queued, as the host does it: what a
     patch reads may be the result of that.
@@ -76,8 +82,9 @@ def fetch_away(
     Returns:
         {id(module): (weight, bias)}, and what to call once the work that uses them is queued.
     """
+    kept = [_kept_parts(module.weight, small) for module in modules]
     with lanes.turn(sum(map(_bytes, modules))) as release:
-        pairs = [_brought(module, device) for module in modules]
+        pairs = [_brought(*each, device) for each in zip(modules, kept, strict=True)]
     found = {}
     try:
         for module, pair in zip(modules, pairs, strict=True):
@@ -90,7 +97,9 @@ def fetch_away(
     return found, None if release is None else partial(_let_go, release, pairs)
 
 
-def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, Any]:
+def fetch_loose(
+    parameter: Any, device: torch.device, dtype: torch.dtype, small: SmallTensors
+) -> tuple[str, Any]:
     """A parameter that is no layer's, and its class: the host's blocks bring such a one over by
     themselves, as what it is added to or multiplied with.
 
@@ -105,7 +114,10 @@ def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tup
         if parameter.data_ptr() % ALIGNMENT == 0:
             return "resident", parameter
         return "cast", parameter.detach().clone()  # a small one, as it lies in its file
-    return "cast" if here else "streamed", parameter.to(device).to(to)
+    if here:
+        return "cast", parameter.to(to)
+    brought = small.bring(parameter)
+    return "streamed", (parameter.to(device) if brought is None else brought).to(to)
 
 
 def fetch_dynamic(
@@ -154,9 +166,25 @@ def _pair(module: Any) -> tuple[Any, Any]:
     return module.weight, module.bias
 
 
-def _brought(module: Any, device: torch.device) -> tuple[Any, Any]:
-    weight, bias = (None if w is None else casting.bring(w, device) for w in _pair(module))
-    return weight, bias
+def _kept_parts(weight: Any, small: SmallTensors) -> dict[str, torch.Tensor]:
+    """The small parts of a quantised weight on the device, by their names; its numbers are none."""
+    if type(weight) in _PLAIN or not hasattr(weight, "__tensor_flatten__"):
+        return {}
+    names = weight.__tensor_flatten__()[0][1:]
+    found = {name: small.bring(getattr(weight, name)) for name in names}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def _brought(module: Any, kept: dict[str, torch.Tensor], device: torch.device) -> tuple[Any, Any]:
+    weight, bias = _pair(module)
+    if kept:
+        names, context = weight.__tensor_flatten__()
+        rest = {n: casting.bring(getattr(weight, n), device) for n in names if n not in kept}
+        shape, stride = weight.shape, weight.stride()
+        weight = type(weight).__tensor_unflatten__({**kept, **rest}, context, shape, stride)
+    elif weight is not None:
+        weight = casting.bring(weight, device)
+    return weight, None if bias is None else casting.bring(bias, device)
 
 
 def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:

@@ -37,6 +37,7 @@ from .casting import (
     same_device,
 )
 from .lanes import Lanes
+from .small import SmallTensors
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
 #: What the host's functions give of a layer; whatever else belongs to it is a parameter by itself.
@@ -85,6 +86,7 @@ class ModelWeights:
         """
         self.quick_dynamic = quick_dynamic
         self.lanes = Lanes(device, room)
+        self.small = SmallTensors(device)
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -167,6 +169,7 @@ class ModelWeights:
     def _new_epoch(self) -> None:
         self.epoch += 1
         self._watched.clear()
+        self.small.forget()
 
 
 class RegionWeights:
@@ -248,7 +251,7 @@ class RegionWeights:
             weight_class, found[id(owner)] = fetch_plain(owner, source.device, source.dtype)
             classes.add(weight_class)
         if away:
-            pairs, done = fetch_away(away, source.device, source.dtype, source.lanes)
+            pairs, done = fetch_away(away, source.device, source.dtype, source.lanes, source.small)
             found.update(pairs)
             if done is not None:
                 releases.append(done)
@@ -265,7 +268,7 @@ class RegionWeights:
             both = found.get(id(slot.owner))
             if both is None or slot.attribute not in _OF_A_LAYER:
                 parameter = getattr(slot.owner, slot.attribute)
-                weight_class, tensor = fetch_loose(parameter, source.device, dtype)
+                weight_class, tensor = fetch_loose(parameter, source.device, dtype, source.small)
                 tensors.append(tensor)
                 classes.add(weight_class)
             else:

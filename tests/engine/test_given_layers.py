@@ -179,6 +179,25 @@ def test_parts_come_with_the_regions_own_weights_in_one_turn(host: Host) -> None
     assert turns.sizes == [size]
 
 
+def test_scales_are_kept_for_an_epoch_and_what_is_large_comes_at_each_call(host: Host) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    block = model.model.diffusion_model.double_blocks[0]
+    meta = torch.device("meta")
+    source = ModelWeights(model.model, meta, block.img_mlp[0].weight.dtype)
+    weights = RegionWeights(block, [], source, {"img_mlp.0": False})
+
+    def fetched() -> Any:
+        weight, bias = weights.fetch().given["img_mlp.0"]
+        assert weight._qdata.device == weight._params.scale.device == bias.device == meta
+        assert type(weight) is type(block.img_mlp[0].weight) and weight.shape == (1024, 256)
+        return weight
+
+    one, other = fetched(), fetched()
+    assert one._params.scale is other._params.scale and one._qdata is not other._qdata
+    source.begin_run()
+    assert fetched()._params.scale is not one._params.scale
+
+
 def test_without_the_quick_path_layers_fetch_their_own(host: Host) -> None:
     model = transformers.load_quantised("flux1", "int8_convrot")
     block = model.model.diffusion_model.double_blocks[0]

@@ -10,11 +10,13 @@ import torch
 from warmgraph_backends.host_api import memory
 from warmgraph_backends.weights.casting import fetch_away, fetch_loose, lies_elsewhere
 from warmgraph_backends.weights.lanes import Lanes
+from warmgraph_backends.weights.small import MOST, SmallTensors
 from warmgraph_tools.inprocess import Host
 
 #: Of a layer here none is on it.
 ELSEWHERE = torch.device("cpu", 1)
 IN_ORDER = Lanes(ELSEWHERE, None)
+SMALL = SmallTensors(ELSEWHERE)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_each_is_what_the_host_computes_with(layer: Any, dtype: torch.dtype, pat
         layer.weight_function = [lambda weight: weight.mul_(2), lambda weight: weight + 1]
         layer.bias_function = [lambda bias: bias - 3]
     before = [layer.weight.clone(), layer.bias.clone()]
-    found, release = fetch_away([layer, other], ELSEWHERE, dtype, IN_ORDER)
+    found, release = fetch_away([layer, other], ELSEWHERE, dtype, IN_ORDER, SMALL)
     assert release is None
     for module in (layer, other):
         for mine, his in zip(found[id(module)], theirs(module, dtype), strict=True):
@@ -59,7 +61,7 @@ def test_a_layer_of_which_the_bias_alone_is_elsewhere_is_brought_over(layer: Any
     meta = torch.device("meta")
     layer.weight = torch.nn.Parameter(layer.weight.to(meta), requires_grad=False)
     assert lies_elsewhere(layer, meta)
-    found, _ = fetch_away([layer], meta, torch.float32, Lanes(meta, None))
+    found, _ = fetch_away([layer], meta, torch.float32, Lanes(meta, None), SmallTensors(meta))
     weight, bias = found[id(layer)]
     assert weight is layer.weight and bias.device == meta and bias.shape == (4,)
 
@@ -69,10 +71,32 @@ def test_a_parameter_that_lies_askew_in_its_file_is_copied() -> None:
     askew = torch.nn.Parameter(file[1:5], requires_grad=False)
     here, dtype = torch.device("cpu"), torch.float32
     assert file.data_ptr() % 16 == 0 != askew.data_ptr() % 16
-    kind, found = fetch_loose(askew, here, dtype)
+    kind, found = fetch_loose(askew, here, dtype, SMALL)
     assert kind == "cast" and torch.equal(found, askew) and found.data_ptr() % 16 == 0
     even = torch.nn.Parameter(file[4:8], requires_grad=False)
-    assert fetch_loose(even, here, dtype) == ("resident", even)
+    assert fetch_loose(even, here, dtype, SMALL) == ("resident", even)
+
+
+def test_a_small_tensor_is_brought_once_and_then_again_when_it_was_forgotten() -> None:
+    meta = torch.device("meta")
+    small = SmallTensors(meta)
+    tensor, other, large = torch.ones(8), torch.ones(8), torch.ones(MOST // 4 + 1)
+    first = small.bring(tensor)
+    assert first is not None and first.device == meta and small.bring(tensor) is first
+    assert small.bring(other) is not first and small.bring(large) is None
+    small.forget()
+    assert small.bring(tensor) is not first
+
+
+def test_a_loose_parameter_elsewhere_is_brought_once_and_cast_at_each_call() -> None:
+    meta = torch.device("meta")
+    small = SmallTensors(meta)
+    parameter = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+    for _ in range(2):
+        kind, found = fetch_loose(parameter, meta, torch.float32, small)
+        assert kind == "streamed" and found is small.bring(parameter)
+    eight = torch.nn.Parameter(torch.ones(8).to(torch.float8_e4m3fn), requires_grad=False)
+    assert fetch_loose(eight, meta, torch.float16, small)[1].dtype is torch.float16
 
 
 def test_nothing_comes_ahead_where_the_host_brings_nothing_over_beside_the_work(
