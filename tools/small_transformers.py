@@ -27,6 +27,8 @@ _FLUX = {
     "depth_single_blocks": 2,
     "guidance_embed": True,
 }
+#: Beside the latent it takes that of an image, and a mask.
+_FLUX_FILL = {**_FLUX, "in_channels": 96}
 _FLUX2 = {
     "image_model": "flux2",
     "axes_dim": [32, 32, 32, 32],
@@ -68,6 +70,21 @@ _ZIMAGE = {
     "time_scale": 1000.0,
     "pad_tokens_multiple": 32,
 }
+_LUMINA2 = {
+    "image_model": "lumina2",
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 192,
+    "cap_feat_dim": 64,
+    "n_layers": 2,
+    "qk_norm": True,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "axes_dims": [32, 32, 32],
+    "axes_lens": [300, 512, 512],
+    "rope_theta": 10000.0,
+    "ffn_dim_multiplier": 4.0,
+}
 
 
 _QWEN = {
@@ -79,6 +96,11 @@ _QWEN = {
     "num_attention_heads": 2,
     "joint_attention_dim": 64,
     "default_ref_method": "index_timestep_zero",
+}
+_QWEN_LAYERED = {
+    **_QWEN,
+    "use_additional_t_cond": True,
+    "default_ref_method": "negative_index",
 }
 _KREA = {
     "image_model": "krea2",
@@ -314,10 +336,13 @@ class Small(NamedTuple):
 
 KINDS = {
     "flux1": Small(_FLUX, "Flux", 16, 64),
+    "flux_fill": Small(_FLUX_FILL, "FluxInpaint", 16, 64),
     "flux2": Small(_FLUX2, "Flux2", 128, 64),
     "chroma": Small(_CHROMA, "Chroma", 16, 64),
     "zimage": Small(_ZIMAGE, "ZImage", 16, 64),
+    "lumina2": Small(_LUMINA2, "Lumina2", 16, 64),
     "qwen": Small(_QWEN, "QwenImage", 16, 64, True),
+    "qwen_layered": Small(_QWEN_LAYERED, "QwenImage", 16, 64, True),
     "krea": Small(_KREA, "Krea2", 16, 96),
     "wan": Small(_WAN, "WAN21_T2V", 16, 64, True),
     "wan_image": Small(_WAN_IMAGE, "WAN21_I2V", 16, 64, True),

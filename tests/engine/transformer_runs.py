@@ -29,10 +29,13 @@ class Expected(NamedTuple):
 
 EXPECTED = {
     "flux1": Expected(3, 5, 4),
+    "flux_fill": Expected(3, 5, 4),
     "flux2": Expected(3, 5, 4),
     "chroma": Expected(2, 4, 4),
     "zimage": Expected(3, 7, 6),
+    "lumina2": Expected(3, 7, 6),
     "qwen": Expected(3, 5, 2, 2),
+    "qwen_layered": Expected(3, 5, 2, 2),
     "krea": Expected(4, 7, 6),
     "sd3": Expected(4, 5, 5),
     "wan": Expected(2, 3, 4),
@@ -95,7 +98,7 @@ class Run:
 
     def key(self) -> str:
         """The name of a product's weight within a block, for a LoRA."""
-        if self.kind == "zimage":
+        if self.kind in ("zimage", "lumina2"):
             return "diffusion_model.layers.1.feed_forward.w1.weight"
         return next(
             name
