@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_tools.inprocess import Host
@@ -55,10 +56,13 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
     lab.engine.close()
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """An engine for all tests of a module: its workers start once, its graphs are built once."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
+@pytest.fixture(scope="session")
+def shared(run_folder: Path) -> Iterator[Lab]:
+    """An engine for all small transformers: its workers start once, and graphs that it or another
+    process of the run has built are found.
+    """
+    with FileLock(run_folder / "transformers.lock"):
+        lab = Lab(run_folder / "transformers")
     yield lab
     lab.engine.close()
 

@@ -178,10 +178,13 @@ def test_an_operator_that_is_not_the_known_one_is_the_hosts(
     assert again.timed == 1
 
 
-def test_a_compiled_model_multiplies_by_it(card: Card, host: Host, tmp_path: Path) -> None:
-    lab = Lab(tmp_path / "lab")
+def test_a_compiled_model_multiplies_by_it(
+    card: Card, host: Host, shared: Lab, tmp_path: Path
+) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    shared.compiled(model)
+    lab = shared.copy_to(tmp_path / "lab")  # what takes which time is noted beside its graphs
     try:
-        model = transformers.load_quantised("flux1", "int8_convrot")
         compiled = lab.compiled(model)
         prompt = transformers.conditioning("flux1", 13)
         latent = transformers.latent("flux1", 8, 8)

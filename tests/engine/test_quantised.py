@@ -106,11 +106,11 @@ def test_quantised_blocks_of_a_video_model(host: Host, shared: Lab, form: str) -
 
 SELDOM = [
     pytest.param(kind, marks=pytest.mark.slow)
-    for kind in ("flux2", "chroma", "krea", "anima", "hunyuan")
+    for kind in ("qwen", "flux2", "chroma", "krea", "anima", "hunyuan")
 ]
 
 
-@pytest.mark.parametrize("kind", ["zimage", "qwen", *SELDOM])
+@pytest.mark.parametrize("kind", ["zimage", *SELDOM])
 def test_quantised_blocks_of_every_family(host: Host, shared: Lab, kind: str) -> None:
     """One set of graphs serves all formats."""
     built = None
