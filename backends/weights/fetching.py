@@ -15,6 +15,7 @@ residency, an evicted page.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +39,8 @@ from .casting import (
 )
 from .lanes import Lanes
 from .small import SmallTensors
+
+logger = logging.getLogger(__name__)
 
 CLASSES = ("resident", "cast", "streamed", "dynamic")
 #: What the host's functions give of a layer; whatever else belongs to it is a parameter by itself.
@@ -197,7 +200,9 @@ class RegionWeights:
         self._owners = list(dict.fromkeys(layers))
         self._fetched: Fetched | None = None
         self._epoch = -1
-        self._signature: bytes | None = None  # of the pages that `_kept` lies in
+        #: In which there was no room for the weights of the layers left to the host, too.
+        self._short_epoch = -1
+        self._signature: bytes | None = None  # of the pages that `_fetched` lies in
 
     def let_go(self) -> None:
         """Keep no weights: the host may load the model anew, and needs the room."""
@@ -222,9 +227,19 @@ class RegionWeights:
 
     def _fetch_anew(self) -> Fetched:
         self._fetched = None
+        left = self._multiplied_as_given()
+        if left:
+            try:
+                return self._fetch_together(left)
+            except ValueError as error:  # layers that fetch their own need less room at a time
+                self._short_epoch = self._source.epoch
+                logger.debug("layers fetch their own weights from now on: %s", error)
+        return self._fetch_together({})
+
+    def _fetch_together(self, left: dict[str, Any]) -> Fetched:
         releases: list[Callable[[], None]] = []
         try:
-            return self._gather(releases)
+            return self._gather(left, releases)
         except torch.OutOfMemoryError as error:  # all of a region's weights at once
             _all(releases)
             raise ValueError("they could not be brought over together: out of memory") from error
@@ -232,13 +247,14 @@ class RegionWeights:
             _all(releases)
             raise
 
-    def _gather(self, releases: list[Callable[[], None]]) -> Fetched:
-        """Fetch all weights; what must be let go of is put into `releases`, whatever happens."""
+    def _gather(self, left: dict[str, Any], releases: list[Callable[[], None]]) -> Fetched:
+        """Fetch all weights of the graph, and of these layers that it leaves to the host; what must
+        be let go of is put into `releases`, whatever happens.
+        """
         source = self._source
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
         quick = source.quick_dynamic
-        left = self._multiplied_as_given() if quick else {}
         owners = [*self._owners, *left.values()]
         dynamic = [m for m in owners if is_dynamic(m, source.device)] if quick else []
         away = []
@@ -290,6 +306,8 @@ class RegionWeights:
         """The layers that the graph leaves to the host and that may be multiplied by what is
         fetched for them, at this moment, by their paths.
         """
+        if not self._source.quick_dynamic or self._short_epoch == self._source.epoch:
+            return {}
         dtype = self._source.dtype
         return {
             path: layer

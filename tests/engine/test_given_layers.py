@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.host_api import casting
 from warmgraph_backends.weights.fetching import ModelWeights, RegionWeights
 from warmgraph_backends.weights.lanes import Lanes
 from warmgraph_tools import small_transformers as transformers
@@ -196,6 +197,28 @@ def test_scales_are_kept_for_an_epoch_and_what_is_large_comes_at_each_call(host:
     assert one._params.scale is other._params.scale and one._qdata is not other._qdata
     source.begin_run()
     assert fetched()._params.scale is not one._params.scale
+
+
+def test_layers_fetch_their_own_for_an_epoch_where_there_is_no_room_for_all(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot")
+    block = model.model.diffusion_model.double_blocks[0]
+    source = ModelWeights(model.model, ELSEWHERE, block.img_mlp[0].weight.dtype)
+    weights = RegionWeights(block, [], source, {"img_mlp.0": False})
+    bring, asked = casting.bring, []
+
+    def full(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        asked.append(tensor)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(casting, "bring", full)
+    for _ in range(3):
+        assert not weights.fetch().given
+    assert len(asked) == 1
+    monkeypatch.setattr(casting, "bring", bring)
+    source.begin_run()
+    assert weights.fetch().given.keys() == {"img_mlp.0"}
 
 
 def test_without_the_quick_path_layers_fetch_their_own(host: Host) -> None:
