@@ -71,32 +71,38 @@ class Stage:
             inputs.update({key: value for key, value in changed.items() if key in inputs})
         return prompt
 
-    def run(self, name: str, *, path: str | None = None) -> dict[str, Any]:
+    def run(self, name: str, *, path: str | None = None, **values: Any) -> dict[str, Any]:
         """Run a workflow with and without our nodes on one new seed, and compare the pictures.
 
         Returns the model's report as it was when our run had ended.
         """
-        return self.run_all(name, path=path)[0]
+        return self.run_all(name, path=path, **values)[0]
 
     def run_all(
-        self, name: str, *, path: str | None = None, within: tuple[float, float] = (3, 0.1)
+        self,
+        name: str,
+        *,
+        path: str | None = None,
+        within: tuple[float, float] = (3, 0.1),
+        **values: Any,
     ) -> list[dict[str, Any]]:
         """As `run`; returns the reports of all that our nodes attached to, the models' first.
 
         Args:
             within: how far a pixel may be off at most, and all on average, of 255.
+            values: of `prompt`.
         """
         self._seed += 1
         workflow = read(name)
         if path:  # what our page script adds to a saved workflow's prompt
             workflow["extra"]["warmgraph"] = {"path": path, "user": "default"}
-        ours = self.server.run(self.prompt(name, seed=self._seed), workflow=workflow)
+        ours = self.server.run(self.prompt(name, seed=self._seed, **values), workflow=workflow)
         reports = self.server.model_reports(ours)
         reports.sort(key=lambda report: not report["id"].startswith("model-"))
         self.keys.update(kind["key"] for report in reports for kind in report["kinds"])
         texts = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
         assert any("parts compiled" in text for text in texts)  # Graph Report
-        eager = self.server.run(self.prompt(name, seed=self._seed, eager=True))
+        eager = self.server.run(self.prompt(name, seed=self._seed, eager=True, **values))
         self.assert_same_picture(ours, eager, within)
         return reports
 
