@@ -218,12 +218,13 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
         dtype: of the input.
         rounded: whether the input comes rounded, as the format has it.
     """
+    if not _calls_as_known(layer.__class__):
+        return False
     from comfy.quant_ops import QuantizedTensor
 
     weight, bias = layer.weight, layer.bias
     return (
-        _calls_as_known(layer.__class__)
-        and layer.__dict__.keys().isdisjoint(_READ)
+        layer.__dict__.keys().isdisjoint(_READ)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and quantised_as(layer) in (_ROUNDED if rounded else (kitchen.INT8,))
         and takes_rounded(layer)

@@ -223,6 +223,10 @@ class Ops(comfy.ops.manual_cast):
     class LayerNorm(comfy.ops.manual_cast.LayerNorm):
         def forward_comfy_cast_weights(self, input):
             return super().forward_comfy_cast_weights(input)
+
+    class RMSNorm(torch.nn.RMSNorm):  # torch's own has no bias
+        def forward(self, input):
+            return torch.nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 """
 
 
