@@ -52,15 +52,18 @@ _FLUX2 = {
     "depth_single_blocks": 2,
     "guidance_embed": False,
 }
-_ZIMAGE = {
+_NEXTDIT = {
     "image_model": "lumina2",
     "patch_size": 2,
     "in_channels": 16,
-    "dim": 256,
     "cap_feat_dim": 64,
     "n_layers": 2,
     "qk_norm": True,
     "n_heads": 2,
+}
+_ZIMAGE = {
+    **_NEXTDIT,
+    "dim": 256,
     "n_kv_heads": 2,
     "axes_dims": [32, 48, 48],
     "axes_lens": [1536, 512, 512],
@@ -71,14 +74,8 @@ _ZIMAGE = {
     "pad_tokens_multiple": 32,
 }
 _LUMINA2 = {
-    "image_model": "lumina2",
-    "patch_size": 2,
-    "in_channels": 16,
+    **_NEXTDIT,
     "dim": 192,
-    "cap_feat_dim": 64,
-    "n_layers": 2,
-    "qk_norm": True,
-    "n_heads": 2,
     "n_kv_heads": 1,
     "axes_dims": [32, 32, 32],
     "axes_lens": [300, 512, 512],

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import kitchen
+from .present import names_in
 
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
@@ -62,8 +63,8 @@ _FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
 _ROUNDED = {"float8_e4m3fn": torch.float8_e4m3fn}
 #: Under these names the host's classes, and torch's, have the code of a call.
 FORWARDS = ("forward", "_forward", "_conv_forward")
-#: What the code of a call of a quantised layer reads, by its names, where it is the known one:
-#: another version of the host may do more with an input than multiply it.
+#: The names in the code of a call of a quantised layer, where it is the known one: another version
+#: of the host may do more with an input than multiply it.
 _READ = {
     "forward": frozenset(
         (
@@ -77,6 +78,7 @@ _READ = {
             "cast_to_device",
             "comfy",
             "comfy_force_cast_weights",
+            "compute_dtype",
             "device",
             "dtype",
             "forward_comfy_cast_weights",
@@ -89,20 +91,37 @@ _READ = {
             "len",
             "model_management",
             "ndim",
+            "offloadable",
             "pre_quant_scale",
             "quant_format",
             "quantize_input",
             "requires_grad",
             "reshape",
             "run_every_op",
+            "scale",
             "shape",
             "uncast_bias_weight",
+            "want_requant",
             "weight",
             "weight_function",
+            "weight_only_quant",
         )
     ),
     "forward_comfy_cast_weights": frozenset(
-        ("_forward", "cast_bias_weight", "device", "dtype", "to", "uncast_bias_weight", "weight")
+        (
+            "_forward",
+            "bias_dtype",
+            "cast_bias_weight",
+            "compute_dtype",
+            "device",
+            "dtype",
+            "input",
+            "offloadable",
+            "to",
+            "uncast_bias_weight",
+            "want_requant",
+            "weight",
+        )
     ),
     "_forward": frozenset(("functional", "linear", "nn", "torch")),
 }
@@ -238,19 +257,14 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
 
 @cache
 def _calls_as_known(cls: Any) -> bool:
-    """Tell whether a class is the host's for quantised products, and its code of a call reads
+    """Tell whether a class is the host's for quantised products, and its code of a call names
     nothing that is not known.
     """
     codes = [getattr(getattr(cls, name, None), "__code__", None) for name in _READ]
     return cls.__module__ == "comfy.ops" and all(
-        code is not None and _names_in(code) <= known
+        code is not None and known.issuperset(names_in(code))
         for code, known in zip(codes, _READ.values(), strict=True)
     )
-
-
-def _names_in(code: Any) -> set[str]:
-    """What code reads by name: globals, attributes, and what `getattr` is asked for."""
-    return {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
 
 
 def may_be_multiplied_by(layer: Any) -> bool:

@@ -106,10 +106,11 @@ def _names(found: Any, home: str) -> frozenset[str] | None:
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__module__", home) != home:
         return None
-    return frozenset(_in_code(code))
+    return frozenset(names_in(code))
 
 
-def _in_code(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Every name and text in code, that of functions within it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -117,4 +118,4 @@ def _in_code(code: types.CodeType) -> Iterator[str]:
         elif isinstance(constant, tuple):  # the keys of a dict that is written out
             yield from (key for key in constant if isinstance(key, str))
         elif isinstance(constant, types.CodeType):
-            yield from _in_code(constant)
+            yield from names_in(constant)

@@ -247,11 +247,11 @@ def _better(files: Sequence[str]) -> str:
 def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
     if _thread.module is None:
         return _stand_in(input, path, out_features)
-    module, caller, given = _thread.module, _thread.caller, _thread.given.get(path)
+    module, caller, given = _thread.module, _thread.caller, _given(path, input.dtype)
     shape = (*input.shape[:-1], out_features)
 
     def compute() -> torch.Tensor:
-        if given is not None and given[0].dtype is input.dtype:
+        if given is not None:
             return (linear if caller is None else caller.multiply)(input, *given)
         layer = module.get_submodule(path)
         result: torch.Tensor = layer(input) if caller is None else caller.call(layer, input)
@@ -267,19 +267,25 @@ def _run_rounded(
     if _thread.module is None:
         unrounded = values.to(wanted) if scale is None else values.to(wanted) * scale.to(wanted)
         return _stand_in(unrounded, path, out_features)
-    module, given = _thread.module, _thread.given.get(path)
+    module, given = _thread.module, _given(path, wanted)
     shape = (*values.shape[:-1], out_features)
 
     def compute() -> torch.Tensor:
         rows = values.reshape(-1, values.shape[-1])
         one = _one(values.device) if scale is None else scale
         rounded = rounded_input(rows, one, wanted)
-        if given is not None and given[0].dtype is wanted:
+        if given is not None:
             return linear(rounded, *given).reshape(shape)
         result: torch.Tensor = module.get_submodule(path)(rounded)
         return result.reshape(shape)
 
     return operators.live(path, compute, shape, values, dtype=wanted)
+
+
+def _given(path: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
+    """By what inputs of a dtype are multiplied in place of a call of the layer, if by anything."""
+    found = _thread.given.get(path)
+    return found if found is not None and found[0].dtype is dtype else None
 
 
 def _one(device: torch.device) -> torch.Tensor:

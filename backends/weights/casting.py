@@ -35,10 +35,14 @@ def parts_of(tensor: Any) -> list[torch.Tensor] | None:
     """The plain tensors that a parameter consists of, None where that is not known."""
     if type(tensor) in _PLAIN:
         return [tensor]
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return None
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    return parts if all(type(part) in _PLAIN for part in parts) else None
+    parts = list(_named_parts(tensor).values())
+    return parts if parts and all(type(part) in _PLAIN for part in parts) else None
+
+
+def _named_parts(tensor: Any) -> dict[str, Any]:
+    """What a tensor of a class of its own says that it consists of, by name; of others nothing."""
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    return {name: getattr(tensor, name) for name in names}
 
 
 def lies_elsewhere(module: Any, device: torch.device) -> bool:
@@ -167,21 +171,22 @@ def _pair(module: Any) -> tuple[Any, Any]:
 
 
 def _kept_parts(weight: Any, small: SmallTensors) -> dict[str, torch.Tensor]:
-    """The small parts of a quantised weight on the device, by their names; its numbers are none."""
-    if type(weight) in _PLAIN or not hasattr(weight, "__tensor_flatten__"):
-        return {}
-    names = weight.__tensor_flatten__()[0][1:]
-    found = {name: small.bring(getattr(weight, name)) for name in names}
+    """The small parts of a quantised weight on the device, by their names; its numbers, the first
+    part, are none.
+    """
+    found = {name: small.bring(part) for name, part in list(_named_parts(weight).items())[1:]}
     return {name: part for name, part in found.items() if part is not None}
 
 
 def _brought(module: Any, kept: dict[str, torch.Tensor], device: torch.device) -> tuple[Any, Any]:
     weight, bias = _pair(module)
     if kept:
-        names, context = weight.__tensor_flatten__()
-        rest = {n: casting.bring(getattr(weight, n), device) for n in names if n not in kept}
-        shape, stride = weight.shape, weight.stride()
-        weight = type(weight).__tensor_unflatten__({**kept, **rest}, context, shape, stride)
+        parts = {
+            name: kept[name] if name in kept else casting.bring(part, device)
+            for name, part in _named_parts(weight).items()
+        }
+        context, shape, stride = weight.__tensor_flatten__()[1], weight.shape, weight.stride()
+        weight = type(weight).__tensor_unflatten__(parts, context, shape, stride)
     elif weight is not None:
         weight = casting.bring(weight, device)
     return weight, None if bias is None else casting.bring(bias, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..host import end_node
 from ..measure import rel_l2
@@ -88,10 +88,10 @@ def restarted_transformers(
     for name in _all(kinds, formats):
         loaded = _load(small, name, getattr(torch, dtype))
         ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
-        error = _error(small, name, (loaded, ours), SIZES[1])
+        eager, made = (_sample(small, name, model, SIZES[1]) for model in (loaded, ours))
         report = brief(engine.report(ours))
         kept = {key: report[key] for key in ("builds", "loads", "regions", "calls")}
-        rows.append({"kind": name, "error": error, **kept})
+        rows.append({"kind": name, "error": float(rel_l2(made, eager)), **kept})
         partial({"rows": rows})
     engine.close()
     return {"rows": rows}
@@ -121,23 +121,20 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
     loaded = _load(small, name, dtype)
     ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
     pair = (loaded, ours)
-    errors = [_error(small, name, pair, SIZES[0])]
+    found = [_compare(small, name, pair, SIZES[0])]
     # Graphs for larger calls may come later.
     settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)
     built = engine.report(ours)["builds"]
-    errors += [_error(small, name, pair, size) for size in SIZES[1:]]
-    own = [_own(small, name, loaded, size) for size in SIZES]
+    found += [_compare(small, name, pair, size) for size in SIZES[1:]]
     if lora:
         before = _sample(small, name, ours, SIZES[0])
         for strength in STRENGTHS:
             patched = [_with_lora(model, strength) for model in pair]
-            errors.append(_error(small, name, patched, SIZES[0]))
-            own.append(_own(small, name, patched[0], SIZES[0]))
+            found.append(_compare(small, name, patched, SIZES[0]))
         moved = rel_l2(_sample(small, name, _with_lora(ours, STRENGTHS[0]), SIZES[0]), before)
     calls: list[Any] = []
     overridden = [_overridden(model, calls) for model in pair]
-    override_error = _error(small, name, overridden, SIZES[0])
-    own.append(_own(small, name, overridden[0], SIZES[0]))
+    by_override = _compare(small, name, overridden, SIZES[0])
     exact = engine.compile_model(loaded, form="exact")
     long = [_sample(small, name, loaded, size, steps=STEPS) for size in LONG_SIZES]
     runs = {}
@@ -146,39 +143,51 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
         runs[label] = _replayed(engine, model, long, made)
     second = _load(small, name, dtype, seed=1)
     compiled = engine.compile_model(second, when_missing="wait", form="any shape")
-    errors.append(_error(small, name, (second, compiled), SIZES[0]))
-    own.append(_own(small, name, second, SIZES[0]))
+    found.append(_compare(small, name, (second, compiled), SIZES[0]))
     reports = [engine.report(model) for model in (ours, compiled)]
     return {
         "kind": name,
-        "errors": errors,
+        "errors": [each.error for each in found],
         "builds": reports[0]["builds"] - built + reports[1]["builds"],
         "overridden": len(calls),
-        "override_error": override_error,
+        "override_error": by_override.error,
         "moved": moved if lora else None,
-        "own": max(own),
-        "long_own": max(_own(small, name, loaded, size, steps=STEPS) for size in LONG_SIZES[:2]),
+        "own": max(each.own for each in (*found, by_override)),
+        "long_own": max(
+            _own(small, name, loaded, size, latent, steps=STEPS)
+            for size, latent in list(zip(LONG_SIZES, long, strict=True))[:2]
+        ),
         **runs,
         **{key: brief(reports[0])[key] for key in ("regions", "eager", "calls", "notes")},
     }
 
 
-def _error(small: Any, name: str, pair: Sequence[Any], size: tuple[int, int, int, int]) -> float:
-    """Relative L2 of a latent by the second model to that by the first."""
-    eager, found = (_sample(small, name, model, size) for model in pair)
-    return float(rel_l2(found, eager))
+class _Found(NamedTuple):
+    """Relative L2 of a latent by ours to the host's, and how far the host's own moves (`_own`)."""
+
+    error: float
+    own: float
+
+
+def _compare(small: Any, name: str, pair: Sequence[Any], size: tuple[int, int, int, int]) -> _Found:
+    """Compare a latent by the second model with that by the first."""
+    eager, made = (_sample(small, name, model, size) for model in pair)
+    return _Found(float(rel_l2(made, eager)), _own(small, name, pair[0], size, eager))
 
 
 def _own(
-    small: Any, name: str, model: Any, size: tuple[int, int, int, int], *, steps: int = 1
+    small: Any,
+    name: str,
+    model: Any,
+    size: tuple[int, int, int, int],
+    latent: Any,
+    *,
+    steps: int = 1,
 ) -> float:
     """How far a model's own latent moves when each number of its text does, by its last bit in
     bfloat16: no other way to compute it can be expected to come nearer.
     """
-    plain, moved = (
-        _sample(small, name, model, size, steps=steps, nudged=nudged) for nudged in (False, True)
-    )
-    return float(rel_l2(moved, plain))
+    return float(rel_l2(_sample(small, name, model, size, steps=steps, nudged=True), latent))
 
 
 def _with_lora(model: Any, strength: float) -> Any:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -147,6 +148,27 @@ def test_a_layer_that_does_more_than_the_product_is_called(
 # --- where they lie elsewhere ---------------------------------------------------------------------
 
 
+class Block(NamedTuple):
+    """A block of a small Flux 1 in int8 whose model's weights are wanted on a device."""
+
+    module: Any
+    source: ModelWeights
+
+    def weights(self, left: Mapping[str, bool] = MappingProxyType({"img_mlp.0": False})) -> Any:
+        return RegionWeights(self.module, [], self.source, left)
+
+
+@pytest.fixture
+def block_on(host: Host) -> Callable[..., Block]:
+    def make(device: torch.device, **options: Any) -> Block:
+        model = transformers.load_quantised("flux1", "int8_convrot").model
+        module = model.diffusion_model.double_blocks[0]
+        dtype = module.img_mlp[0].weight.dtype
+        return Block(module, ModelWeights(model, device, dtype, **options))
+
+    return make
+
+
 class Turns(Lanes):
     """Notes how many bytes each turn brings."""
 
@@ -159,19 +181,18 @@ class Turns(Lanes):
         return super().turn(size)
 
 
-def test_parts_come_with_the_regions_own_weights_in_one_turn(host: Host) -> None:
-    model = transformers.load_quantised("flux1", "int8_convrot")
-    block = model.model.diffusion_model.double_blocks[0]
-    dtype = block.img_mlp[0].weight.dtype
-    source = ModelWeights(model.model, ELSEWHERE, dtype)
-    source.lanes = turns = Turns()
+def test_parts_come_with_the_regions_own_weights_in_one_turn(
+    block_on: Callable[..., Block],
+) -> None:
+    block = block_on(ELSEWHERE)
+    block.source.lanes = turns = Turns()
     left = {"img_mlp.0": False, "img_mlp.2": False, "txt_mlp.0": True}
-    given = RegionWeights(block, [], source, left).fetch().given
+    given = block.weights(left).fetch().given
     assert given.keys() == {"img_mlp.0", "img_mlp.2"}, "no fp8 layer"
     size = 0
     for path, (weight, bias) in given.items():
-        layer = block.get_submodule(path)
-        assert weight.dtype is bias.dtype is dtype
+        layer = block.module.get_submodule(path)
+        assert weight.dtype is bias.dtype is layer.weight.dtype
         assert weight._qdata.data_ptr() != layer.weight._qdata.data_ptr(), "a copy"
         assert torch.equal(weight._qdata, layer.weight._qdata)
         assert torch.equal(weight._params.scale, layer.weight._params.scale)
@@ -180,32 +201,30 @@ def test_parts_come_with_the_regions_own_weights_in_one_turn(host: Host) -> None
     assert turns.sizes == [size]
 
 
-def test_scales_are_kept_for_an_epoch_and_what_is_large_comes_at_each_call(host: Host) -> None:
-    model = transformers.load_quantised("flux1", "int8_convrot")
-    block = model.model.diffusion_model.double_blocks[0]
+def test_scales_are_kept_for_an_epoch_and_what_is_large_comes_at_each_call(
+    block_on: Callable[..., Block],
+) -> None:
     meta = torch.device("meta")
-    source = ModelWeights(model.model, meta, block.img_mlp[0].weight.dtype)
-    weights = RegionWeights(block, [], source, {"img_mlp.0": False})
+    block = block_on(meta)
+    weights = block.weights()
 
     def fetched() -> Any:
         weight, bias = weights.fetch().given["img_mlp.0"]
         assert weight._qdata.device == weight._params.scale.device == bias.device == meta
-        assert type(weight) is type(block.img_mlp[0].weight) and weight.shape == (1024, 256)
+        assert type(weight) is type(block.module.img_mlp[0].weight) and weight.shape == (1024, 256)
         return weight
 
     one, other = fetched(), fetched()
     assert one._params.scale is other._params.scale and one._qdata is not other._qdata
-    source.begin_run()
+    block.source.begin_run()
     assert fetched()._params.scale is not one._params.scale
 
 
 def test_layers_fetch_their_own_for_an_epoch_where_there_is_no_room_for_all(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    block_on: Callable[..., Block], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = transformers.load_quantised("flux1", "int8_convrot")
-    block = model.model.diffusion_model.double_blocks[0]
-    source = ModelWeights(model.model, ELSEWHERE, block.img_mlp[0].weight.dtype)
-    weights = RegionWeights(block, [], source, {"img_mlp.0": False})
+    block = block_on(ELSEWHERE)
+    weights = block.weights()
     bring, asked = casting.bring, []
 
     def full(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -217,13 +236,9 @@ def test_layers_fetch_their_own_for_an_epoch_where_there_is_no_room_for_all(
         assert not weights.fetch().given
     assert len(asked) == 1
     monkeypatch.setattr(casting, "bring", bring)
-    source.begin_run()
+    block.source.begin_run()
     assert weights.fetch().given.keys() == {"img_mlp.0"}
 
 
-def test_without_the_quick_path_layers_fetch_their_own(host: Host) -> None:
-    model = transformers.load_quantised("flux1", "int8_convrot")
-    block = model.model.diffusion_model.double_blocks[0]
-    dtype = block.img_mlp[0].weight.dtype
-    source = ModelWeights(model.model, ELSEWHERE, dtype, quick_dynamic=False)
-    assert not RegionWeights(block, [], source, {"img_mlp.0": False}).fetch().given
+def test_without_the_quick_path_layers_fetch_their_own(block_on: Callable[..., Block]) -> None:
+    assert not block_on(ELSEWHERE, quick_dynamic=False).weights().fetch().given
