@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from . import kitchen
-from .present import names_in
 
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
@@ -63,68 +62,6 @@ _FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
 _ROUNDED = {"float8_e4m3fn": torch.float8_e4m3fn}
 #: Under these names the host's classes, and torch's, have the code of a call.
 FORWARDS = ("forward", "_forward", "_conv_forward")
-#: The names in the code of a call of a quantised layer, where it is the known one: another version
-#: of the host may do more with an input than multiply it.
-_READ = {
-    "forward": frozenset(
-        (
-            "QUANT_ALGOS",
-            "QuantLinearFunc",
-            "QuantizedTensor",
-            "_full_precision_mm",
-            "apply",
-            "bias_function",
-            "cast_bias_weight",
-            "cast_to_device",
-            "comfy",
-            "comfy_force_cast_weights",
-            "compute_dtype",
-            "device",
-            "dtype",
-            "forward_comfy_cast_weights",
-            "from_float",
-            "get",
-            "getattr",
-            "input_scale",
-            "isinstance",
-            "layout_type",
-            "len",
-            "model_management",
-            "ndim",
-            "offloadable",
-            "pre_quant_scale",
-            "quant_format",
-            "quantize_input",
-            "requires_grad",
-            "reshape",
-            "run_every_op",
-            "scale",
-            "shape",
-            "uncast_bias_weight",
-            "want_requant",
-            "weight",
-            "weight_function",
-            "weight_only_quant",
-        )
-    ),
-    "forward_comfy_cast_weights": frozenset(
-        (
-            "_forward",
-            "bias_dtype",
-            "cast_bias_weight",
-            "compute_dtype",
-            "device",
-            "dtype",
-            "input",
-            "offloadable",
-            "to",
-            "uncast_bias_weight",
-            "want_requant",
-            "weight",
-        )
-    ),
-    "_forward": frozenset(("functional", "linear", "nn", "torch")),
-}
 
 
 def is_operator(layer: Any) -> bool:
@@ -227,44 +164,6 @@ def takes_rounded(layer: Any) -> bool:
     anew at each call, for it then unpacks them and multiplies in full.
     """
     return not has_functions(layer) and not getattr(layer, "comfy_force_cast_weights", False)
-
-
-def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> bool:
-    """Tell whether a call of a layer is, at this moment, no more than the product of its input by
-    its weights as they are stored: who has these may multiply without the layer.
-
-    Args:
-        dtype: of the input.
-        rounded: whether the input comes rounded, as the format has it.
-    """
-    if not _calls_as_known(layer.__class__):
-        return False
-    from comfy.quant_ops import QuantizedTensor
-
-    weight, bias = layer.weight, layer.bias
-    return (
-        layer.__dict__.keys().isdisjoint(_READ)
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and quantised_as(layer) in (_ROUNDED if rounded else (kitchen.INT8,))
-        and takes_rounded(layer)
-        and not layer._full_precision_mm
-        and getattr(layer, "pre_quant_scale", None) is None
-        and isinstance(weight, QuantizedTensor)
-        and weight.dtype is dtype
-        and (bias is None or bias.dtype is dtype)
-    )
-
-
-@cache
-def _calls_as_known(cls: Any) -> bool:
-    """Tell whether a class is the host's for quantised products, and its code of a call names
-    nothing that is not known.
-    """
-    codes = [getattr(getattr(cls, name, None), "__code__", None) for name in _READ]
-    return cls.__module__ == "comfy.ops" and all(
-        code is not None and known.issuperset(names_in(code))
-        for code, known in zip(codes, _READ.values(), strict=True)
-    )
 
 
 def may_be_multiplied_by(layer: Any) -> bool:

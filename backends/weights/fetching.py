@@ -25,7 +25,8 @@ import torch
 
 from ..contract import WeightSpec
 from ..host_api import dynamic_vram
-from ..host_api.layers import is_operator, multiplies_as_given
+from ..host_api.given import multiplies_as_given
+from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
 from .casting import (
     ALIGNMENT,
