@@ -36,7 +36,7 @@ SYMBOLS = dit.SYMBOLS | {
 _POSITIONS = "called with positions for each block"
 
 
-class Block(Form):
+class Block(dit.Attending):
     """Block: `x [batch, img, C]`, what modulates `emb [batch, 1, C]`, `context [batch, txt, C']`,
     the rotation table and, where the module has such layers, `adaln [batch, 1, 3 C]` -> as x. In a
     model that computes in float16 x is in float32.

@@ -41,6 +41,12 @@ SYMBOLS = {
 UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 
 
+class Attending(Form):
+    """A block that `reference` calls with `OPTIONS`, for all attention within."""
+
+    live_attention = True
+
+
 class LastLayer(Form):
     """`x [batch, img, C]`, what modulates `vec [batch, C]` -> x, or what its tokens unfold into."""
 

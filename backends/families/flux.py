@@ -22,7 +22,7 @@ from .plan import Call, Form, Forward, Plan, host_forward, host_results
 NAME = "flux"
 
 
-class Double(Form):
+class Double(dit.Attending):
     """DoubleStreamBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, the rotation table in two
     parts, and what modulates: `vec [batch, C]`, or twelve `[batch, 1, C]` -> `(img, txt)`.
     """
@@ -53,7 +53,7 @@ class Double(Form):
         )
 
 
-class Single(Form):
+class Single(dit.Attending):
     """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, and what modulates: `vec
     [batch, C]`, or three `[batch, 1, C]` -> as x.
     """

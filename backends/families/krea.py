@@ -23,7 +23,7 @@ SYMBOLS = dit.SYMBOLS | {
 }
 
 
-class Single(Form):
+class Single(dit.Attending):
     """SingleStreamBlock: `x [batch, tokens, C]`, what modulates `vec [batch, 1, 6 C]` and the
     rotation table -> as x.
     """
@@ -46,7 +46,7 @@ class Single(Form):
         return host_forward(module, *inputs, transformer_options=dit.OPTIONS)
 
 
-class Text(Form):
+class Text(dit.Attending):
     """TextFusionBlock over a text: `x [batch, txt, C]` -> as x."""
 
     family = NAME

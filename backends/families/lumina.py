@@ -18,7 +18,7 @@ from .plan import Call, Form, Forward, Plan, host_forward
 NAME = "lumina"
 
 
-class Layer(Form):
+class Layer(dit.Attending):
     """JointTransformerBlock: `x [batch, tokens, C]`, the rotation table and, where it is modulated,
     `adaln [batch, C']` -> as x.
     """

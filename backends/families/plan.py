@@ -24,7 +24,7 @@ import torch
 
 from ..compilers.rewrites import rewritten
 from ..contract import Description, InputSpec, Symbol
-from ..host_api import kitchen, layers
+from ..host_api import attention, kitchen, layers
 from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
 from ..kinds.packs import foreign_class, is_known
@@ -69,6 +69,8 @@ class Form:
     #: Whether people's images have 2**31 elements here now and then: a kind gets a second graph
     #: on a GPU before any call needs it.
     widens: bool = False
+    #: Whether its graph calls the host's attention when it runs: which one is no part of it then.
+    live_attention: bool = False
 
     def label(self, module: Any) -> str:
         """Return a name for people, for example "ResBlock 320->640"."""
@@ -224,7 +226,9 @@ def region_sources(
     """
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
-    found = fingerprint([reference, *rewritten(form.layout), *functions], classes, watch, through)
+    live = attention.replaceable() if form.live_attention else None
+    functions = [reference, *rewritten(form.layout), *functions]
+    found = fingerprint(functions, classes, watch, through, live)
     if any(name.startswith(kitchen.PACKAGE) for name in found):
         found[f"{kitchen.PACKAGE}:version"] = kitchen.facts()
     return found

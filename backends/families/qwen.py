@@ -30,7 +30,7 @@ NAME = "qwen"
 SYMBOLS = dit.SYMBOLS | {"ref": Symbol("ref", 1, 2**17, 4104)}
 
 
-class Block(Form):
+class Block(dit.Attending):
     """QwenImageTransformerBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, what modulates
     `temb [batch, C]`, and the rotation table in two parts -> `(txt, img)`.
     """
@@ -67,7 +67,7 @@ class ControlBlock(Block):
     hidden = ("has_before_proj",)
 
 
-class BlockWithReferences(Form):
+class BlockWithReferences(dit.Attending):
     """As `Block`, with the tokens of reference images, which have a timestep of their own, apart:
     `ref [batch, ref, C]`, modulated by `temb_ref`. Its `img` result has them at its end.
     """

@@ -19,7 +19,7 @@ from .plan import Call, Form, Forward, Plan, host_results
 NAME = "sd3"
 
 
-class Joint(Form):
+class Joint(dit.Attending):
     """JointBlock: `txt [batch, txt, C]`, `img [batch, img, C]`, what modulates both `c [batch, C]`
     -> `(txt, img)`; of a model's last one, which needs its text no more, img alone.
     """

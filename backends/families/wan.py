@@ -44,7 +44,7 @@ _TIMES_FRAMES = 48
 _UNEVEN = "called with timesteps whose shares of the tokens are not equal"
 
 
-class Block(Form):
+class Block(dit.Attending):
     """WanAttentionBlock: `x [batch, img, C]`, what modulates `e [batch, 6, C]`, the rotation table
     and `context [batch, txt, C]` -> as x.
     """

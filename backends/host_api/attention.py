@@ -1,12 +1,14 @@
 """The host's attention, and which of PyTorch's kernels it asks for.
 
-Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`), which its arguments
-choose, and `comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order on CUDA alone.
+Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`, which its arguments
+choose and `wrap_attn` is around) and `comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order
+on CUDA alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +39,17 @@ def is_plain(options: dict[str, Any]) -> bool:
 
     own = getattr(attention, "attention_pytorch", None)
     return not options.get(ATTENTION) and attention.optimized_attention is own
+
+
+def replaceable() -> Callable[..., Any] | None:
+    """Return the attention that this process' flags chose if a call's options can name another in
+    its place (the host's `wrap_attn`), None if it is another pack's that does not look at them.
+    """
+    from comfy.ldm.modules import attention
+
+    chosen: Callable[..., Any] = attention.optimized_attention
+    code = getattr(chosen, "__code__", None)
+    return chosen if code is not None and ATTENTION in code.co_consts else None
 
 
 def attend(

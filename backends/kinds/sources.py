@@ -44,12 +44,14 @@ def fingerprint(
     classes: Iterable[type],
     watch: Watch | None = None,
     through: list[Callable[..., Any]] | None = None,
+    live: Callable[..., Any] | None = None,
 ) -> dict[str, str]:
     """Hash every function that `functions` and the forwards of `classes` run through.
 
     Args:
         watch: gets every name that was followed, to notice later changes.
         through: gets the functions themselves.
+        live: a function that is no part of them: a graph calls it when it runs.
 
     Returns:
         {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that
@@ -72,7 +74,7 @@ def fingerprint(
         seen[id(function)] = function
         if function.__name__ in NOT_TRACED:
             continue
-        digest, values, callees = _examine(function, watch)
+        digest, values, callees = _examine(function, watch, live)
         name = f"{_module_name(function)}:{function.__qualname__}"
         digests.setdefault(name, set()).add(digest)
         if is_foreign(function):
@@ -161,7 +163,9 @@ def _watch_torch(function: Any, watch: Watch) -> None:
         _resolve(function.__globals__, chain, {}, [], watch)
 
 
-def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
+def _examine(
+    function: Any, watch: Watch, live: Callable[..., Any] | None
+) -> tuple[str, dict[str, str], list[Callable[..., Any]]]:
     values: dict[str, str] = {}
     callees: list[Callable[..., Any]] = []
     module = _module_name(function)
@@ -178,7 +182,7 @@ def _examine(function: Any, watch: Watch) -> tuple[str, dict[str, str], list[Cal
     if follow:
         for code in codes(function.__code__):
             for chain in global_chains(code):
-                _resolve(function.__globals__, chain, values, callees, watch)
+                _resolve(function.__globals__, chain, values, callees, watch, live)
     keyword_only = sorted((function.__kwdefaults__ or {}).items())
     defaults = canonical_text(function.__defaults__ or ()) + canonical_text(keyword_only)
     digest = hash_code(function.__code__) + defaults
@@ -191,6 +195,7 @@ def _resolve(
     values: dict[str, str],
     callees: list[Callable[..., Any]],
     watch: Watch,
+    live: Callable[..., Any] | None = None,
 ) -> None:
     if chain[0] not in scope:
         return
@@ -209,7 +214,9 @@ def _resolve(
     owner, function = where.partition(":")[0], getattr(value, "__func__", value)
     if callable(value) and not isinstance(value, type):
         _watch_name(holder, name, watch)
-    if isinstance(function, types.FunctionType):
+    if live is not None and function is live:
+        values[where] = "called when it runs"
+    elif isinstance(function, types.FunctionType):
         if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
     elif isinstance(value, type) and value.__module__.startswith(OWN):

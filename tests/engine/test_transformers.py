@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from warmgraph_backends.families import dit
+from warmgraph_backends.host_api import kitchen
+from warmgraph_backends.host_api.attention import replaceable
 from warmgraph_backends.runtime import region
 from warmgraph_backends.runtime.wiring import Wiring
 from warmgraph_tools import small_transformers as transformers
@@ -55,6 +58,13 @@ BETWEEN = {
     "wan": ("double_block",),
     "wan_image": ("double_block",),
     "wan_5b": ("double_block",),
+}
+# Which take reference images, and what the host has to be told for it.
+REFERRING: dict[str, dict[str, Any]] = {
+    "flux1": {},
+    "flux2": {},
+    "qwen": {},
+    "krea": {"reference_latents_method": "index"},
 }
 FAMILIES = [
     pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else [])
@@ -107,6 +117,33 @@ def test_attention_is_what_the_options_say_once_for_each_and_stays_compiled(run:
     assert len(calls) == 2 * run.expected.attentions * len(run.probe.calls)
     assert not torch.equal(run.sample(model=clone), plain)
     run.check()
+
+
+def test_the_attention_of_another_start_option_is_called_through_the_same_graphs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--use-split-cross-attention` or `--use-sage-attention` has the host import it."""
+    from comfy.ldm.modules import attention
+
+    calls = []
+
+    @attention.wrap_attn
+    def other(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return attention.attention_split(*args, **kwargs)
+
+    usual = attention.optimized_attention
+    for name, module in list(sys.modules.items()):
+        if name.startswith("comfy."):
+            for place in [place for place, value in vars(module).items() if value is usual]:
+                if place.startswith("optimized_attention"):
+                    monkeypatch.setattr(module, place, other)
+    again = Run(run.host, run.lab, run.kind)
+    again.check(12, 10, 2, 5)
+    assert len(calls) == 2 * run.expected.attentions * len(again.probe.calls)
+    # One that looks at no options is a part of the graph, and so another's block eager.
+    monkeypatch.setattr(attention, "optimized_attention", lambda *_, **__: None)
+    assert replaceable() is None
 
 
 def test_attention_may_hand_back_one_of_its_inputs(run: Run) -> None:
@@ -201,13 +238,32 @@ def test_patches_that_cosmos_blocks_call_act_in_the_hosts(run: Run) -> None:
 
 
 def test_reference_images_run_compiled(run: Run) -> None:
-    if run.kind not in ("flux1", "flux2", "qwen"):
+    if run.kind not in REFERRING:
         pytest.skip("takes no reference images")
     one, two = (transformers.reference(run.kind, *size) for size in ((8, 8), (6, 10)))
     plain = run.sample()
-    run.check(reference_latents=[one])
-    run.check(12, 10, 2, 5, reference_latents=[one, two])
-    assert not torch.equal(run.sample(reference_latents=[one]), plain)
+    run.check(reference_latents=[one], **REFERRING[run.kind])
+    run.check(12, 10, 2, 5, reference_latents=[one, two], **REFERRING[run.kind])
+    given = run.sample(reference_latents=[one], **REFERRING[run.kind])
+    assert not torch.equal(given, plain)
+
+
+def test_reference_images_with_a_timestep_of_their_own_are_the_hosts_and_named(run: Run) -> None:
+    """As the host's node for how references are looked at sets them (`index_timestep_zero`)."""
+    if run.kind not in REFERRING:
+        pytest.skip("takes no reference images")
+    facts = {
+        "reference_latents": [transformers.reference(run.kind, 6, 10)],
+        "reference_latents_method": "index_timestep_zero",
+    }
+    if run.kind == "qwen":  # whose blocks have another way for them
+        run.check(**facts)
+        return
+    run.sample(**facts)
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+    report = run.lab.engine.report(run.model)
+    assert {entry["reason"] for entry in report["eager"]} == {dit.REFERENCES}
+    run.check(reference_latents=facts["reference_latents"], **REFERRING[run.kind])
 
 
 def test_frames_with_timesteps_of_their_own_run_compiled(run: Run) -> None:
@@ -281,6 +337,66 @@ def test_a_step_cache_in_the_models_place_is_served_and_would_not_be_captured(ru
     finally:
         del root.forward_orig
     assert wiring.foreign() is None and wiring.marks() == before
+
+
+class Together(torch.nn.Module):
+    """A pack's module that goes through the host's blocks of Wan."""
+
+    def __init__(self, blocks: torch.nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor, **given: Any) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, **given)
+        return x
+
+
+def test_a_step_cache_in_the_place_of_a_list_of_blocks_is_named_and_its_blocks_the_hosts(
+    run: Run,
+) -> None:
+    """As WaveSpeed has it, within each call: nor would such a call be captured."""
+    if run.kind != "wan_5b":
+        pytest.skip("the same for all")
+    root = run.plain.model.diffusion_model
+    wiring, blocks = Wiring(root), root.blocks
+
+    def around(call: Any, given: dict[str, Any]) -> Any:
+        root.blocks = torch.nn.ModuleList([Together(blocks)])
+        try:
+            assert wiring.changed()
+            assert Wiring(root).foreign() == "another node replaces the code of Together"
+            return call(given["input"], given["timestep"], **given["c"])
+        finally:
+            root.blocks = blocks
+
+    clone = run.model.clone()
+    clone.set_model_unet_function_wrapper(around)
+    run.sample(model=clone)
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+    (eager,) = run.lab.engine.report(clone)["eager"]
+    assert eager["reason"].startswith("Together is another node's own class")
+    assert not wiring.changed()
+    run.check()
+
+
+def test_graphs_hang_on_the_hosts_library_of_kernels(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if run.kind != "flux2":
+        pytest.skip("the same for all whose positions it rotates")
+
+    def keys() -> list[str]:
+        model = run.lab.compiled(run.plain, when_missing="never")
+        run.lab.settle()
+        return [kind["key"] for kind in run.lab.engine.report(model)["kinds"]]
+
+    before = keys()
+    monkeypatch.setattr(kitchen, "version", lambda: "99.0")
+    moved = [key for key in keys() if key not in before]
+    assert len(moved) == 2  # both sorts of blocks, not the last layer
+    monkeypatch.undo()
+    assert keys() == before
 
 
 def test_a_lora_changes_the_image_and_no_kind(run: Run) -> None:
@@ -511,6 +627,17 @@ def flux_network(made: dict[str, Any]) -> Any:
     return _control(network, extra_conds=["y", "guidance"])
 
 
+def flux_union_network(made: dict[str, Any]) -> Any:
+    """As the host's loader makes one of InstantX' files, here the union, told what it is given."""
+    from comfy.ldm.flux.controlnet import ControlNetFlux
+
+    settings = transformers.KINDS["flux1"].settings
+    network = ControlNetFlux(latent_input=True, num_union_modes=6, **settings, **made)
+    control = _control(network, latents="Flux", extra_conds=["y", "guidance"])
+    control.set_extra_arg("control_type", [4])
+    return control
+
+
 def qwen_network(made: dict[str, Any]) -> Any:
     """As the host's loader makes one of InstantX' files, the union among them."""
     from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
@@ -573,7 +700,11 @@ def _forget_models_that_are_gone() -> None:
 
 
 #: Of models whose networks look at latents.
-VAES = {"qwen": make_wan21, "sd3": partial(make_vae, channels=16)}
+VAES = {
+    "flux1": partial(make_vae, channels=16),
+    "qwen": make_wan21,
+    "sd3": partial(make_vae, channels=16),
+}
 
 
 class Nets:
@@ -587,7 +718,8 @@ class Nets:
         self.plain = make({"operations": operations, "device": "cpu", "dtype": torch.float32})
         self.ours = lab.controlled(self.plain)
         self.model = transformers.load(kind)
-        self.options = {"vae": VAES[kind]()} if kind in VAES else {}
+        looks = self.plain.latent_format is not None
+        self.options = {"vae": VAES[kind]()} if looks else {}
 
     def sample(
         self, control: Any, height: int, width: int, tokens: int, model: Any = None
@@ -631,6 +763,7 @@ class Nets:
     ("kind", "make", "places"),
     [
         ("flux1", flux_network, 4),
+        ("flux1", flux_union_network, 4),
         ("qwen", qwen_network, 2),
         ("qwen", qwen_fun_network, 2),
         pytest.param("sd3", sd3_network, 2, marks=pytest.mark.slow),
