@@ -6,7 +6,8 @@ do not hold it.
 
 from __future__ import annotations
 
-from functools import cache
+import logging
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from . import kitchen
 from .layers import quantised_as, rounds_inputs_to, takes_rounded
 from .present import names_in
 
+logger = logging.getLogger(__name__)
+
 #: The names in the code of a call of a quantised layer, where it is the known one: another version
 #: of the host may do more with an input than multiply it.
 _NAMED = {
     "forward": frozenset(
         (
+            "CastBiasWeightContext",
             "QUANT_ALGOS",
             "QuantLinearFunc",
             "QuantizedTensor",
@@ -61,6 +65,11 @@ _NAMED = {
     ),
     "forward_comfy_cast_weights": frozenset(
         (
+            "CastBiasWeightContext",  # newer, as the next four
+            "QuantizedTensor",
+            "_full_precision_mm",
+            "dequantize",
+            "isinstance",
             "_forward",
             "bias_dtype",
             "cast_bias_weight",
@@ -106,13 +115,33 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
     )
 
 
-@cache
+#: Of code objects, by their ids, whether no name in them is unknown: the host makes a class for
+#: each file that it loads, all of the same code. They are kept, so that an id stays its own.
+_answers: dict[tuple[int, ...], tuple[list[CodeType], bool]] = {}
+
+
 def _calls_as_known(cls: Any) -> bool:
     """Tell whether a class is the host's for quantised products, and its code of a call names
     nothing that is not known.
     """
-    codes = [getattr(getattr(cls, name, None), "__code__", None) for name in _NAMED]
-    return cls.__module__ == "comfy.ops" and all(
-        code is not None and known.issuperset(names_in(code))
-        for code, known in zip(codes, _NAMED.values(), strict=True)
-    )
+    found = [getattr(getattr(cls, name, None), "__code__", None) for name in _NAMED]
+    codes = [code for code in found if code is not None]
+    if cls.__module__ != "comfy.ops" or len(codes) < len(found):
+        return False
+    asked = tuple(map(id, codes))
+    if asked not in _answers:
+        _answers[asked] = codes, _are_known(codes)
+    return _answers[asked][1]
+
+
+def _are_known(codes: list[CodeType]) -> bool:
+    for code, known in zip(codes, _NAMED.values(), strict=True):
+        unknown = set(names_in(code)) - known
+        if unknown:
+            logger.info(
+                "this ComfyUI's quantised layers are called as they are: %s names %s",
+                code.co_name,
+                min(unknown),
+            )
+            return False
+    return True

@@ -15,7 +15,7 @@ class Feature(str, Enum):
 
     EVERYTHING = "everything"
     CAPTURED_CALLS = "captured calls"
-    QUICK_DYNAMIC = "dynamic VRAM's quick path"
+    WEIGHTS_TOGETHER = "weights that come for a whole block at once"
     WEIGHTS_AHEAD = "weights that come while other blocks compute"
     DEEPCACHE = "DeepCache"
     CONTROLNETS = "ControlNets"
@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 _ALL = (Feature.EVERYTHING,)
 _CAPTURED = (Feature.CAPTURED_CALLS,)
-_QUICK = (Feature.QUICK_DYNAMIC, Feature.CAPTURED_CALLS)
+_TOGETHER = (Feature.WEIGHTS_TOGETHER, Feature.CAPTURED_CALLS)
 _AHEAD = (Feature.WEIGHTS_AHEAD,)
 _CACHE = (Feature.DEEPCACHE,)
 _CONTROL = (Feature.CONTROLNETS,)
@@ -207,27 +207,27 @@ NEEDS = (
     # dynamic_vram.py
     Need(
         "comfy.ops:cast_modules_with_vbar",
-        _QUICK,
+        _TOGETHER,
         "layers, dtype, device, bias_dtype, non_blocking",
         ("_v", "_v_signature", "_prefetch", "signature", "resident", "_lowvram_function"),
     ),
     Need(
         "comfy.ops:resolve_cast_module_with_vbar",
-        _QUICK,
+        _TOGETHER,
         "layer, dtype, device, bias_dtype, compute_dtype, want_requant",
         ("_v_weight", "_v_bias", "_v_signature", "_prefetch", "signature", "resident"),
     ),
-    Need(f"{_MANAGEMENT}:sync_stream", _QUICK, "device, stream"),
-    Need(f"{_MANAGEMENT}:current_stream", _QUICK, "device"),
-    Need("comfy.model_patcher:LowVramPatch.clear_prepared", _QUICK, "self"),
-    Need("comfy.model_patcher:ModelPatcherDynamic.__init__", _QUICK, names=("dynamic_vbars",)),
-    Need(f"{_VBAR}:vbar_fault", _QUICK, "place"),
-    Need(f"{_VBAR}:vbar_unpin", _QUICK, "place"),
-    Need(f"{_VBAR}:vbar_signature_compare", _QUICK, "one, other"),
-    Need(f"{_VBAR}:ModelVBAR.__init__", _QUICK, names=("offset", "base_addr")),
-    Need(f"{_VBAR}:ModelVBAR.fault", _QUICK, "self, address, size"),
-    Need(f"{_VBAR}:ModelVBAR.unpin", _QUICK, "self, address, size"),
-    Need(f"{_VBAR}:ModelVBAR.set_watermark_limit", _QUICK, "self, size"),
+    Need(f"{_MANAGEMENT}:sync_stream", _TOGETHER, "device, stream"),
+    Need(f"{_MANAGEMENT}:current_stream", _TOGETHER, "device"),
+    Need("comfy.model_patcher:LowVramPatch.clear_prepared", _TOGETHER, "self"),
+    Need("comfy.model_patcher:ModelPatcherDynamic.__init__", _TOGETHER, names=("dynamic_vbars",)),
+    Need(f"{_VBAR}:vbar_fault", _TOGETHER, "place"),
+    Need(f"{_VBAR}:vbar_unpin", _TOGETHER, "place"),
+    Need(f"{_VBAR}:vbar_signature_compare", _TOGETHER, "one, other"),
+    Need(f"{_VBAR}:ModelVBAR.__init__", _TOGETHER, names=("offset", "base_addr")),
+    Need(f"{_VBAR}:ModelVBAR.fault", _TOGETHER, "self, address, size"),
+    Need(f"{_VBAR}:ModelVBAR.unpin", _TOGETHER, "self, address, size"),
+    Need(f"{_VBAR}:ModelVBAR.set_watermark_limit", _TOGETHER, "self, size"),
 )
 
 _NOT_FOR_OTHERS = frozenset(

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -179,15 +179,15 @@ def round_none(twin: torch.nn.Module) -> None:
             layer.rounded_to = None
 
 
-def why_not_rounded(module: torch.nn.Module, layers: Sequence[str]) -> str | None:
-    """Say why one of a live module's layers would not round its input at this moment, as its graph
-    does; None where all do.
+def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> str | None:
+    """Say why one of these live layers would not round its input at this moment, as its graph does;
+    None where all do.
 
     Args:
-        layers: their paths (`rounded_paths`).
+        layers: with their paths (`rounded_paths`).
     """
-    for path in layers:
-        if not takes_rounded(module.get_submodule(path)):
+    for path, layer in layers:
+        if not takes_rounded(layer):
             return f"the weights of {path} are patched at each call, so its product is not in fp8"
     return None
 

@@ -28,7 +28,7 @@ class Bound:
         dtype: torch.dtype,
         *,
         whole_calls: bool,
-        quick_dynamic: bool,
+        together: bool,
         weights_ahead: bool,
     ) -> None:
         """Remember how things are now.
@@ -37,7 +37,7 @@ class Bound:
             holder: the module on which the host's patcher notes where the weights are.
             dtype: the dtype in which its operators compute.
             whole_calls: whether whole calls may be captured.
-            quick_dynamic: of `ModelWeights`.
+            together: of `ModelWeights`.
             weights_ahead: whether a region's may come while the one before computes.
         """
         self.device, self.dtype = device, dtype
@@ -45,7 +45,7 @@ class Bound:
             holder,
             device,
             dtype,
-            quick_dynamic=quick_dynamic,
+            together=together,
             room=room_for_weights(device) if weights_ahead else None,
         )
         #: Where weights lie, for captured calls; None where there are none.

@@ -72,10 +72,11 @@ class Region:
         ]
         left = tuple(host_layer.paths(graph.description.module))
         self._has_host_layers = bool(left)
-        #: Where the graph rounds the input of a layer that is the host's.
-        self._rounded = tuple(host_layer.rounded_paths(graph.description.module))
+        rounded = set(host_layer.rounded_paths(graph.description.module))
+        #: Layers of the host's whose inputs the graph rounds, with their paths.
+        self._rounded = [(path, place.module.get_submodule(path)) for path in sorted(rounded)]
         self._weights = RegionWeights(
-            place.module, graph.weights, source, {path: path in self._rounded for path in left}
+            place.module, graph.weights, source, {path: path in rounded for path in left}
         )
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
@@ -94,7 +95,7 @@ class Region:
         try:
             if not self._has_host_layers:
                 return self._compute(inputs)
-            problem = host_layer.why_not_rounded(self.place.module, self._rounded)
+            problem = host_layer.why_not_rounded(self._rounded)
             if problem is not None:
                 self.graph.rounds_too_much = True
                 return self._run_second(self.unrounded, problem, inputs)
@@ -153,7 +154,9 @@ class Region:
         except torch.OutOfMemoryError:
             if self._is_captured():
                 raise
-            return self.decline("out of memory beside the graph; the host ran this call")
+            if weights.given and weights.release is not None:
+                self.source.note_no_room()
+            return self.decline("out of memory in the graph; the host ran this call")
         finally:
             if weights.release is not None:
                 weights.release()
@@ -230,9 +233,7 @@ class Region:
                 if type(result) is not torch.Tensor:
                     raise TypeError(f"a graph must return tensors, got a {type(result).__name__}")
         except torch.OutOfMemoryError:
-            if self._is_captured():
-                raise  # it is the captured call's problem, not this graph's
-            return self.decline("out of memory in the graph; the host ran this call")
+            raise  # the call's problem, not this graph's
         except Exception as error:
             if self._is_captured() or passes(error):
                 raise

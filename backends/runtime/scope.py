@@ -206,7 +206,7 @@ class Scope:
             device,
             dtype,
             whole_calls=self.replays is not None,
-            quick_dynamic=Feature.QUICK_DYNAMIC not in self._shared.off,
+            together=Feature.WEIGHTS_TOGETHER not in self._shared.off,
             weights_ahead=Feature.WEIGHTS_AHEAD not in self._shared.off,
         )
         self.drop_captured()

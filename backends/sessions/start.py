@@ -127,7 +127,7 @@ class Starter:
         """What a session would have with another version of the host."""
         wanted = [Feature.WORKFLOWS]
         if attached.target().device.type == "cuda":
-            wanted += [Feature.CAPTURED_CALLS, Feature.QUICK_DYNAMIC, Feature.WEIGHTS_AHEAD]
+            wanted += [Feature.CAPTURED_CALLS, Feature.WEIGHTS_TOGETHER, Feature.WEIGHTS_AHEAD]
         reasons = (why_off(self._shared.off, feature) for feature in wanted)
         return [reason for reason in reasons if reason is not None]
 

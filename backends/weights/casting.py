@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,17 @@ from .small import SmallTensors
 #: In bytes, of what a graph takes.
 ALIGNMENT = 16
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class NoRoomError(ValueError):
+    """There is no room for weights that were asked for together."""
+
+
+class _Apart(NamedTuple):
+    """What a quantised weight consists of, by name, its numbers first; and the rest of it."""
+
+    parts: dict[str, torch.Tensor]
+    context: Any
 
 
 def is_dynamic(module: Any, device: torch.device) -> bool:
@@ -35,14 +46,18 @@ def parts_of(tensor: Any) -> list[torch.Tensor] | None:
     """The plain tensors that a parameter consists of, None where that is not known."""
     if type(tensor) in _PLAIN:
         return [tensor]
-    parts = list(_named_parts(tensor).values())
-    return parts if parts and all(type(part) in _PLAIN for part in parts) else None
+    apart = _taken_apart(tensor)
+    return list(apart.parts.values()) if apart is not None else None
 
 
-def _named_parts(tensor: Any) -> dict[str, Any]:
-    """What a tensor of a class of its own says that it consists of, by name; of others nothing."""
-    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
-    return {name: getattr(tensor, name) for name in names}
+def _taken_apart(tensor: Any) -> _Apart | None:
+    """What a tensor of a class of its own says that it consists of; None of any other."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}
+    known = parts and all(type(part) in _PLAIN for part in parts.values())
+    return _Apart(parts, context) if known else None
 
 
 def lies_elsewhere(module: Any, device: torch.device) -> bool:
@@ -86,9 +101,9 @@ def fetch_away(
     Returns:
         {id(module): (weight, bias)}, and what to call once the work that uses them is queued.
     """
-    kept = [_kept_parts(module.weight, small) for module in modules]
-    with lanes.turn(sum(map(_bytes, modules))) as release:
-        pairs = [_brought(*each, device) for each in zip(modules, kept, strict=True)]
+    coming = [_Coming(module, small) for module in modules]
+    with lanes.turn(sum(each.size for each in coming)) as release:
+        pairs = [each.brought(device) for each in coming]
     found = {}
     try:
         for module, pair in zip(modules, pairs, strict=True):
@@ -101,11 +116,10 @@ def fetch_away(
     return found, None if release is None else partial(_let_go, release, pairs)
 
 
-def fetch_loose(
-    parameter: Any, device: torch.device, dtype: torch.dtype, small: SmallTensors
-) -> tuple[str, Any]:
+def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, Any]:
     """A parameter that is no layer's, and its class: the host's blocks bring such a one over by
-    themselves, as what it is added to or multiplied with.
+    themselves, as what it is added to or multiplied with. It is never kept: a LoRA of one
+    conditioning is written into it between two calls.
 
     Args:
         dtype: what the graph takes; another one only where nothing computes in the parameter's.
@@ -120,8 +134,7 @@ def fetch_loose(
         return "cast", parameter.detach().clone()  # a small one, as it lies in its file
     if here:
         return "cast", parameter.to(to)
-    brought = small.bring(parameter)
-    return "streamed", (parameter.to(device) if brought is None else brought).to(to)
+    return "streamed", parameter.to(device).to(to)
 
 
 def fetch_dynamic(
@@ -134,7 +147,7 @@ def fetch_dynamic(
         what to call once the work that uses them is queued.
 
     Raises:
-        ValueError: there is not even room to bring all of them over at once.
+        NoRoomError: there is not even room to bring all of them over at once.
     """
     fresh = [m for m in modules if not dynamic_vram.is_begun(m)]
     found: dict[int, tuple[Any, Any]] = {}
@@ -159,7 +172,7 @@ def fetch_dynamic(
         release()
         if not isinstance(failure, (RuntimeError, MemoryError)):
             raise failure
-        raise ValueError(f"they could not be brought over together: {failure}") from failure
+        raise NoRoomError(f"they could not be brought over together: {failure}") from failure
     stays = len(held) == len(modules) and all(
         dynamic_vram.lie_in_place(m, found[id(m)]) for m in modules
     )
@@ -170,26 +183,39 @@ def _pair(module: Any) -> tuple[Any, Any]:
     return module.weight, module.bias
 
 
-def _kept_parts(weight: Any, small: SmallTensors) -> dict[str, torch.Tensor]:
-    """The small parts of a quantised weight on the device, by their names; its numbers, the first
-    part, are none.
-    """
-    found = {name: small.bring(part) for name, part in list(_named_parts(weight).items())[1:]}
-    return {name: part for name, part in found.items() if part is not None}
+class _Coming:
+    """A module's weights on their way to a device."""
 
+    def __init__(self, module: Any, small: SmallTensors) -> None:
+        """Args: what keeps the small parts of quantised ones; their numbers are none."""
+        self._weight, self._bias = _pair(module)
+        self._apart = _taken_apart(self._weight)
+        self._kept: dict[str, torch.Tensor] = {}
+        if self._apart is not None:
+            for name, part in list(self._apart.parts.items())[1:]:
+                if (there := small.bring(part)) is not None:
+                    self._kept[name] = there
+        coming = [self._bias, *self._parts().values()]
+        #: In bytes, of what is not there.
+        self.size = sum(each.nbytes for each in coming if each is not None)
 
-def _brought(module: Any, kept: dict[str, torch.Tensor], device: torch.device) -> tuple[Any, Any]:
-    weight, bias = _pair(module)
-    if kept:
-        parts = {
-            name: kept[name] if name in kept else casting.bring(part, device)
-            for name, part in _named_parts(weight).items()
-        }
-        context, shape, stride = weight.__tensor_flatten__()[1], weight.shape, weight.stride()
-        weight = type(weight).__tensor_unflatten__(parts, context, shape, stride)
-    elif weight is not None:
-        weight = casting.bring(weight, device)
-    return weight, None if bias is None else casting.bring(bias, device)
+    def brought(self, device: torch.device) -> tuple[Any, Any]:
+        """Bring them over; the copies are complete once the stream's work is."""
+        found = {name: casting.bring(part, device) for name, part in self._parts().items()}
+        weight = found.get("weight")
+        if self._apart is not None:
+            whole = self._weight
+            parts = {name: self._kept.get(name, found.get(name)) for name in self._apart.parts}
+            weight = type(whole).__tensor_unflatten__(
+                parts, self._apart.context, whole.shape, whole.stride()
+            )
+        return weight, None if self._bias is None else casting.bring(self._bias, device)
+
+    def _parts(self) -> dict[str, Any]:
+        """What is to be brought of the weight, by name."""
+        if self._apart is None:
+            return {} if self._weight is None else {"weight": self._weight}
+        return {k: v for k, v in self._apart.parts.items() if k not in self._kept}
 
 
 def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
@@ -200,8 +226,3 @@ def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
 def _is_final(module: Any, pair: tuple[Any, Any], dtype: torch.dtype) -> bool:
     """Whether the module computes with these weights of it as they are."""
     return not has_functions(module) and all(w is None or w.dtype == dtype for w in pair)
-
-
-def _bytes(module: Any) -> int:
-    weights = [w for w in _pair(module) if w is not None]
-    return sum(part.nbytes for weight in weights for part in parts_of(weight) or [weight])

@@ -30,6 +30,7 @@ from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
 from .casting import (
     ALIGNMENT,
+    NoRoomError,
     fetch_away,
     fetch_dynamic,
     fetch_loose,
@@ -81,20 +82,22 @@ class ModelWeights:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        quick_dynamic: bool = True,
+        together: bool = True,
         room: Callable[[], int] | None = None,
     ) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype; whether weights in
-        dynamic VRAM may come in one call and be kept, which hangs on much of the host's inside; and
-        `Lanes`' room for weights that lie elsewhere.
+        """Args: the host's BaseModel, its load device and its compute dtype; whether the weights of
+        a region may come in one call where they do not lie ready, be kept in dynamic VRAM, and be
+        multiplied by without their layers, which hangs on much of the host's inside; and `Lanes`'
+        room for weights that lie elsewhere.
         """
-        self.quick_dynamic = quick_dynamic
+        self.together = together
         self.lanes = Lanes(device, room)
         self.small = SmallTensors(device)
         self.model = model
         self.device = device
         self.dtype = dtype
         self.epoch = 0
+        self._short_epoch = -1
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
         self._range_fits = True
@@ -130,6 +133,17 @@ class ModelWeights:
                 self._new_epoch()
                 return
 
+    def note_no_room(self) -> None:
+        """Until the epoch ends, let layers that graphs leave to the host fetch their own weights:
+        there was no room for those of a region at once.
+        """
+        self._short_epoch = self.epoch
+
+    @property
+    def gives_to_layers(self) -> bool:
+        """Whether such layers are given their weights, where they are no more than a product."""
+        return self.together and self._short_epoch != self.epoch
+
     def watch(self, slots: Sequence[_Slot]) -> None:
         """Start a new epoch when one of these parameters is replaced."""
         for owner, name in slots:
@@ -147,7 +161,7 @@ class ModelWeights:
         if self._holders:  # the pages cannot have changed since
             self._holders += 1
             return self._signature
-        if not self._range_fits or not self.quick_dynamic:
+        if not self._range_fits or not self.together:
             return None
         pages, size = dynamic_vram.page_range(self.model, self.device)
         if not size:
@@ -201,8 +215,6 @@ class RegionWeights:
         self._owners = list(dict.fromkeys(layers))
         self._fetched: Fetched | None = None
         self._epoch = -1
-        #: In which there was no room for the weights of the layers left to the host, too.
-        self._short_epoch = -1
         self._signature: bytes | None = None  # of the pages that `_fetched` lies in
 
     def let_go(self) -> None:
@@ -232,8 +244,8 @@ class RegionWeights:
         if left:
             try:
                 return self._fetch_together(left)
-            except ValueError as error:  # layers that fetch their own need less room at a time
-                self._short_epoch = self._source.epoch
+            except NoRoomError as error:  # layers that fetch their own need less at a time
+                self._source.note_no_room()
                 logger.debug("layers fetch their own weights from now on: %s", error)
         return self._fetch_together({})
 
@@ -243,7 +255,7 @@ class RegionWeights:
             return self._gather(left, releases)
         except torch.OutOfMemoryError as error:  # all of a region's weights at once
             _all(releases)
-            raise ValueError("they could not be brought over together: out of memory") from error
+            raise NoRoomError("they could not be brought over together: out of memory") from error
         except BaseException:  # pages that stay held would never be freed
             _all(releases)
             raise
@@ -255,14 +267,13 @@ class RegionWeights:
         source = self._source
         found: dict[int, tuple[Any, Any]] = {}
         classes = set()
-        quick = source.quick_dynamic
         owners = [*self._owners, *left.values()]
-        dynamic = [m for m in owners if is_dynamic(m, source.device)] if quick else []
+        dynamic = [m for m in owners if is_dynamic(m, source.device)] if source.together else []
         away = []
         for owner in owners:
             if owner in dynamic or not is_operator(owner):
                 continue
-            if quick and lies_elsewhere(owner, source.device):
+            if source.together and lies_elsewhere(owner, source.device):
                 away.append(owner)
                 continue
             weight_class, found[id(owner)] = fetch_plain(owner, source.device, source.dtype)
@@ -285,7 +296,7 @@ class RegionWeights:
             both = found.get(id(slot.owner))
             if both is None or slot.attribute not in _OF_A_LAYER:
                 parameter = getattr(slot.owner, slot.attribute)
-                weight_class, tensor = fetch_loose(parameter, source.device, dtype, source.small)
+                weight_class, tensor = fetch_loose(parameter, source.device, dtype)
                 tensors.append(tensor)
                 classes.add(weight_class)
             else:
@@ -307,7 +318,7 @@ class RegionWeights:
         """The layers that the graph leaves to the host and that may be multiplied by what is
         fetched for them, at this moment, by their paths.
         """
-        if not self._source.quick_dynamic or self._short_epoch == self._source.epoch:
+        if not self._source.gives_to_layers:
             return {}
         dtype = self._source.dtype
         return {

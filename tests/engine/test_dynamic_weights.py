@@ -67,9 +67,9 @@ def test_pages_that_do_not_fit_are_not_asked_for_again_in_a_run(
     assert pages.pins == 0
 
 
-def test_without_the_quick_path_no_page_is_asked_for(pages: Range) -> None:
+def test_where_weights_may_not_come_together_no_page_is_asked_for(pages: Range) -> None:
     model = SimpleNamespace(dynamic_vbars={DEVICE: pages})
-    weights = ModelWeights(model, DEVICE, torch.float16, quick_dynamic=False)
+    weights = ModelWeights(model, DEVICE, torch.float16, together=False)
     assert weights.hold_range() is None
     assert (pages.pins, pages.faults, pages.floor) == (0, 0, 0)
 
@@ -124,7 +124,7 @@ def test_a_weight_is_brought_over_once_with_its_lora(module: Module) -> None:
     assert module.memory.pins == 0 and module.layer._v == (module.memory, 0, 1024)
 
 
-def test_without_the_quick_path_it_comes_as_a_copy_by_the_hosts_function_for_one_layer(
+def test_where_weights_may_not_come_together_it_comes_as_a_copy_by_the_hosts_function_for_one_layer(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import comfy.model_management

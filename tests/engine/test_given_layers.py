@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api import casting
+from warmgraph_backends.host_api.given import multiplies_as_given
 from warmgraph_backends.weights.fetching import ModelWeights, RegionWeights
 from warmgraph_backends.weights.lanes import Lanes
 from warmgraph_tools import small_transformers as transformers
@@ -145,6 +146,31 @@ def test_a_layer_that_does_more_than_the_product_is_called(
     assert torch.equal(run.sample(run.ours), before)
 
 
+def test_a_newer_hosts_call_is_known_and_a_patched_one_is_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = transformers.load_quantised("flux1", "int8_convrot").model
+    layer = model.diffusion_model.get_submodule(LAYER)
+
+    def is_known() -> bool:
+        return multiplies_as_given(layer, layer.weight.dtype, rounded=False)
+
+    def newer(self: Any, input: Any, compute_dtype: Any = None, want_requant: Any = False) -> Any:
+        options = {"offloadable": True, "compute_dtype": compute_dtype}
+        with CastBiasWeightContext(self, input, **options) as (weight, bias):  # type: ignore[name-defined]  # noqa: F821
+            if self._full_precision_mm and isinstance(weight, QuantizedTensor):  # type: ignore[name-defined]  # noqa: F821
+                weight = weight.dequantize()
+            return self._forward(input, weight, bias)
+
+    assert is_known()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(layer), "forward_comfy_cast_weights", newer)
+        assert is_known()
+        patch.setattr(type(layer), "forward", lambda self, input: self.smoothed(input))
+        assert not is_known()
+    assert is_known()
+
+
 # --- where they lie elsewhere ---------------------------------------------------------------------
 
 
@@ -197,8 +223,8 @@ def test_parts_come_with_the_regions_own_weights_in_one_turn(
         assert torch.equal(weight._qdata, layer.weight._qdata)
         assert torch.equal(weight._params.scale, layer.weight._params.scale)
         assert torch.equal(bias, layer.bias)
-        size += sum(part.nbytes for part in (weight._qdata, weight._params.scale, bias))
-    assert turns.sizes == [size]
+        size += weight._qdata.nbytes + bias.nbytes
+    assert turns.sizes == [size], "less what is kept"
 
 
 def test_scales_are_kept_for_an_epoch_and_what_is_large_comes_at_each_call(
@@ -240,5 +266,44 @@ def test_layers_fetch_their_own_for_an_epoch_where_there_is_no_room_for_all(
     assert weights.fetch().given.keys() == {"img_mlp.0"}
 
 
-def test_without_the_quick_path_layers_fetch_their_own(block_on: Callable[..., Block]) -> None:
-    assert not block_on(ELSEWHERE, quick_dynamic=False).weights().fetch().given
+def test_layers_fetch_their_own_where_there_is_no_room_to_compute_beside_all(
+    host: Host, shared: Lab, calls: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host runs the call that found none."""
+    run = settled(Flux(host, shared, flux("int8_convrot")))
+    eager = run.sample(run.plain)
+    fetch = RegionWeights.fetch
+
+    def brought(weights: Any) -> Any:
+        return fetch(weights)._replace(release=lambda: None)
+
+    monkeypatch.setattr(RegionWeights, "fetch", brought)
+    (graph,) = (
+        kind.graph
+        for kind in run.ours.get_attachment("warmgraph").scope.kinds
+        if "double" in kind.graph.description.label
+    )
+    call, failed = graph.call, []
+
+    def full(arguments: Any) -> Any:
+        if not failed:
+            failed.append(arguments)
+            raise torch.OutOfMemoryError("no room")
+        return call(arguments)
+
+    monkeypatch.setattr(graph, "call", full)
+    calls.clear()
+    assert relative(run.sample(run.ours), eager) < QUANTISED
+    (reason,) = run.lab.engine.report(run.ours)["eager"]
+    assert reason["reason"] == "out of memory in the graph; the host ran this call"
+    later = run.plain.model.diffusion_model.single_blocks[0].linear1
+    assert failed and calls[id(later)] > 0
+    calls.clear()
+    run.sample(run.ours)
+    assert not calls[id(later)], "in the next run there may be"
+
+
+def test_where_weights_may_not_come_together_layers_fetch_their_own(
+    block_on: Callable[..., Block],
+) -> None:
+    assert not block_on(ELSEWHERE, together=False).weights().fetch().given

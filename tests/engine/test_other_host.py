@@ -181,11 +181,11 @@ def _captured(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
         assert starter._replays(attached) is None and why in starter._lacks(attached)
 
 
-def _quick_dynamic(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+def _weights_together(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert why in lab.engine._starter._lacks(_on_gpu(subject.model))
     session = lab.engine._objects.carried(compiled)
     assert isinstance(session, Session)
-    assert not session.scope._bound.weights.quick_dynamic
+    assert not session.scope._bound.weights.together
 
 
 def _weights_ahead(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
@@ -195,7 +195,7 @@ def _weights_ahead(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
 CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
     Feature.EVERYTHING: _everything,
     Feature.CAPTURED_CALLS: _captured,
-    Feature.QUICK_DYNAMIC: _quick_dynamic,
+    Feature.WEIGHTS_TOGETHER: _weights_together,
     Feature.WEIGHTS_AHEAD: _weights_ahead,
     Feature.DEEPCACHE: _deepcache,
     Feature.CONTROLNETS: _controlnets,
@@ -226,5 +226,5 @@ def test_on_this_host_nothing_is_off(
     lab.workflow = None
     compiled = lab.compiled(subject.model, when_missing="never")
     session = lab.engine._objects.carried(compiled)
-    assert session.scope._bound.weights.quick_dynamic and session.notes == []
+    assert session.scope._bound.weights.together and session.notes == []
     assert lab.engine.compile_controlnet(subject.control) is not subject.control
