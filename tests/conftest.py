@@ -5,10 +5,11 @@ in it the lab of tests/engine, whose store and signing key the engines over it s
 one user directory do. The first process that needs it builds the graphs of a narrow SDXL there,
 others wait and load them. `make_lab` copies that store for tests that change it or count, less the
 kinds that a test has built for real, or starts with an empty one; `start_server(lend=...)` copies
-those graphs and the key to a server. Keys hold the sources' hashes, so a graph that fits is the
-right one. Tests come in the order of `ROOMS`: servers when there is something to lend, and what
-takes long before what takes little, for two processes to be busy to the end. In any other order, or
-alone, the same is shown and more is built.
+those graphs and the key to a server. Small transformers have a store of their own in that folder,
+which the server of their workflows fills, too (`pass_transformers`). Keys hold the sources' hashes,
+so a graph that fits is the right one. Tests come in the order of `ROOMS`: servers when there is
+something to lend, and what takes long before what takes little, for two processes to be busy to the
+end. In any other order, or alone, the same is shown and more is built.
 """
 
 from __future__ import annotations
@@ -185,6 +186,62 @@ def _shared_compiler_facts(run_folder: Path) -> Iterator[None]:
         yield
 
 
+#: In a base folder: its store, and what only its owner may read.
+STORE = Path("models", "compiled_graphs")
+KEY = Path("user", "__warmgraph", "signing.key")
+
+
+def pass_on(source: Path, target: Path, keys: Sequence[str] | None = None) -> None:
+    """Copy what a base folder's store has, and the key that signed it, to another; nothing where
+    there is none, or that one signs with a key of its own.
+
+    Args:
+        keys: of the graphs; None for all.
+    """
+    if not (source / KEY).is_file():
+        return
+    for folder in (target / STORE, (target / KEY).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not (target / KEY).is_file():
+        shutil.copy2(source / KEY, target / KEY)
+    if (source / KEY).read_bytes() != (target / KEY).read_bytes():
+        return
+    names = ["*"] if keys is None else keys
+    files = [file for name in names for file in (source / STORE).glob(f"{name}.safetensors")]
+    for file in files:
+        found = target / STORE / file.name
+        if not found.exists():
+            shutil.copy2(file, found.with_suffix(".copy"))
+            found.with_suffix(".copy").replace(found)
+
+
+class PassTransformers(Protocol):
+    """Give a server's base folder the graphs of small transformers that this run has built; or back
+    to others what it has built of them.
+    """
+
+    def __call__(self, base: Path, *, back: bool = False) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def transformers_store(run_folder: Path) -> tuple[Path, FileLock]:
+    """Where all processes of a run keep graphs of small transformers, and what to hold when one
+    makes or fills it.
+    """
+    return run_folder / "transformers", FileLock(run_folder / "transformers.lock")
+
+
+@pytest.fixture(scope="session")
+def pass_transformers(transformers_store: tuple[Path, FileLock]) -> PassTransformers:
+    root, lock = transformers_store
+
+    def both_ways(base: Path, *, back: bool = False) -> None:
+        with lock:
+            pass_on(base, root) if back else pass_on(root, base)
+
+    return both_ways
+
+
 class BuiltOnce:
     """The graphs of a narrow SDXL, which the first process of a run builds."""
 
@@ -207,14 +264,9 @@ class BuiltOnce:
             if not self._list.is_file():
                 return
             built = json.loads(self._list.read_text("utf-8"))
-        root, store = Path(built["root"]), base / "models" / "compiled_graphs"
-        private = base / "user" / "__warmgraph"
-        for folder in (store, private):
-            folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / private.relative_to(base) / "signing.key", private)
-        files = [root / store.relative_to(base) / f"{key}.safetensors" for key in built["keys"]]
-        for file in sorted(files, key=lambda file: file.stat().st_size)[without:]:
-            shutil.copy2(file, store)
+        root = Path(built["root"])
+        sizes = {key: (root / STORE / f"{key}.safetensors").stat().st_size for key in built["keys"]}
+        pass_on(root, base, sorted(sizes, key=sizes.__getitem__)[without:])
 
 
 @pytest.fixture(scope="session")

@@ -57,12 +57,13 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def shared(run_folder: Path) -> Iterator[Lab]:
+def shared(transformers_store: tuple[Path, FileLock]) -> Iterator[Lab]:
     """An engine for all small transformers: its workers start once, and graphs that it or another
     process of the run has built are found.
     """
-    with FileLock(run_folder / "transformers.lock"):
-        lab = Lab(run_folder / "transformers")
+    root, lock = transformers_store
+    with lock:
+        lab = Lab(root)
     yield lab
     lab.engine.close()
 

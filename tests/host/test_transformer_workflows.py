@@ -6,7 +6,7 @@ with text encoders and VAEs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,13 +25,22 @@ COMPILED = {
 
 
 @pytest.fixture(scope="module")
-def stage(start_server: Callable[..., Server], host: Host) -> Stage:
-    server = start_server()
+def stage(
+    start_server: Callable[..., Server],
+    pass_transformers: Callable[..., None],
+    tmp_path_factory: pytest.TempPathFactory,
+    host: Host,
+) -> Iterator[Stage]:
+    base = tmp_path_factory.mktemp("base")
+    pass_transformers(base)
+    server = start_server(base)
+    pass_transformers(base, back=True)  # the key, for those that come now
     server.request("/warmgraph/settings", {"idle_s": 600})  # workers start once
     for name in transformer_files.FILES:
         transformer_files.ensure(server.base / "models", name)
     small = {"width": 256, "height": 256, "length": 5, "megapixels": 0.07}
-    return Stage(server, **small, lossless=True)
+    yield Stage(server, **small, lossless=True)
+    pass_transformers(base, back=True)
 
 
 def test_each_file_is_asked_for() -> None:
