@@ -215,7 +215,7 @@ def _resolve(
     if callable(value) and not isinstance(value, type):
         _watch_name(holder, name, watch)
     if live is not None and function is live:
-        values[where] = "called when it runs"
+        values[where] = "live"
     elif isinstance(function, types.FunctionType):
         if function.__name__ not in NOT_TRACED and not _is_outside(function):
             callees.append(function)
