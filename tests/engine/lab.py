@@ -40,7 +40,8 @@ class Lab:
             folder.mkdir(parents=True, exist_ok=True)
         compiler_facts.share(private)
         self.settings = Settings(private)
-        self.settings.update({"idle_s": 600})  # its workers start once
+        # Its worker starts once; another test process of the run has one, too.
+        self.settings.update({"idle_s": 600, "workers": 1})
         self.engine = Engine(
             paths=Paths(store=self.store, private=private, workflows=lambda user: self.workflows),
             settings=self.settings,

@@ -35,7 +35,7 @@ def stage(
     pass_transformers(base)
     server = start_server(base)
     pass_transformers(base, back=True)  # the key, for those that come now
-    server.request("/warmgraph/settings", {"idle_s": 600})  # workers start once
+    server.request("/warmgraph/settings", {"idle_s": 600, "workers": 1})  # which starts once
     for name in transformer_files.FILES:
         transformer_files.ensure(server.base / "models", name)
     small = {"width": 256, "height": 256, "length": 5, "megapixels": 0.07}

@@ -35,7 +35,7 @@ def stage(start_server: Callable[..., Server], place_model: Callable[..., str]) 
     in this run of the suite for the same model.
     """
     server = start_server(lend=0)
-    server.request("/warmgraph/settings", {"idle_s": 600})  # workers start once
+    server.request("/warmgraph/settings", {"idle_s": 600, "workers": 1})  # which starts once
     for name, (kind, base) in FILES.items():
         place_model(server, kind, name=name, base=base)
     stage = Stage(server)
