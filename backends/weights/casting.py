@@ -191,31 +191,35 @@ class _Coming:
         self._weight, self._bias = _pair(module)
         self._apart = _taken_apart(self._weight)
         self._kept: dict[str, torch.Tensor] = {}
+        #: What is to be brought, by name.
+        self._away: dict[str, torch.Tensor] = {}
         if self._apart is not None:
-            for name, part in list(self._apart.parts.items())[1:]:
-                if (there := small.bring(part)) is not None:
+            for i, (name, part) in enumerate(self._apart.parts.items()):
+                there = small.bring(part) if i else None
+                if there is None:
+                    self._away[name] = part
+                else:
                     self._kept[name] = there
-        coming = [self._bias, *self._parts().values()]
+        elif self._weight is not None:
+            self._away["weight"] = self._weight
+        coming = [*self._away.values(), *([] if self._bias is None else [self._bias])]
         #: In bytes, of what is not there.
-        self.size = sum(each.nbytes for each in coming if each is not None)
+        self.size = sum(each.nbytes for each in coming)
 
     def brought(self, device: torch.device) -> tuple[Any, Any]:
         """Bring them over; the copies are complete once the stream's work is."""
-        found = {name: casting.bring(part, device) for name, part in self._parts().items()}
-        weight = found.get("weight")
-        if self._apart is not None:
-            whole = self._weight
-            parts = {name: self._kept.get(name, found.get(name)) for name in self._apart.parts}
+        found = {name: casting.bring(part, device) for name, part in self._away.items()}
+        if self._apart is None:
+            weight = found.get("weight")
+        else:
+            whole, given = self._weight, found | self._kept
             weight = type(whole).__tensor_unflatten__(
-                parts, self._apart.context, whole.shape, whole.stride()
+                {name: given[name] for name in self._apart.parts},
+                self._apart.context,
+                whole.shape,
+                whole.stride(),
             )
         return weight, None if self._bias is None else casting.bring(self._bias, device)
-
-    def _parts(self) -> dict[str, Any]:
-        """What is to be brought of the weight, by name."""
-        if self._apart is None:
-            return {} if self._weight is None else {"weight": self._weight}
-        return {k: v for k, v in self._apart.parts.items() if k not in self._kept}
 
 
 def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
