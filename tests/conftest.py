@@ -226,9 +226,11 @@ class PassTransformers(Protocol):
 @pytest.fixture(scope="session")
 def transformers_store(run_folder: Path) -> tuple[Path, FileLock]:
     """Where all processes of a run keep graphs of small transformers, and what to hold when one
-    makes or fills it.
+    makes or fills it. The folder that WARMGRAPH_TEST_LAB names keeps them for later runs.
     """
-    return run_folder / "transformers", FileLock(run_folder / "transformers.lock")
+    named = os.environ.get("WARMGRAPH_TEST_LAB")
+    folder = Path(named) if named else run_folder
+    return folder / "transformers", FileLock(run_folder / "transformers.lock")
 
 
 @pytest.fixture(scope="session")
