@@ -12,7 +12,7 @@ from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
-from .transformer_cases import MORE, more, small_transformers, transformer
+from .transformer_cases import MORE, easycache, more, small_transformers, transformer
 from .transformer_cases import SIZES as TRANSFORMER_SIZES
 from .users_run_case import ROWS, users_run, users_run_rival
 from .video_vae_case import video_vae
@@ -263,6 +263,7 @@ CASES: dict[str, Case] = {
         f"vram_six_{kind}": Case(vram_six(kind), 150)
         for kind in ("zimage", "flux1", "zimage_int8", "flux1_fp8")
     },
+    "easycache": Case(easycache, 90),
     "small_transformers": Case(small_transformers, 120),
     "small_cards": Case(small_cards("sdxl"), 150),
     **{f"small_cards_{name}": Case(small_cards(name), 200) for name in QUANTISED_CARDS},

@@ -13,6 +13,18 @@ from .figures import FIGURES
 HEADLINE = "headline.json"
 
 
+#: Of the host that figures are of, unless they say otherwise.
+HOST = "0.30"
+
+
+def case_name(name: str, host: str | None) -> str:
+    """Return what a case's file is called: figures of another version of the host have one of their
+    own.
+    """
+    version = None if host is None else ".".join(host.split(".")[:2])
+    return name if version in (None, HOST) else f"{name}-host{version}"
+
+
 def write_case(folder: Path, name: str, case: dict[str, Any]) -> None:
     """Write one case's file, with the date."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,10 +65,10 @@ def collect(folder: Path) -> dict[str, dict[str, Any]]:
     return headline
 
 
-def table(folder: Path, names: list[str]) -> list[str]:
+def table(folder: Path, names: list[str], host: str | None = None) -> list[str]:
     """A short table: each case with its outcome, then the headline with its bars."""
     lines = []
-    for name in names:
+    for name in (case_name(each, host) for each in names):
         path = folder / f"{name}.json"
         if not path.exists():
             lines.append(f"{name:24} not run")

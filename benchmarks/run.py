@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .cases import CASES
 from .lab import ChildError, Lab
-from .results import collect, table, write_case
+from .results import case_name, collect, table, write_case
 from .users_run_case import joint_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = sum(not run_case(lab, name, out) for name in names)
     if options.clean:
         shutil.rmtree(work / "models", ignore_errors=True)
-    print("\n".join(["", *table(out, names)]))
+    print("\n".join(["", *table(out, names, lab.facts.get("version"))]))
     return failed
 
 
@@ -69,7 +69,7 @@ def run_case(lab: Lab, name: str, out: Path) -> bool:
     facts = lab.facts
     write_case(
         out,
-        name,
+        case_name(name, facts.get("version")),
         {
             "gpu": facts.get("gpu"),
             "torch": facts.get("torch"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import SIX_SIZES
@@ -31,14 +31,27 @@ SIZES = {
     "wan14b_fp8": ((832, 480, 21),),
 }
 
-#: What else people do with a model: by the case's name, the model, the host's flags and sizes, the
-#: last number of which is a batch.
-MORE: dict[str, tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
-    "zimage_large": ("zimage", DEFAULT, ((2048, 2048, 1), (1024, 1024, 1, 4))),
-    "zimage_native": ("zimage", NATIVE, ((1024, 1024, 1),)),
-    "zimage_off": ("zimage", OFF, ((1024, 1024, 1),)),
-    "zimage_novram": ("zimage", ("--novram",), ((1024, 1024, 1),)),
-    "wan1_3b_720p": ("wan1_3b", DEFAULT, ((1280, 720, 21),)),
+
+class More(NamedTuple):
+    """What else people do with a model: the host's flags, sizes, the last number of which is a
+    batch, and whether it has a LoRA.
+    """
+
+    kind: str
+    flags: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    lora: bool = False
+
+
+#: By the case's name.
+MORE = {
+    "zimage_large": More("zimage", DEFAULT, ((2048, 2048, 1), (1024, 1024, 1, 4))),
+    "zimage_native": More("zimage", NATIVE, ((1024, 1024, 1),)),
+    "zimage_off": More("zimage", OFF, ((1024, 1024, 1),)),
+    "zimage_novram": More("zimage", ("--novram",), ((1024, 1024, 1),)),
+    "wan1_3b_720p": More("wan1_3b", DEFAULT, ((1280, 720, 21),)),
+    "flux1_int8_lora": More("flux1_int8", DEFAULT, ((1024, 1024, 1),), lora=True),
+    "flux1_fp8_lora": More("flux1_fp8", DEFAULT, ((1024, 1024, 1),), lora=True),
 }
 
 SMALL_KINDS = (
@@ -76,15 +89,14 @@ def more(name: str) -> Callable[[Lab], Result]:
     """A case that times a model in another mode or at sizes that cost more, by the graphs that its
     own case built if that came before.
     """
-    kind, flags, sizes = MORE[name]
+    kind, flags, sizes, lora = MORE[name]
 
     def run(lab: Lab) -> Result:
         # The host takes no `--cpu` beside it.
         modes = () if lab.smoke and "--novram" in flags else flags
         quick = {"rounds": 1, "steps": 3} if lab.smoke else {"rounds": 2, "steps": 4}
-        return _transformer(
-            lab, kind, modes, sizes, store=lab.store(kind), rival=False, exact=False, **quick
-        )
+        options = {"store": lab.store(kind), "rival": False, "exact": False, "lora": lora}
+        return _transformer(lab, kind, modes, sizes, **options, **quick)
 
     return run
 
@@ -120,6 +132,32 @@ def _transformer(
         "helper, dynamic VRAM off for it; rel L2: of each call against eager's",
         **result,
         "lines": lines,
+    }
+
+
+def easycache(lab: Lab) -> Result:
+    """Z-Image with the host's EasyCache, before Compile Model and behind it."""
+    result = lab.run(
+        "easycache",
+        limit_s=1200 if lab.smoke else 240,
+        name=lab.kind("zimage"),
+        path=lab.transformer("zimage"),
+        size=[*lab.pixels(1024, 1024), 1],
+        store=lab.store("zimage"),
+        workers=lab.workers(BUILD_WORKERS),
+        **({"steps": 8} if lab.smoke else {}),
+    )
+    rows = result["rows"]
+    return {
+        "meaning": "share: of the steps that EasyCache computes in a run, those that are replayed",
+        **result,
+        "easycache_replayed_share": min(row["share"] for row in rows.values()),
+        "lines": [
+            f"{order}: {row['computed']:.0f} steps computed, {row['replayed']} replayed, "
+            f"{result['eager_seconds']} -> {row['seconds']} s, exact differs by "
+            f"{row['exact_max_abs_diff']} ({row['exact_replayed']} replayed)"
+            for order, row in rows.items()
+        ],
     }
 
 

@@ -49,6 +49,12 @@ def _transformer_speedups() -> dict[str, Figure]:
         "qwen_fp8_1328_speedup": ("qwen_fp8", "1328x1328x1", ">= 1.3"),
         "wan14b_int8_480p_speedup": ("wan14b_int8", "832x480x9", ">= 1.3"),
         "wan14b_fp8_480p_81f_speedup": ("wan14b_fp8", "832x480x21", ">= 1.35"),
+        "flux1_int8_lora_speedup": ("flux1_int8_lora", "1024x1024x1", ">= 1.4"),
+        "flux1_fp8_lora_speedup": ("flux1_fp8_lora", "1024x1024x1", ">= 1.4"),
+        "host033_zimage_int8_speedup": ("zimage_int8-host0.33", "1024x1024x1", ""),
+        "host033_flux1_fp8_speedup": ("flux1_fp8-host0.33", "1024x1024x1", ""),
+        "host033_wan14b_int8_speedup": ("wan14b_int8-host0.33", "832x480x9", ""),
+        "host033_krea2_speedup": ("krea2-host0.33", "1024x1024x1", ""),
     }
     return {
         name: Figure("eager / ours", _transformers(case), speedup(size), bar)
@@ -72,6 +78,12 @@ TRANSFORMER_FIGURES: dict[str, Figure] = {
         largest("ready_seconds"),
         "<= 25",
         any_of=True,
+    ),
+    "easycache_replayed_share": Figure(
+        "replayed / computed",
+        ("easycache",),
+        lambda case: case["easycache_replayed_share"],
+        ">= 0.9",
     ),
     "dit_builds_after_first": Figure(
         "builds", ("small_transformers",), lambda case: case["builds_after_first"], "== 0"

@@ -253,6 +253,26 @@ def _meant(model: Any, dtype: Any) -> dict[str, Any]:
     return weights
 
 
+def with_lora(model: Any, *, rank: int = 16, strength: float = 0.8) -> Any:
+    """Return a clone with a LoRA on every product of its blocks, as LoraLoaderModelOnly puts it."""
+    import comfy.sd
+    import torch
+
+    generator = torch.Generator().manual_seed(7)
+    lora = {}
+    for name, layer in model.model.named_modules():
+        rows, columns = (getattr(layer, side, None) for side in ("out_features", "in_features"))
+        repeated = "blocks." in name or ".layers." in name
+        if repeated and isinstance(rows, int) and isinstance(columns, int):
+            down = torch.randn(rank, columns, generator=generator) / columns**0.5
+            up = torch.randn(rows, rank, generator=generator) * 0.05
+            lora |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
+    if not lora:
+        raise RuntimeError("the model must have blocks with linear layers, got none")
+    patched, _ = comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)
+    return patched
+
+
 def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:
     """Sample as the KSampler node does.
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..kernels import kernel_times
 from ..measure import Call, Mode, Probe, Stopwatch, rel_l2, summary
 from ..pack import brief, build_seconds, graph_files, open_engine, settle, settle_second_graphs
-from ..transformers import SMALL, TRANSFORMERS, load, sample
+from ..transformers import SMALL, TRANSFORMERS, load, sample, with_lora
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
 from .rival import skip_transformer_options, without_dynamic
 
@@ -31,6 +31,7 @@ def transformer(
     exact: bool = True,
     exact_sizes: list[list[int]] | None = None,
     truth: bool = False,
+    lora: bool = False,
     rounds: int = 3,
     steps: int = 8,
     workers: int = 0,
@@ -46,6 +47,8 @@ def transformer(
         exact: whether the host's own forward, captured, takes turns.
         exact_sizes: at which it is compared with eager, bit for bit.
         truth: also compare ours and eager with the same file computed in float32.
+        lora: put a LoRA on all products of its blocks, as the LoraLoaderModelOnly node does; eager
+            has it, too.
 
     Returns:
         {"file_seconds", "ready_seconds" from an empty store, "build_seconds" of each graph,
@@ -59,6 +62,8 @@ def transformer(
     result: dict[str, Any] = {"rows": {}}
     watch = Stopwatch()
     loaded = load(name, Path(path))
+    if lora:
+        loaded = with_lora(loaded)
     result["file_seconds"] = round(watch.seconds(), 1)
     engine = open_engine(Path(store), workers=workers)
     probes = {form: Probe() for form in ("eager", "ours")}

@@ -93,6 +93,20 @@ def test_failed_and_smoke_cases_make_no_figure(
     assert benchmarks.results.collect(tmp_path) == {}
 
 
+def test_another_hosts_figures_never_stand_for_the_usual_ones(
+    benchmarks: ModuleType, tmp_path: Path
+) -> None:
+    name = benchmarks.results.case_name
+    assert name("transformer_zimage_int8", "0.30.0") == "transformer_zimage_int8"
+    assert name("transformer_zimage_int8", None) == "transformer_zimage_int8"
+    case = _case(rows={"1024x1024x1": {"speedup": 1.3}}, errors={"ours": [1.0], "eager": [1.0]})
+    file = name("transformer_zimage_int8", "0.33.0")
+    benchmarks.results.write_case(tmp_path, file, case)
+    found = benchmarks.results.collect(tmp_path)
+    assert set(found) == {"host033_zimage_int8_speedup"}
+    assert found["host033_zimage_int8_speedup"]["value"] == 1.3
+
+
 def _memory_case(**fields: object) -> dict[str, object]:
     ratios = {"1024x1024": 0.7, "2048x2048": 0.6}
     return _case(**{"peak_ratio": ratios, "new_size_extra_seconds": 0.0, **fields})
