@@ -7,7 +7,7 @@ Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`, `mixed_precision_ops`) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,20 @@ STATE = frozenset(
         "_pin_state",
     )
 )
+#: What the host's code looks at on a layer before it takes the weight itself, to do more than a
+#: product in one kernel (`linear_input_act`, and helpers in newer models), and what makes it call
+#: the layer: no format, and a product in full. `weight` and `bias` are no quantised tensors then.
+CALLED_WHOLE: Mapping[str, Any] = {
+    "_full_precision_mm": True,
+    "_full_precision_mm_config": True,
+    "bias_function": (),
+    "comfy_force_cast_weights": True,
+    "layout_type": None,
+    "pre_quant_scale": None,
+    "quant_format": None,
+    "tensor_class": None,
+    "weight_function": (),
+}
 #: Left out of what a graph is traced through: they fetch weights or poll for Cancel, which a graph
 #: with weights as inputs never does.
 NOT_TRACED = frozenset(

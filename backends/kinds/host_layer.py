@@ -32,6 +32,7 @@ from ..host_api.layers import (
 )
 from . import operators
 from .packs import is_known, owner_of
+from .stand_in import StandIn
 
 #: What stands for the class of such a layer in a description.
 CLASS = "the host's layer"
@@ -81,7 +82,7 @@ def layers_of(
         _thread.module, _thread.caller, _thread.given = before
 
 
-class HostLayer(torch.nn.Module):
+class HostLayer(StandIn):
     """Stands in a twin for a layer that is the host's: `[..., in] -> [..., out]`."""
 
     def __init__(
@@ -90,8 +91,8 @@ class HostLayer(torch.nn.Module):
         """Args: where the layer is in the region's module; its widths; the dtype that it rounds its
         input's elements to, if it does.
         """
-        super().__init__()
-        self.path, self.in_features, self.out_features = path, in_features, out_features
+        super().__init__(path)
+        self.in_features, self.out_features = in_features, out_features
         self.rounded_to: torch.dtype | None = getattr(torch, rounded_to) if rounded_to else None
         #: One number: what a rounded element is worth; None where it is worth itself.
         self.input_scale: torch.Tensor | None

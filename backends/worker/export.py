@@ -23,6 +23,7 @@ from ..kernels import host_attention
 from ..kinds import host_layer
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
+from ..kinds.stand_in import UnknownToGraphError, refuse_questions
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
 #: `(weights, inputs) -> results`.
@@ -95,7 +96,8 @@ def export(description: Description, form: Any) -> Program:
         form: its form (`families.plan.Form`), which knows the host's code for it.
 
     Raises:
-        BuildError: the export narrowed a declared range or specialised a symbol.
+        BuildError: the export narrowed a declared range or specialised a symbol, or the host's code
+            asks for something that no graph knows.
         DescriptionError: the module tree cannot be rebuilt here.
     """
     device = torch.device(description.device)
@@ -112,6 +114,7 @@ def export(description: Description, form: Any) -> Program:
                 for spec in description.inputs
             )
         exported = _export(description, region, examples)
+    refuse_questions(twin.modules())
     _check_ranges(description, exported)
     weights = _weights(exported)
     return Program(
@@ -151,6 +154,8 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
     shapes = (_dynamic_shapes(description),)
     try:
         return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
+    except UnknownToGraphError:
+        raise
     except Exception as error:
         raise BuildError(f"export of {description.label} failed: {_first_line(error)}") from error
 
