@@ -154,9 +154,9 @@ NEEDS = (
         names=("original", "class_obj", "wrappers", "idx"),
     ),
     Need(
-        f"{_EXTENSION}:WrapperExecutor.new_class_executor", _CACHE, "function, whose, wrappers, idx"
+        f"{_EXTENSION}:WrapperExecutor.new_class_executor", _ALL, "function, whose, wrappers, idx"
     ),
-    Need(f"{_EXTENSION}:WrapperExecutor.execute", _CACHE, "self"),
+    Need(f"{_EXTENSION}:WrapperExecutor.execute", _ALL, "self"),
     # families/
     Need(f"{_UNET}:ResBlock", _ALL),
     Need(f"{_UNET}:Downsample", _ALL),

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+#: What the host's EasyCache and LazyCache leave there: their wrappers alone read it.
+EASY_CACHE = "easycache"
 #: What no diffusion model reads in its own forward.
-UNREAD = frozenset({"callbacks", "prefetch_dynamic_vbars", "uuids", "wrappers"})
+UNREAD = frozenset({"callbacks", EASY_CACHE, "prefetch_dynamic_vbars", "uuids", "wrappers"})
 #: Where nodes put functions of their own.
 PATCHES, REPLACEMENTS = "patches", "patches_replace"
 ATTENTION = "optimized_attention_override"
@@ -20,8 +22,6 @@ ATTENTION = "optimized_attention_override"
 SAMPLE_SIGMAS = "sample_sigmas"
 #: Which conditionings stand in the rows of a call, one after the other.
 CONDITIONINGS = "cond_or_uncond"
-#: What the host's EasyCache and LazyCache leave there.
-EASY_CACHE = "easycache"
 
 
 def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:

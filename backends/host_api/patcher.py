@@ -6,12 +6,15 @@ Relies on the host's `comfy/patcher_extension.py` and `comfy/model_patcher.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, Literal
 
 #: A place of a run around which a function can be put: all steps of a sampler, one evaluation of
 #: all conditionings, one call of the model, within it one of the diffusion model, which not all
 #: of these let be wrapped. Names of the host's `WrappersMP`.
 Around = Literal["SAMPLER_SAMPLE", "PREDICT_NOISE", "APPLY_MODEL", "DIFFUSION_MODEL"]
+#: The wrapper of the host's EasyCache, and the file that it is in.
+_STEP_CACHE = ("easycache_forward_wrapper", "comfy_extras", "nodes_easycache.py")
 #: What the host calls back at. Names of its `CallbacksMP`.
 Event = Literal["ON_PRE_RUN", "ON_CLEANUP", "ON_DETACH"]
 
@@ -105,6 +108,34 @@ def wrappers_within(executor: Any) -> list[Any]:
     """Return the wrappers that lie between the one that runs and the call."""
     found: list[Any] = executor.wrappers[executor.idx + 1 :]
     return found
+
+
+def are_step_caches(wrappers: list[Any]) -> bool:
+    """Tell whether wrappers around the diffusion model's calls are the host's EasyCache: they leave
+    a call out, or give it on as it came.
+    """
+    return all(map(_is_step_cache, wrappers))
+
+
+def _is_step_cache(wrapper: Any) -> bool:
+    code = getattr(wrapper, "__code__", None)  # the host may have read its file twice
+    if code is None:
+        return False
+    file = PurePath(code.co_filename)
+    return (code.co_name, file.parent.name, file.name) == _STEP_CACHE
+
+
+def call_innermost(executor: Any, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes the call with the wrappers that are left around one of ours, which is given
+    an executor as if it had been put there last.
+    """
+    from comfy.patcher_extension import WrapperExecutor
+
+    around = [*wrappers_within(executor), wrapper]
+    run: Callable[..., Any] = WrapperExecutor.new_class_executor(
+        executor.original, executor.class_obj, around, 0
+    ).execute
+    return run
 
 
 def call_within(executor: Any, whose: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,6 +61,14 @@ def test_a_call_that_cannot_be_captured_runs_as_ever(
     assert result["afterwards"]["replayed"] > 0 and result["afterwards"]["max_abs_diff"] == 0
 
 
+def test_what_the_hosts_step_caches_compute_is_replayed(lab: Any, sdxl: dict[str, Any]) -> None:
+    result = lab.run("step_cache", limit_s=290, **sdxl, size=[512, 512], form="exact")
+    assert len(result["rows"]) == 4
+    for row in result["rows"]:
+        assert row["computed"] < row["steps"], row
+        assert row["share"] >= 0.9 and row["max_abs_diff"] == 0, row
+
+
 def test_a_soak_of_changes_stays_right_and_builds_nothing(lab: Any, sdxl: dict[str, Any]) -> None:
     """A short slice; `python -m benchmarks --only soak_0,...` runs the long ones."""
     result = lab.run(
