@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from ..host_api.execution import is_interrupt
+from ..torch_api.device import is_capturing
 from ..weights.addresses import Addresses
 from . import streams
 from .constants import Constants
@@ -29,6 +31,29 @@ from .skip_joins import QuickJoins
 _CONSTANT_BYTES = 2**16
 
 OUT_OF_MEMORY = "out of memory while it was captured"
+_FOREIGN_CAPTURE = "another node, or ComfyUI, captures it into a CUDA graph of its own"
+
+
+class _Ours(threading.local):
+    """Whether this thread captures a call of ours."""
+
+    def __init__(self) -> None:
+        self.captures = False
+
+
+_ours = _Ours()
+
+
+def is_ours() -> bool:
+    """Tell whether what runs in this thread is being captured by `CapturedCall.capture`."""
+    return _ours.captures
+
+
+def foreign_capture(device: torch.device) -> str | None:
+    """Say that somebody else captures what runs now: then nothing of ours may allocate, compare or
+    load, which would be a fault of that capture.
+    """
+    return _FOREIGN_CAPTURE if not _ours.captures and is_capturing(device) else None
 
 
 class CaptureError(Exception):
@@ -92,7 +117,8 @@ class CapturedCall:
             with torch.cuda.stream(self._stream), _no_collection():
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    self._record(run, call)
+                    with capturing():
+                        self._record(run, call)
                 except BaseException as error:
                     _forget_frames(error)
                     with contextlib.suppress(RuntimeError):  # says only that it was broken off
@@ -149,6 +175,16 @@ class CapturedCall:
         with QuickJoins(), Constants(self._kept):
             result = run(*args, **kwargs)
         _copy(read_result(result).tensors, self._outputs)
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Have what runs inside know that it is captured by us."""
+    before, _ours.captures = _ours.captures, True
+    try:
+        yield
+    finally:
+        _ours.captures = before
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ..host_api.execution import check_cancelled
 from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
 from . import driver
@@ -139,7 +140,11 @@ class Replays:
             complete: whether no more graphs will come; until then captures are exact.
             runner: makes the call while it is captured.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
+
+        Raises:
+            The host's interrupt, when the user cancelled.
         """
+        check_cancelled()
         left = 0 if steps is None else steps - self._calls_in_run
         self._calls_in_run += 1
         needed = 1 if self.captures and left >= STEPS_LEFT else CLEAN_CALLS

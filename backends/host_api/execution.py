@@ -5,8 +5,11 @@ Relies on the host's `comfy/model_management.py` and `comfy/model_prefetch.py`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -42,12 +45,51 @@ def check_cancelled() -> None:
     throw_exception_if_processing_interrupted()
 
 
-def pause_host_compiler() -> AbstractContextManager[Any]:
+class _Paused(threading.local):
+    """What of the host's recordings is held up by us, in this thread."""
+
+    def __init__(self) -> None:
+        self.now: tuple[Any, ...] = ()
+
+
+_paused = _Paused()
+_UNKNOWN = object()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def pause_host_compiler() -> AbstractContextManager[None]:
     """Keep the host's own compiler (ComfyUI 0.33 and newer) from recording what runs inside.
 
-    Its recording counts foreign allocations as faults; hosts without it have nothing to pause.
+    Its recording counts foreign allocations as faults; hosts without it have nothing to pause. What
+    is held up already stays so: the host would go on with it when the inner one of two ends.
+    """
+    recording = _recording()
+    if recording is None or recording in _paused.now:
+        return _NOTHING
+    return _pausing(recording)
+
+
+@contextlib.contextmanager
+def _pausing(recording: Any) -> Iterator[None]:
+    before, _paused.now = _paused.now, (*_paused.now, recording)
+    try:
+        with sys.modules["comfy.model_prefetch"].pause_malloc_graph():
+            yield
+    finally:
+        _paused.now = before
+
+
+def _recording() -> Any:
+    """What the host records in this thread, None where it records nothing or nothing is to be
+    paused; an object of ours where it does not tell.
     """
     prefetch = sys.modules.get("comfy.model_prefetch")
-    pause = getattr(prefetch, "pause_malloc_graph", None)
-    scope = pause() if callable(pause) else None
-    return scope if isinstance(scope, AbstractContextManager) else nullcontext()
+    if not callable(getattr(prefetch, "pause_malloc_graph", None)):
+        return None
+    graphs = getattr(prefetch, "MALLOC_GRAPHS", None)
+    if not isinstance(graphs, dict):
+        return _UNKNOWN
+    graph = graphs.get(threading.get_ident())
+    return graph if getattr(graph, "_comfy_active", False) else None

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from ..host_api.execution import pause_host_compiler
-
 #: A module and the forward that it gets.
 Placed = tuple[torch.nn.Module, Callable[..., Any]]
 
@@ -42,8 +40,7 @@ class Placing:
         try:
             if compiled:
                 self._place(forwards)
-            with pause_host_compiler():
-                return call()
+            return call()
         finally:
             self._take_away()
             self.is_open = False

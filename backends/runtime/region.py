@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..cuda_graphs.captured_call import foreign_capture, is_ours
 from ..families.plan import Place
-from ..host_api.execution import is_interrupt, passes
+from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..kernels import host_attention
 from ..kernels.choices import HOSTS, Choices
 from ..kinds import host_layer
@@ -90,21 +91,34 @@ class Region:
         self._choices = choices
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
-            return self.decline(fault)
+        check_cancelled()  # as the host does before each operator
+        if (problem := self._why_not()) is not None:
+            return self.decline(problem)
         try:
-            if not self._has_host_layers:
-                return self._compute(inputs)
+            if is_ours():
+                return self._served(inputs)
+            with pause_host_compiler():
+                return self._served(inputs)
+        except Exception as error:
+            if is_ours() or is_interrupt(error) or passes(error):
+                raise
+            label = self.graph.description.label
+            return self.decline(self._faults.note(self.graph.key, label, error))
+
+    def _why_not(self) -> str | None:
+        """Why no call is served at this moment, if so."""
+        if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
+            return fault
+        return foreign_capture(self.source.device)
+
+    def _served(self, inputs: tuple[Any, ...]) -> Any:
+        """The results, or None for the host to compute them."""
+        if self._has_host_layers:
             problem = host_layer.why_not_rounded(self._rounded)
             if problem is not None:
                 self.graph.rounds_too_much = True
                 return self._run_second(self.unrounded, problem, inputs)
-            return self._compute(inputs)
-        except Exception as error:
-            if self._is_captured() or is_interrupt(error) or passes(error):
-                raise
-            label = self.graph.description.label
-            return self.decline(self._faults.note(self.graph.key, label, error))
+        return self._compute(inputs)
 
     def _compute(self, inputs: tuple[Any, ...]) -> Any:
         graph = self.graph
@@ -133,7 +147,7 @@ class Region:
             return self.decline(f"its weights are not what the graph takes: {error}")
         try:
             trusted = self._trust.covers(weights.weight_class, elements)
-            if not trusted and self._is_captured():
+            if not trusted and is_ours():
                 raise RuntimeError("a graph was not compared with eager yet")
             arguments = [*weights.tensors, *ready]
             sample = None if trusted else self._trust.sample(ready, elements)
@@ -152,7 +166,7 @@ class Region:
                         "out of memory while comparing with the host, which ran this call"
                     )
         except torch.OutOfMemoryError:
-            if self._is_captured():
+            if is_ours():
                 raise
             if weights.given and weights.release is not None:
                 self.source.note_no_room()
@@ -235,16 +249,13 @@ class Region:
         except torch.OutOfMemoryError:
             raise  # the call's problem, not this graph's
         except Exception as error:
-            if self._is_captured() or passes(error):
+            if is_ours() or passes(error):
                 raise
             graph.drop(f"failed at run time: {type(error).__name__}: {error}")
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
             return self.decline(graph.reason or "")
         self.calls += 1
         return results
-
-    def _is_captured(self) -> bool:
-        return self.source.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _given(results: tuple[torch.Tensor, ...]) -> Any:

@@ -12,10 +12,12 @@ import torch
 
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
+from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, run_steps
 from ..families.catalogue import unread_options
 from ..families.plan import Dispatch, Place, Plan
+from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
@@ -306,7 +308,7 @@ class Scope:
             host: the call as the host would make it, with these arguments.
             foreign: another node's part in the call, which keeps it from being captured.
         """
-        with self._lock:
+        with self._lock, pause_host_compiler():
             plain = partial(host, *args, **kwargs)
             step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
             if step is None:
@@ -430,6 +432,8 @@ class Scope:
             return "gradients are on (training)"
         if not isinstance(x, torch.Tensor) or not same_device(x.device, self._bound.device):
             return f"it runs on {getattr(x, 'device', 'an unknown device')}"
+        if (capture := foreign_capture(self._bound.device)) is not None:
+            return capture
         return foreign_class(type(self.root))
 
     # --- what to say ------------------------------------------------------------------------------

@@ -656,6 +656,26 @@ def test_cancel_while_a_call_is_captured_ends_the_prompt(
     assert weights.undone == 1 and made.captured == 0
 
 
+def test_cancel_before_a_replay_ends_the_prompt_and_leaves_what_is_captured(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    from comfy.model_management import (
+        InterruptProcessingException,
+        interrupt_current_processing,
+    )
+
+    made, weights, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("any shape")
+    before = made.replayed, made.captured
+    interrupt_current_processing(True)
+    with pytest.raises(InterruptProcessingException):
+        step("any shape")
+    assert (made.replayed, made.captured) == before == (1, 1) and weights.undone == 0
+    step("any shape")
+    assert made.replayed == 2
+
+
 def test_a_call_that_takes_long_is_not_captured(
     steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,3 +28,17 @@ def test_what_others_do_is_neither_replayed_over_nor_lasting(
     assert rows["after norms replaced on their classes"]["captures"] == 0
     # What was captured holds the dropped graph: the next calls are captured anew.
     assert rows["a dropped graph"]["captures"] == 1
+
+
+def test_a_block_that_another_node_captures_is_the_hosts_and_named(lab: Any, gpu: None) -> None:
+    result = lab.run(
+        "foreign_capture",
+        ("--disable-dynamic-vram", "--disable-cuda-malloc"),
+        limit_s=290,
+        store=lab.store("small-transformers"),
+        workers=4,
+    )
+    assert result["captures"] > 0 and result["error"] <= RUN_TOLERANCE, result
+    assert any("captures it into a CUDA graph" in reason for reason in result["reasons"]), result
+    assert result["after"]["eager"] == 0, result
+    assert result["after"]["error"] <= 2 * RUN_TOLERANCE, result
