@@ -52,6 +52,10 @@ class Double(dit.Attending):
             module, img=img, txt=txt, vec=vec, pe=pe, transformer_options=dit.OPTIONS
         )
 
+    def gives_back(self, position: int, dtype: torch.dtype) -> bool:
+        """The text's is bounded, in a tensor of its own, where its dtype may overflow."""
+        return position == 0 or dtype is not torch.float16
+
 
 class Single(dit.Attending):
     """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, and what modulates: `vec
@@ -77,6 +81,10 @@ class Single(dit.Attending):
         x, pe, *given = inputs
         vec = given[0] if module.modulation is not None else _one(given)
         return host_forward(module, x, vec=vec, pe=pe, transformer_options=dit.OPTIONS)
+
+    def gives_back(self, position: int, dtype: torch.dtype) -> bool:
+        """As the text of `Double`."""
+        return dtype is not torch.float16
 
 
 class Last(dit.LastLayer):

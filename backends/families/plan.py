@@ -64,7 +64,8 @@ class Form:
     hidden: tuple[str, ...] = ()
     #: How activations lie in memory (`layout`).
     layout: str = CONTIGUOUS
-    #: Positions of the inputs that the host's code writes into: `computed` gives it copies.
+    #: Positions of the inputs that the host's code writes into: `computed` gives it copies, and a
+    #: region leaves there the result of the same position.
     writes: tuple[int, ...] = ()
     #: Whether people's images have 2**31 elements here now and then: a kind gets a second graph
     #: on a GPU before any call needs it.
@@ -87,6 +88,12 @@ class Form:
             A tensor, or a tuple of them where the host's block gives several.
         """
         return host_forward(module, *inputs)
+
+    def gives_back(self, position: int, dtype: torch.dtype) -> bool:
+        """Tell whether the host's code gives an input that it writes into back itself, and not
+        another tensor with the same in it.
+        """
+        return True
 
     def computed(self, module: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Return all that `reference` gives, as a tuple; nothing is written into the inputs."""

@@ -25,6 +25,7 @@ from .faults import Faults
 from .graph import Graph
 from .trust import Trust
 from .verification import Verification, Verifying
+from .written import leave
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Region:
                 if results is None:
                     return None
                 if sample is None:
-                    return _given(results)
+                    return self._given(inputs, results)
                 try:
                     verdict = self._trust.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
@@ -180,7 +181,7 @@ class Region:
             if not sample.whole:
                 return None
             results = verdict.references
-        return _given(results)
+        return self._given(inputs, results)
 
     def _layers(self, weights: Fetched) -> AbstractContextManager[None]:
         """Let the graph's operators find the layers that it leaves to the host."""
@@ -257,10 +258,14 @@ class Region:
         self.calls += 1
         return results
 
-
-def _given(results: tuple[torch.Tensor, ...]) -> Any:
-    """What a form's reference gives: one tensor by itself."""
-    return results if len(results) > 1 else results[0]
+    def _given(self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:
+        """What a form's reference gives: one tensor by itself; its inputs are as the host's code
+        leaves them.
+        """
+        form = self.place.form
+        if form.writes:  # what reads a captured address must find it there
+            results = leave(form, inputs, results, by_copy=is_ours())
+        return results if len(results) > 1 else results[0]
 
 
 class _Check:

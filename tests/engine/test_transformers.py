@@ -19,6 +19,7 @@ from warmgraph_backends.runtime.wiring import Wiring
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
+from .blocks import check_blocks
 from .controlled import error, recorded
 from .lab import TOLERANCE, Lab, relative
 from .test_vae import make_vae
@@ -41,6 +42,9 @@ VARIANTS = {
     "qwen": ("qwen_layered",),
     "anima": ("predict2",),
 }
+# Whose blocks add to what they are given.
+_FLUX = {"DoubleStreamBlock", "SingleStreamBlock"}
+WRITING = dict.fromkeys(("flux1", "flux2", "chroma", "hunyuan", "hunyuan_15"), _FLUX)
 # Whose blocks the host lets nobody patch.
 UNPATCHED = ("sd3",)
 # Whose texts are padded to one length, so that guidance makes one call of two prompts.
@@ -93,6 +97,15 @@ def test_any_size_batch_and_text_runs_compiled_and_builds_nothing(
     run: Run, size: tuple[int, int, int, int]
 ) -> None:
     run.check(*size, frames=1 + size[3] % 3)
+
+
+def test_blocks_leave_in_their_inputs_and_give_back_what_the_hosts_do(run: Run) -> None:
+    """Whoever keeps what he gave a block finds there what it computed, if the host's adds to it."""
+    scope = run.model.get_attachment("warmgraph").scope
+    writing = check_blocks(scope, lambda: run.sample(model=run.plain))
+    assert writing == WRITING.get(run.kind, set())
+    declared = {type(p.module).__name__ for p in scope.plan.places if p.form.writes}
+    assert declared == writing
 
 
 def test_two_prompts_of_two_lengths_run_compiled(run: Run) -> None:
