@@ -22,7 +22,7 @@ def easycache(
     store: str,
     size: list[int],
     steps: int = 20,
-    threshold: float = 0.2,
+    threshold: float = 1.0,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Sample with EasyCache before Compile Model and behind it, and without Compile Model.
