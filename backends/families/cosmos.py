@@ -72,7 +72,7 @@ class Block(dit.Attending):
             context,
             rope[None, :, None],
             *adaln,
-            transformer_options=dit.OPTIONS,
+            transformer_options=dit.options(),
         )
         return result.flatten(1, 3)
 
@@ -110,7 +110,7 @@ class FrameBlock(VideoBlock):
             context,
             rope.flatten(0, 1)[None, :, None],
             *adaln,
-            transformer_options=dit.OPTIONS,
+            transformer_options=dit.options(),
         )
         return result.squeeze(3)
 

@@ -16,7 +16,7 @@ from ..kernels import host_attention
 from .plan import Call, Form, Forward, Place, Plan, dispatch_one, unknown_layer
 
 #: What a form's reference calls the host's block with.
-OPTIONS = host_attention.OPTIONS
+options = host_attention.options
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
 REFERENCES = "called with reference images that have a timestep of their own"
@@ -42,7 +42,7 @@ UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 
 
 class Attending(Form):
-    """A block that `reference` calls with `OPTIONS`, for all attention within."""
+    """A block that `reference` calls with `options()`, for all attention within."""
 
     live_attention = True
 

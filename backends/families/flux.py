@@ -49,7 +49,7 @@ class Double(dit.Attending):
         vec = given[0] if module.modulation else _pairs(given)
         pe = torch.cat((pe_txt, pe_img), 2)
         return host_results(
-            module, img=img, txt=txt, vec=vec, pe=pe, transformer_options=dit.OPTIONS
+            module, img=img, txt=txt, vec=vec, pe=pe, transformer_options=dit.options()
         )
 
     def gives_back(self, position: int, dtype: torch.dtype) -> bool:
@@ -80,7 +80,7 @@ class Single(dit.Attending):
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, pe, *given = inputs
         vec = given[0] if module.modulation is not None else _one(given)
-        return host_forward(module, x, vec=vec, pe=pe, transformer_options=dit.OPTIONS)
+        return host_forward(module, x, vec=vec, pe=pe, transformer_options=dit.options())
 
     def gives_back(self, position: int, dtype: torch.dtype) -> bool:
         """As the text of `Double`."""

@@ -43,7 +43,7 @@ class Single(dit.Attending):
         )
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs, transformer_options=dit.OPTIONS)
+        return host_forward(module, *inputs, transformer_options=dit.options())
 
 
 class Text(dit.Attending):
@@ -59,7 +59,7 @@ class Text(dit.Attending):
         return (InputSpec("x", dtype, ("batch", "txt", _width(module))),)
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        return host_forward(module, *inputs, transformer_options=dit.OPTIONS)
+        return host_forward(module, *inputs, transformer_options=dit.options())
 
 
 class Layers(Text):

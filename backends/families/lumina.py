@@ -42,7 +42,7 @@ class Layer(dit.Attending):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, table, *adaln = inputs
-        return host_forward(module, x, None, table, *adaln, transformer_options=dit.OPTIONS)
+        return host_forward(module, x, None, table, *adaln, transformer_options=dit.options())
 
 
 class Final(Form):

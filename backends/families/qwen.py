@@ -53,7 +53,7 @@ class Block(dit.Attending):
     def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
         img, txt, temb, pe_txt, pe_img = inputs
         pe = torch.cat((pe_txt, pe_img), 2)
-        return host_results(module, img, txt, None, temb, pe, transformer_options=dit.OPTIONS)
+        return host_results(module, img, txt, None, temb, pe, transformer_options=dit.options())
 
 
 class ControlBlock(Block):
@@ -101,7 +101,7 @@ class BlockWithReferences(dit.Attending):
                 torch.cat((temb, temb_ref)),
                 torch.cat(tables, 2),
                 img.shape[1],
-                transformer_options=dit.OPTIONS,
+                transformer_options=dit.options(),
             )
 
 

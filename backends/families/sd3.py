@@ -41,7 +41,7 @@ class Joint(dit.Attending):
     def reference(self, module: Any, *inputs: Any) -> Any:
         txt, img, c = inputs
         results = host_results(
-            module, txt, img, c=c, use_checkpoint=False, transformer_options=dit.OPTIONS
+            module, txt, img, c=c, use_checkpoint=False, transformer_options=dit.options()
         )
         return results[1] if module.context_block.pre_only else results
 

@@ -66,7 +66,7 @@ class Block(dit.Attending):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, e, freqs, context = inputs
-        return host_forward(module, x, e, freqs, context, transformer_options=dit.OPTIONS)
+        return host_forward(module, x, e, freqs, context, transformer_options=dit.options())
 
 
 class ImageBlock(Block):
@@ -89,7 +89,7 @@ class ImageBlock(Block):
         x, e, freqs, text, image = inputs
         context = torch.cat((image, text), 1)
         length = image.shape[1]
-        return host_forward(module, x, e, freqs, context, length, transformer_options=dit.OPTIONS)
+        return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
 
 
 class FrameBlock(Block):
@@ -114,7 +114,7 @@ class FrameBlock(Block):
         x, e, freqs, context = inputs
         tokens = x.flatten(1, 2)
         return host_forward(
-            module, tokens, e, freqs.flatten(1, 2), context, transformer_options=dit.OPTIONS
+            module, tokens, e, freqs.flatten(1, 2), context, transformer_options=dit.options()
         )
 
 

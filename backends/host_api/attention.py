@@ -1,19 +1,25 @@
 """The host's attention, and which of PyTorch's kernels it asks for.
 
 Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`, which its arguments
-choose and `wrap_attn` is around) and `comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order
-on CUDA alone.
+choose and `wrap_attn` is around; `ComfyAttention`, `AttentionTensorContainer` of newer ones) and
+`comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order on CUDA alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .options import ATTENTION
+
+#: By which a block passes on the part of a layer that may name an attention of its own.
+PREFERRED = "preferred_attention"
+#: What such a part has without naming one: torch's own, and what a file said of it.
+_NAMES_NONE = frozenset(torch.nn.Module().__dict__) | {"config", "training"}
 
 
 def host_order() -> contextlib.AbstractContextManager[Any]:
@@ -31,14 +37,57 @@ def host_order() -> contextlib.AbstractContextManager[Any]:
     return sdpa_kernel(order, set_priority=True) if order else contextlib.nullcontext()
 
 
-def is_plain(options: dict[str, Any]) -> bool:
+def is_plain(options: dict[str, Any], layer: torch.nn.Module | None = None) -> bool:
     """Tell whether the host would take PyTorch's own attention in this process, with these options:
-    no flag, no node and no pack chose another.
+    no flag, no node, no pack and no layer chose another.
     """
     from comfy.ldm.modules import attention
 
+    if layer is not None and names_its_own(layer):
+        return False
     own = getattr(attention, "attention_pytorch", None)
     return not options.get(ATTENTION) and attention.optimized_attention is own
+
+
+def is_layer(module: torch.nn.Module) -> bool:
+    """Tell whether a module is the part of a layer that may name an attention of its own."""
+    return type(module) is _of_the_host("ComfyAttention")
+
+
+def names_its_own(layer: torch.nn.Module) -> bool:
+    """Tell whether such a part names one, or has anything else that is not known."""
+    return any(
+        value is not None for name, value in layer.__dict__.items() if name not in _NAMES_NONE
+    )
+
+
+def is_container(value: Any) -> bool:
+    """Tell whether a query, key or value comes in the host's container, which gives it away."""
+    return type(value) is _of_the_host("AttentionTensorContainer")
+
+
+def _of_the_host(name: str) -> Any:
+    """What a newer host has under a name; on an older one something that is like nothing else."""
+    return getattr(sys.modules.get("comfy.ldm.modules.attention"), name, _of_the_host)
+
+
+@contextlib.contextmanager
+def answered_by(function: Callable[..., Any]) -> Iterator[None]:
+    """Until this ends, have this process' host find a function under each name of its attention:
+    one of the options would not see all that a block passes. For a worker, while it traces.
+    """
+    chosen = replaceable()
+    places: list[tuple[dict[str, Any], str]] = []
+    for module in list(sys.modules.values()) if chosen is not None else ():
+        names = getattr(module, "__dict__", {})
+        places += [(names, name) for name, value in list(names.items()) if value is chosen]
+    for names, name in places:
+        names[name] = function
+    try:
+        yield
+    finally:
+        for names, name in places:
+            names[name] = chosen
 
 
 def replaceable() -> Callable[..., Any] | None:
@@ -61,6 +110,8 @@ def attend(
     *,
     split: bool,
     low_precision: bool,
+    contained: bool = False,
+    layer: torch.nn.Module | None = None,
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Call the attention that the host's blocks call in this process, with these options.
@@ -71,15 +122,22 @@ def attend(
         value: as `key`.
         mask: what is added to the products, or None.
         low_precision: whether the host leaves a kernel of fewer bits to choose (0.33 and newer).
+        contained: whether the block gives its tensors away, in containers (0.33 and newer).
+        layer: the part of a layer that may name an attention of its own (0.35 and newer).
         options: the block's `transformer_options`.
 
     Returns:
         [batch, rows, heads * width].
     """
-    from comfy.ldm.modules.attention import optimized_attention
+    from comfy.ldm.modules import attention
 
-    more = {} if low_precision else {"low_precision_attention": False}
-    result: torch.Tensor = optimized_attention(
-        query, key, value, heads, mask, skip_reshape=split, transformer_options=options, **more
+    more: dict[str, Any] = {} if low_precision else {"low_precision_attention": False}
+    if layer is not None:
+        more[PREFERRED] = layer
+    given: Any = (query, key, value)
+    if contained:
+        given = map(attention.AttentionTensorContainer, given)
+    result: torch.Tensor = attention.optimized_attention(
+        *given, heads, mask, skip_reshape=split, transformer_options=options, **more
     )
     return result

@@ -7,15 +7,19 @@ options) is no part of a graph then: it serves them all, and the choice can chan
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
+from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
 from ..kinds import operators
+from ..kinds.attention_layer import AttentionLayer
+from ..kinds.host_layer import part_at
 
 
 class Choice(Protocol):
@@ -38,10 +42,12 @@ class _Thread(threading.local):
     """What the operator goes by in one thread."""
 
     def __init__(self) -> None:
-        #: `transformer_options` of the block that is computed.
-        self.options: dict[str, Any] = {}
+        #: `transformer_options` of the block that is computed; None where there is none.
+        self.options: dict[str, Any] | None = None
         #: What chooses between PyTorch's own kernels; None leaves that to the host.
         self.choice: Choice | None = None
+        #: Whether a block is traced that has parts which may name an attention of their own.
+        self.must_be_named = False
 
 
 @contextlib.contextmanager
@@ -66,31 +72,97 @@ def choosing_by(choice: Choice | None) -> Iterator[None]:
         _thread.choice = before
 
 
-def opaque(
-    function: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+@contextlib.contextmanager
+def traced(*, layers: bool) -> Iterator[None]:
+    """Until this ends, have all that the host's code calls attention by go to the operator.
+
+    Args:
+        layers: whether what is traced has parts that may name an attention of their own.
+    """
+    with attention.answered_by(stand_in):
+        _thread.must_be_named = layers
+        try:
+            yield
+        finally:
+            _thread.must_be_named = False
+
+
+def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stand in for the host's attention functions (`attention_pytorch` and its like).
+
+    Raises:
+        BuildError: it is called with something that the operator cannot pass on.
+    """
+    try:
+        given = _CALL.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise BuildError(f"attention is called in a way that is not known: {error}") from error
+    named = given.pop("named", {})
+    low_precision = named.pop("low_precision_attention", True)
+    layer = named.pop(attention.PREFERRED, None)
+    for name in ("transformer_options", "_inside_attn_wrapper"):
+        named.pop(name, None)
+    tensors = [given[name] for name in ("query", "key", "value")]
+    contained = all(map(attention.is_container, tensors))
+    if contained:
+        tensors = [each.take() for each in tensors]
+    unknown = sorted(named)
+    unknown += [name for name in ("attn_precision",) if given.get(name) is not None]
+    unknown += [name for name in ("skip_output_reshape",) if given.get(name)]
+    if layer is not None and not isinstance(layer, AttentionLayer):
+        unknown.append(f"a {type(layer).__name__}")
+    unknown += [f"a {type(each).__name__}" for each in tensors if not torch.is_tensor(each)]
+    if unknown:
+        raise BuildError(
+            f"attention is called with {', '.join(unknown)}, which a graph does not pass on"
+        )
+    result: torch.Tensor = OPERATOR(
+        *tensors,
+        given.get("mask"),
+        given["heads"],
+        bool(given.get("skip_reshape")),
+        low_precision,
+        contained,
+        "" if layer is None else layer.path,
+    )
+    return result
+
+
+def _signature(
+    query: Any,
+    key: Any,
+    value: Any,
     heads: int,
-    mask: torch.Tensor | None = None,
+    mask: Any = None,
     attn_precision: Any = None,
     skip_reshape: bool = False,
     skip_output_reshape: bool = False,
     **named: Any,
-) -> torch.Tensor:
-    """Stand in for the host's attention functions (`attention_pytorch` and its like), by the host's
-    own means for that: `transformer_options` that name it (`OPTIONS`).
+) -> None:
+    """What the host's functions of attention take."""
+
+
+_CALL = inspect.signature(_signature)
+
+
+def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As `stand_in`, by the host's own means for that: `transformer_options` that name it. Of a
+    layer's own attention it is not told.
     """
-    low_precision = named.pop("low_precision_attention", True)
-    beyond = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
-    if attn_precision is not None or skip_output_reshape or beyond:
-        raise NotImplementedError(f"attention with {', '.join(sorted(beyond)) or 'a precision'}")
-    result: torch.Tensor = OPERATOR(query, key, value, mask, heads, skip_reshape, low_precision)
-    return result
+    if _thread.must_be_named:
+        raise BuildError("attention is called by another way than its name")
+    return stand_in(*args, **kwargs)
 
 
-#: What a form's reference calls the host's block with.
+#: What a form's reference calls the host's block with where no step's options are there.
 OPTIONS: dict[str, Any] = {ATTENTION: opaque}
+
+
+def options() -> dict[str, Any]:
+    """Return what a form's reference calls the host's block with: in a region's call the step's own
+    options, as the host does.
+    """
+    return OPTIONS if _thread.options is None else dict(_thread.options)
 
 
 def _attend(
@@ -101,7 +173,12 @@ def _attend(
     heads: int,
     split: bool,
     low_precision: bool,
+    contained: bool,
+    path: str,
 ) -> torch.Tensor:
+    options = _thread.options or {}
+    layer = part_at(path) if path else None
+
     def host() -> torch.Tensor:
         return attention.attend(
             query,
@@ -111,7 +188,9 @@ def _attend(
             heads,
             split=split,
             low_precision=low_precision,
-            options=_thread.options,
+            contained=contained,
+            layer=layer,
+            options=options,
         )
 
     def _for_each(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,7 +198,7 @@ def _attend(
 
     def compute() -> torch.Tensor:
         choice = _thread.choice
-        if choice is None or mask is not None or not attention.is_plain(_thread.options):
+        if choice is None or mask is not None or not attention.is_plain(options, layer):
             return host()
         return choice.attend(query, key, value, heads, split=split, host=host)
 
@@ -146,13 +225,15 @@ def _fake(
     heads: int,
     split: bool,
     low_precision: bool,
+    contained: bool,
+    path: str,
 ) -> torch.Tensor:
     return query.new_empty(_shape(query, heads, split))
 
 
 OPERATOR, _thread = operators.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
-    " bool low_precision) -> Tensor",
+    " bool low_precision, bool contained, str path) -> Tensor",
     _attend,
     _fake,
     _Thread(),

@@ -16,10 +16,15 @@ import torch
 
 from ..errors import DescriptionError
 from ..host_api import layers
-from . import host_layer
+from . import attention_layer, host_layer
 from .packs import foreign_class, pack_of
 
 _WEIGHTS = ("weight", "bias")
+#: What stands in a twin for parts that are the host's, by their class in a description.
+_LEFT: dict[str, Callable[..., torch.nn.Module]] = {
+    attention_layer.CLASS: attention_layer.AttentionLayer,
+    host_layer.CLASS: host_layer.HostLayer,
+}
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
 
@@ -103,6 +108,8 @@ def describe_module(
 
 
 def _child(path: str, module: torch.nn.Module, reads: Any, dtype: Any) -> dict[str, Any]:
+    if (attends := attention_layer.describe(path, module)) is not None:
+        return attends
     left = host_layer.describe(path, module)
     if left is not None and layers.multiplies_as_stored(module):
         return left
@@ -122,8 +129,8 @@ def make_twin(
     Raises:
         DescriptionError: a class cannot be imported here.
     """
-    if description["class"] == host_layer.CLASS:
-        layer = host_layer.HostLayer(**description["attributes"])
+    if (left := _LEFT.get(description["class"])) is not None:
+        layer = left(**description["attributes"])
         _add_parameters(layer, description["parameters"], parameter)
         return layer
     cls = import_named(description["class"])
@@ -180,7 +187,7 @@ def named_code(description: dict[str, Any]) -> tuple[list[type], list[Callable[.
     pending = [description]
     while pending:
         module = pending.pop()
-        if module["class"] == host_layer.CLASS:
+        if module["class"] in _LEFT:
             continue
         classes.add(module["class"])
         functions.update(_functions(module["attributes"].values()))

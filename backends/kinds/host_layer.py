@@ -82,6 +82,11 @@ def layers_of(
         _thread.module, _thread.caller, _thread.given = before
 
 
+def part_at(path: str) -> torch.nn.Module | None:
+    """Return what is at a path in the module of the region that is computed; None in a worker."""
+    return None if _thread.module is None else _thread.module.get_submodule(path)
+
+
 class HostLayer(StandIn):
     """Stands in a twin for a layer that is the host's: `[..., in] -> [..., out]`."""
 

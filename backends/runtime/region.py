@@ -16,7 +16,7 @@ from ..families.plan import Place
 from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..kernels import host_attention
 from ..kernels.choices import HOSTS, Choices
-from ..kinds import host_layer
+from ..kinds import attention_layer, host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
 from ..weights.casting import same_device
@@ -74,6 +74,8 @@ class Region:
         ]
         left = tuple(host_layer.paths(graph.description.module))
         self._has_host_layers = bool(left)
+        #: Whether its operators look for parts of the module.
+        self._has_paths = bool(left) or attention_layer.is_in(graph.description.module)
         rounded = set(host_layer.rounded_paths(graph.description.module))
         #: Layers of the host's whose inputs the graph rounds, with their paths.
         self._rounded = [(path, place.module.get_submodule(path)) for path in sorted(rounded)]
@@ -184,8 +186,8 @@ class Region:
         return self._given(inputs, results)
 
     def _layers(self, weights: Fetched) -> AbstractContextManager[None]:
-        """Let the graph's operators find the layers that it leaves to the host."""
-        if not self._has_host_layers:
+        """Let the graph's operators find the parts that it leaves to the host."""
+        if not self._has_paths:
             return nullcontext()
         return host_layer.layers_of(self.place.module, self._choices.products, weights.given)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..families.plan import Dispatch, Passage, Plan
+from ..host_api import attention
 from ..host_api.layers import FORWARDS, own_forward
 from ..kinds.packs import is_known, owner_of
 from ..kinds.purity import objection
@@ -18,6 +19,8 @@ from ..kinds.watch import Watch
 
 #: Plain attributes that nodes are known to set in place, for images that tile.
 _SETTINGS = ("padding_mode", "padding", "stride", "dilation")
+#: Of a layer for which a file, or a node, names an attention.
+_OWN_ATTENTION = "a layer of it has an attention of its own"
 
 
 class Wiring:
@@ -37,6 +40,8 @@ class Wiring:
         self._hooks: list[Any] = [
             h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
         ]
+        #: Parts that may name an attention of their own.
+        self._attentions = [module for module in modules if attention.is_layer(module)]
         self._root = root
         cls = type(root)
         methods = {name for name in dir(cls) if callable(getattr(cls, name, None))}
@@ -63,18 +68,18 @@ class Wiring:
                 return problem
             if not _has_known_code(type(module)):
                 return f"another node replaces the code of {type(module).__name__}"
-        return None
+        return _OWN_ATTENTION if any(map(attention.names_its_own, self._attentions)) else None
 
-    def marks(self) -> tuple[list[Any], list[int]]:
-        """Return which modules have hooks or a forward of their own, and which methods the root
-        has, to compare with later.
+    def marks(self) -> tuple[list[Any], list[int], list[bool]]:
+        """Return which modules have hooks or a forward of their own, which methods the root has,
+        and which layers an attention of their own, to compare with later.
         """
         forwards: list[Any] = [value for _, value in self._replaced_methods()]
         for name in FORWARDS:
             if any(map(contains, self._own, repeat(name))):
                 forwards += [own[name] for own in self._own if name in own]
         hooked = [i for i, hooks in enumerate(self._hooks) if hooks] if any(self._hooks) else []
-        return forwards, hooked
+        return forwards, hooked, list(map(attention.names_its_own, self._attentions))
 
     def _replaced_methods(self) -> list[tuple[str, Any]]:
         """Functions in the root's instance in place of its class's: step caches put theirs there,
@@ -162,7 +167,12 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
             inner += list(child.modules())
     if dispatch.follower is not None:
         inner += list(dispatch.follower.module.modules())
-    return next((problem for part in inner if (problem := _foreign_part(part))), None)
+    problem = next((problem for part in inner if (problem := _foreign_part(part))), None)
+    live = all(p.form.live_attention for p in dispatch.regions) and attention.replaceable()
+    if problem is None and not live:  # a graph has the host's own attention in it
+        own = (attention.is_layer(part) and attention.names_its_own(part) for part in inner)
+        problem = _OWN_ATTENTION if any(own) else None
+    return problem
 
 
 def _foreign_part(part: torch.nn.Module) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,10 @@ from ..contract import Description, InputSpec, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kernels import host_attention
 from ..kinds import host_layer
+from ..kinds.attention_layer import AttentionLayer
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
-from ..kinds.stand_in import UnknownToGraphError, refuse_questions
+from ..kinds.stand_in import refuse_questions
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
 #: `(weights, inputs) -> results`.
@@ -79,8 +81,14 @@ class _Region(torch.nn.Module):
         self.form = form
         self.layout = layout
 
+    def _attending(self) -> AbstractContextManager[None]:
+        if not self.form.live_attention:
+            return nullcontext()
+        layers = any(isinstance(part, AttentionLayer) for part in self.module.modules())
+        return host_attention.traced(layers=layers)
+
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        with tracing(self.layout):
+        with tracing(self.layout), self._attending():
             results = self.form.computed(self.module, inputs)
         return tuple(
             result.contiguous(memory_format=memory_format(result, self.layout))
@@ -97,7 +105,7 @@ def export(description: Description, form: Any) -> Program:
 
     Raises:
         BuildError: the export narrowed a declared range or specialised a symbol, or the host's code
-            asks for something that no graph knows.
+            asks for something, or passes it to attention, that no graph knows.
         DescriptionError: the module tree cannot be rebuilt here.
     """
     device = torch.device(description.device)
@@ -154,7 +162,7 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
     shapes = (_dynamic_shapes(description),)
     try:
         return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
-    except UnknownToGraphError:
+    except BuildError:
         raise
     except Exception as error:
         raise BuildError(f"export of {description.label} failed: {_first_line(error)}") from error

@@ -80,6 +80,7 @@ NO_REASONS = {
         "a number with too many digits",
         "not there",
         "of an unknown version",
+        "the host's attention",
         "the host's layer",
         "an unknown module",
         "another node",

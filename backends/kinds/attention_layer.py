@@ -1,0 +1,37 @@
+"""A layer's own attention, which a file may name for it (ComfyUI 0.35 and newer): as all attention
+is, it is called when a graph runs, so no graph knows whether there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..host_api import attention
+from .stand_in import StandIn
+
+#: What stands for the class of such a layer in a description.
+CLASS = "the host's attention"
+
+
+class AttentionLayer(StandIn):
+    """Stands in a twin for the part of a layer that says by what it attends: by the host's own."""
+
+    function = config = None
+
+
+def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
+    """Write such a part down, None where it is anything else.
+
+    Args:
+        path: where it is in the region's module.
+    """
+    if not attention.is_layer(layer) or layer._parameters or layer._modules:
+        return None
+    return {"class": CLASS, "attributes": {"path": path}, "parameters": {}, "modules": []}
+
+
+def is_in(description: dict[str, Any]) -> bool:
+    """Tell whether a described tree has such a part."""
+    return description["class"] == CLASS or any(is_in(each) for _, each in description["modules"])

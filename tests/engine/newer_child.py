@@ -1,0 +1,165 @@
+"""A process of a newer host: samples small models through Compile Model, beside eager.
+
+`python newer_child.py TREE BASE LAB MODEL...`: prints what it saw as a line of JSON, the last one;
+a MODEL is a small transformer, `KIND:FORMAT` for a quantised one, or "unet".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Put each model through the same samples."""
+    names = sys.argv[4:]
+    tree, base, root = map(Path, sys.argv[1:4])
+    _load("conftest", HERE.parent / "conftest.py")
+    _load("engine_tests", HERE / "__init__.py", [str(HERE)])
+    from engine_tests.lab import Lab
+
+    from warmgraph_backends.debugging import Debugging
+    from warmgraph_tools import inprocess
+
+    host = inprocess.boot(tree, base)
+    labs = {True: Lab(root), False: Lab(root, Debugging(only=("Transformer block",)))}
+    seen = {}
+    for name in names:
+        lab = labs[name != "unet"]
+        seen[name] = Seen(lab, host, name).all()
+    for lab in labs.values():
+        lab.engine.close()
+    print(json.dumps(seen))  # noqa: T201
+
+
+class Seen:
+    """What is seen of one model."""
+
+    def __init__(self, lab: Any, host: Any, name: str) -> None:
+        from engine_tests.lab import Probe
+
+        from warmgraph_tools import small_transformers as transformers
+
+        self.lab, self.host = lab, host
+        self.kind, _, form = name.partition(":")
+        self.probe = Probe()
+        if name == "unet":
+            self.kind, model = "narrow15", host.load("narrow15")[0]
+        elif form:
+            model = transformers.load_quantised(self.kind, form)
+        else:
+            model = transformers.load(self.kind)
+        self.plain = self.probe.attach(model)
+        self.ours = lab.compiled(self.plain)
+        self.own_calls = 0
+
+    def all(self) -> dict[str, Any]:
+        """Sample as the file is, with attentions of the layers' own, and without them again."""
+        with watched_recording() as recorded:
+            plain = self.step()
+            with self.own_attention():
+                own = self.step()
+                again = self.lab.compiled(self.plain)
+                came_so = self.step(again)
+            back = self.step()
+        return {
+            "plain": plain,
+            "own": own,
+            "came so": came_so,
+            "back": back,
+            "layers": len(self.layers()),
+            "recorded": recorded,
+        }
+
+    def step(self, model: Any = None) -> dict[str, Any]:
+        """One step, and what became of it."""
+        import torch
+
+        from warmgraph_tools import small_transformers as transformers
+
+        model = self.ours if model is None else model
+        jobs, self.own_calls = self.lab.jobs(), 0
+        self.probe.calls.clear()
+        if self.kind == "narrow15":
+            text = torch.randn(1, 13, 64, generator=torch.Generator().manual_seed(1))
+            prompt: Any = [[text, {}]]
+            latent: Any = {"samples": torch.zeros(1, 4, 8, 8)}
+        else:
+            prompt = transformers.conditioning(self.kind, 13)
+            latent = transformers.latent(self.kind, 8, 8)
+        image = self.host.sample(model, prompt, prompt, latent=latent, steps=1, cfg=1.0)
+        report = self.lab.engine.report(model)
+        return {
+            "error": max(call.error for call in self.probe.calls),
+            "jobs": self.lab.jobs() - jobs,
+            "attentions": self.own_calls,
+            "regions": report["regions"],
+            "reasons": sorted({entry["reason"] for entry in report["eager"]}),
+            "norm": float(image.norm()),
+        }
+
+    def layers(self) -> list[Any]:
+        from comfy.ldm.modules.attention import ComfyAttention
+
+        unet = self.plain.model.diffusion_model
+        return [module for module in unet.modules() if type(module) is ComfyAttention]
+
+    @contextmanager
+    def own_attention(self) -> Iterator[None]:
+        """As a file, or a node between two runs, names one for each layer."""
+        from comfy.ldm.modules.attention import attention_pytorch
+
+        def halved(*args: Any, **kwargs: Any) -> Any:
+            self.own_calls += 1
+            return 0.5 * attention_pytorch(*args, **kwargs)
+
+        for layer in self.layers():
+            layer.function = halved
+        yield
+        for layer in self.layers():
+            layer.function = None
+
+
+@contextmanager
+def watched_recording() -> Iterator[dict[str, int]]:
+    """Count what of ours ran while the host recorded allocations, and what while it paused."""
+    from comfy.model_prefetch import RECORDING
+
+    from warmgraph_backends.runtime import region, scope
+
+    seen = {"within": 0, "paused": 0}
+    before = region.Region.__call__, scope.Scope._prepare
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen["within" if RECORDING else "paused"] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    region.Region.__call__ = watched(before[0])  # type: ignore[method-assign]
+    scope.Scope._prepare = watched(before[1])  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        region.Region.__call__, scope.Scope._prepare = before  # type: ignore[method-assign]
+
+
+def _load(name: str, file: Path, folders: list[str] | None = None) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""A copy of the host's tree that is as newer ComfyUIs are, in words of ours: what their blocks pass
+to attention and ask of layers, written into the files of the pinned one.
+
+Each attention gets a part that may name another function for it (`ComfyAttention`), passed on with
+its tensors in containers; feed-forwards go through helpers that look at a layer before they call
+it, and do more in one kernel where its weight is quantised; blocks are called by a helper; the
+model's own call, wrappers and all, is recorded by something that counts what others allocate.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+#: The host's version whose files are written into.
+OF = "0.30.0"
+#: Calls of attention, by the names that models import.
+_ATTENTION = ("optimized_attention", "optimized_attention_masked")
+_MODELS = (
+    "flux/layers.py",
+    "flux/math.py",
+    "hunyuan_video/model.py",
+    "krea2/model.py",
+    "lumina/model.py",
+    "modules/attention.py",
+    "qwen_image/model.py",
+    "wan/model.py",
+)
+#: Of the tree's own folders.
+_NOT_NEEDED = {".git", "input", "models", "output", "temp", "tests", "tests-unit", "user"}
+#: Of this one, attention gets an argument that nobody knows yet.
+_UNHEARD_OF = "krea2/model.py"
+
+_WRAPPER = '''
+class ComfyAttention(torch.nn.Module):
+    """By what a layer attends, where it says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = None
+        self.function = None
+
+
+class AttentionTensorContainer:
+    """Gives its tensor away once."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def take(self):
+        tensor, self.tensor = self.tensor, None
+        if tensor is None:
+            raise RuntimeError("its tensor was taken before")
+        return tensor
+
+
+def wrap_attn(func):
+    @functools.wraps(func)
+    def chosen(*args, **kwargs):
+        preferred = kwargs.pop("preferred_attention", None)
+        kwargs.pop("attention_span", None)
+        if isinstance(args[0], AttentionTensorContainer):
+            args = (*(each.take() for each in args[:3]), *args[3:])
+        if "_inside_attn_wrapper" in kwargs:
+            return func(*args, **kwargs)
+        kwargs["_inside_attn_wrapper"] = True
+        options = kwargs.get("transformer_options") or {}
+        if "optimized_attention_override" in options:
+            return options["optimized_attention_override"](func, *args, **kwargs)
+        if preferred is not None and preferred.function is not None:
+            return preferred.function(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    return chosen
+
+'''
+
+_HELPERS = '''
+
+def may_be_fused(linear):
+    return (
+        isinstance(linear.weight, QuantizedTensor)
+        and linear.weight._layout_cls == "TensorWiseINT8Layout"
+        and linear.quant_format is not None
+        and not linear._full_precision_mm
+        and not getattr(linear, "comfy_force_cast_weights", False)
+        and len(linear.weight_function) == 0
+        and len(linear.bias_function) == 0
+    )
+
+
+def gated_together(linear, gate, x):
+    """`linear(silu(gate) * x)`, in one kernel where the weight is quantised."""
+    if may_be_fused(linear):
+        return linear_input_act(linear, torch.cat((gate, x), -1), "swiglu")
+    return linear(torch.nn.functional.silu(gate) * x)
+'''
+
+_RECORDING = '''
+
+class _Recording:
+    """Which thread records now, as the host's compiler of allocations does."""
+
+    def __init__(self):
+        self.depth, self.paused = 0, False
+
+    def __bool__(self):
+        return self.depth > 0 and not self.paused
+
+
+RECORDING = _Recording()
+
+
+class _Recorded:
+    def __enter__(self):
+        RECORDING.depth += 1
+
+    def __exit__(self, *args):
+        RECORDING.depth -= 1
+
+
+class _Paused:
+    def __enter__(self):
+        RECORDING.paused = True
+
+    def __exit__(self, *args):
+        RECORDING.paused = False
+
+
+def malloc_graph_scope(device):
+    return _Recorded()
+
+
+def pause_malloc_graph():
+    return _Paused()
+
+
+def run_block(block, *args, **kwargs):
+    return block(*args, **kwargs)
+'''
+
+
+def make(tree: Path, target: Path) -> Path:
+    """Make such a copy of the host's tree; what is not changed is shared with it."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return set(names) & _NOT_NEEDED if Path(folder) == tree else set()
+
+    shutil.copytree(tree, target, copy_function=_link, ignore=ignored)
+    host = target / "comfy"
+    for name in _MODELS:
+        _rewrite(host / "ldm" / name, _attending)
+    _rewrite(host / "ldm/modules/attention.py", _replaced_wrapper)
+    _rewrite(host / "ldm" / _UNHEARD_OF, _unheard_of)
+    _rewrite(host / "ops.py", lambda text: text + _HELPERS)
+    _rewrite(host / "model_prefetch.py", lambda text: text + _RECORDING)
+    _rewrite(host / "ldm/lumina/model.py", _gated_together)
+    _rewrite(host / "ldm/wan/model.py", _folded, _called_by_a_helper)
+    _rewrite(host / "model_base.py", _recorded)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _rewrite(path: Path, *changes: Callable[[str], str]) -> None:
+    text = before = path.read_text("utf-8")
+    for change in changes:
+        text = change(text)
+    assert text != before
+    path.unlink()  # the tree's own stays as it is
+    path.write_text(text, "utf-8")
+
+
+def _replace(text: str, old: str, new: str) -> str:
+    assert old in text, old
+    return text.replace(old, new)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attending(text: str) -> str:
+    """Have each class that attends own such a part, and pass it on."""
+    tree = ast.parse(text)
+    for scope in tree.body:
+        if isinstance(scope, ast.ClassDef):
+            calls, passed = _calls(scope, (*_ATTENTION, "attention")), "self.comfy_attention"
+            if calls:
+                _own(scope)
+        elif isinstance(scope, ast.FunctionDef) and scope.name == "attention":
+            calls, passed = _calls(scope, _ATTENTION), "preferred_attention"
+            scope.args.args.append(ast.arg(passed))
+            scope.args.defaults.append(ast.Constant(None))
+        else:
+            continue
+        for call in calls:
+            call.keywords.append(ast.keyword("preferred_attention", _expression(passed)))
+            if ast.unparse(call.func) in _ATTENTION:
+                given = [f"AttentionTensorContainer({ast.unparse(each)})" for each in call.args[:3]]
+                call.args[:3] = map(_expression, given)
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if "wrap_attn" not in names:
+        imported = (
+            "from comfy.ldm.modules.attention import AttentionTensorContainer, ComfyAttention"
+        )
+        later = ast.unparse(tree.body[0]).startswith("from __future__")
+        tree.body[later:later] = ast.parse(imported).body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _calls(scope: ast.AST, names: tuple[str, ...]) -> list[ast.Call]:
+    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) in names]
+
+
+def _own(scope: ast.ClassDef) -> None:
+    """Make the part where the class makes its others; one without a constructor inherits it."""
+    for method in scope.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            texts = map(ast.unparse, method.body)
+            after = next(n for n, text in enumerate(texts, 1) if text.startswith("super("))
+            method.body[after:after] = ast.parse("self.comfy_attention = ComfyAttention()").body
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _replaced_wrapper(text: str) -> str:
+    [function] = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == "wrap_attn"
+    ]
+    lines = text.splitlines(keepends=True)
+    lines[function.lineno - 1 : function.end_lineno] = [_WRAPPER]
+    return "".join(lines)
+
+
+def _unheard_of(text: str) -> str:
+    passed = "preferred_attention=self.comfy_attention"
+    return _replace(text, passed, f"{passed}, attention_span=None")
+
+
+# --- layers, blocks and the model's call ----------------------------------------------------------
+
+
+def _gated_together(text: str) -> str:
+    old = "return self.w2(self._forward_silu_gating(self.w1(x), self.w3(x)))"
+    return _replace(text, old, "return comfy.ops.gated_together(self.w2, self.w1(x), self.w3(x))")
+
+
+def _folded(text: str) -> str:
+    text = _replace(text, "self.ffn = nn.Sequential(", "self.ffn = FoldedFeedForward(")
+    return _replace(
+        text,
+        "class WanAttentionBlock(nn.Module):",
+        "class FoldedFeedForward(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        '        return comfy.ops.linear_input_act(self[2], self[0](x), "gelu_tanh")\n\n\n'
+        "class WanAttentionBlock(nn.Module):",
+    )
+
+
+def _called_by_a_helper(text: str) -> str:
+    text = _replace(
+        text, "x = block(x, e=e0,", "x = comfy.model_prefetch.run_block(block, x, e=e0,"
+    )
+    return "import comfy.model_prefetch\nimport comfy.ops\n" + text
+
+
+def _recorded(text: str) -> str:
+    """Open a recording before anything is put around the model's own call."""
+    old = "model_output = self.diffusion_model("
+    new = "model_output = _in_a_recording(self.diffusion_model, "
+    helper = (
+        "\n\ndef _in_a_recording(model, *args, **kwargs):\n"
+        "    with comfy.model_prefetch.malloc_graph_scope(args[0].device):\n"
+        "        return model(*args, **kwargs)\n"
+    )
+    return "import comfy.model_prefetch\n" + _replace(text, old, new) + helper

@@ -1,0 +1,131 @@
+"""On an imitated newer ComfyUI (`newer_tree`) no prompt fails, every image is the host's, and each
+part is compiled or named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmgraph_tools.inprocess import Host
+
+from . import newer_tree
+from .lab import TOLERANCE
+from .quantised_runs import QUANTISED
+from .transformer_runs import EXPECTED
+
+CHILD = Path(__file__).with_name("newer_child.py")
+#: Whose attention gets an argument that nobody knows.
+UNHEARD_OF = "krea"
+UNET = "unet"
+QUICK = ("wan", "wan:int8", UNHEARD_OF, UNET)
+#: Of every other family of transformers one, and what differs from it in its blocks.
+ALL = (
+    *("zimage", "zimage:int8_convrot", "wan:fp8_e4m3fn", "wan_image", "flux1", "flux1:int8"),
+    *("flux2", "chroma", "lumina2", "qwen", "sd3", "hunyuan", "anima", "predict2_video"),
+)
+OWN = "a layer of it has an attention of its own"
+STEPS = ("plain", "own", "came so", "back")
+
+
+@pytest.fixture(scope="module")
+def tree(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if f'"{newer_tree.OF}"' not in (host_tree / "comfyui_version.py").read_text("utf-8"):
+        pytest.skip(f"what is imitated is written into the files of ComfyUI {newer_tree.OF}")
+    return newer_tree.make(host_tree, tmp_path_factory.mktemp("newer") / "ComfyUI")
+
+
+def seen_of(tree: Path, host: Host, folder: Path, *names: str) -> dict[str, Any]:
+    """What a process of that host saw of these models."""
+    lab = os.environ.get("WARMGRAPH_TEST_LAB")
+    root = Path(lab) / "newer" if lab else folder / "lab"
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(tree), str(host.base), str(root), *names],
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.fixture(scope="module")
+def quick(tree: Path, host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return seen_of(tree, host, tmp_path_factory.mktemp("quick"), *QUICK)
+
+
+@pytest.mark.parametrize("name", ["wan", "wan:int8"])
+def test_a_layers_own_attention_runs_within_what_is_compiled(
+    quick: dict[str, Any], name: str
+) -> None:
+    is_served(quick[name], name)
+
+
+def is_served(seen: dict[str, Any], name: str) -> None:
+    """All compiled in each step, whatever attention the layers named, and nothing built for it."""
+    kind, _, form = name.partition(":")
+    for step in (seen[step] for step in STEPS):
+        assert step["error"] <= (3 * QUANTISED if form else TOLERANCE)
+        places = EXPECTED[kind].places
+        assert step["regions"] == {"total": places, "compiled": places, "eager": 0}, step["reasons"]
+        assert step["jobs"] == 0
+    # Once by ours and once by eager's call, which the probe holds beside it.
+    for own in (seen["own"], seen["came so"]):
+        if seen["layers"]:
+            assert own["attentions"] >= 2 * seen["layers"] and own["attentions"] % 2 == 0
+            assert abs(own["norm"] / seen["plain"]["norm"] - 1) > 1e-3
+    assert seen["plain"]["attentions"] == seen["back"]["attentions"] == 0
+    assert seen["back"]["norm"] == seen["plain"]["norm"]
+
+
+def test_an_argument_of_attention_that_is_not_known_leaves_its_blocks_to_the_host_by_name(
+    quick: dict[str, Any],
+) -> None:
+    seen = quick[UNHEARD_OF]
+    for step in (seen[step] for step in STEPS):
+        assert step["error"] == 0 or step["error"] <= TOLERANCE
+        assert 0 < step["regions"]["compiled"] < step["regions"]["total"]
+        [reason] = step["reasons"]
+        said = "attention is called with attention_span, which a graph does not pass on"
+        assert reason.endswith(said)
+        assert step["jobs"] == 0
+    assert seen["own"]["attentions"] > 0
+
+
+def test_a_unets_block_with_an_attention_of_its_own_is_the_hosts_for_as_long_as_it_has_one(
+    quick: dict[str, Any],
+) -> None:
+    seen = quick[UNET]
+    assert seen["layers"] > 0
+    for step in (seen[step] for step in STEPS):
+        assert step["error"] <= TOLERANCE and step["jobs"] == 0
+    for step in (seen["plain"], seen["back"]):
+        assert step["regions"]["compiled"] > 0 and OWN not in step["reasons"]
+    for step in (seen["own"], seen["came so"]):
+        assert step["regions"]["compiled"] == 0 and OWN in step["reasons"]
+        assert step["attentions"] == 2 * seen["layers"]
+    assert seen["back"]["norm"] == seen["plain"]["norm"] != seen["own"]["norm"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_nothing_of_ours_runs_while_the_host_records_its_allocations(
+    quick: dict[str, Any], name: str
+) -> None:
+    assert quick[name]["recorded"]["within"] == 0 < quick[name]["recorded"]["paused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_every_family_is_compiled(
+    tree: Path, host: Host, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    seen = seen_of(tree, host, tmp_path_factory.mktemp("each"), name)[name]
+    is_served(seen, name)
+    assert seen["recorded"]["within"] == 0 < seen["recorded"]["paused"]
