@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+#: The kinds of these models that are looked at; the others would take longer.
+ONLY = ("Wan", "Krea block", "Transformer block")
 
 
 def main() -> None:
@@ -29,13 +31,9 @@ def main() -> None:
     from warmgraph_tools import inprocess
 
     host = inprocess.boot(tree, base)
-    labs = {True: Lab(root), False: Lab(root, Debugging(only=("Transformer block",)))}
-    seen = {}
-    for name in names:
-        lab = labs[name != "unet"]
-        seen[name] = Seen(lab, host, name).all()
-    for lab in labs.values():
-        lab.engine.close()
+    lab = Lab(root, Debugging(only=ONLY if "unet" in names else ()))
+    seen = {name: Seen(lab, host, name).all() for name in names}
+    lab.engine.close()
     print(json.dumps(seen))  # noqa: T201
 
 

@@ -24,9 +24,11 @@ CHILD = Path(__file__).with_name("newer_child.py")
 #: Whose attention gets an argument that nobody knows.
 UNHEARD_OF = "krea"
 UNET = "unet"
-QUICK = ("wan", "wan:int8", UNHEARD_OF, UNET)
+QUANTISED_WAN = "wan:int8"
+QUICK = (QUANTISED_WAN, UNHEARD_OF, UNET)
 #: Of every other family of transformers one, and what differs from it in its blocks.
 ALL = (
+    "wan",
     *("zimage", "zimage:int8_convrot", "wan:fp8_e4m3fn", "wan_image", "flux1", "flux1:int8"),
     *("flux2", "chroma", "lumina2", "qwen", "sd3", "hunyuan", "anima", "predict2_video"),
 )
@@ -61,11 +63,10 @@ def quick(tree: Path, host: Host, tmp_path_factory: pytest.TempPathFactory) -> d
     return seen_of(tree, host, tmp_path_factory.mktemp("quick"), *QUICK)
 
 
-@pytest.mark.parametrize("name", ["wan", "wan:int8"])
-def test_a_layers_own_attention_runs_within_what_is_compiled(
-    quick: dict[str, Any], name: str
+def test_a_quantised_block_whose_layers_have_attentions_of_their_own_is_compiled(
+    quick: dict[str, Any],
 ) -> None:
-    is_served(quick[name], name)
+    is_served(quick[QUANTISED_WAN], QUANTISED_WAN)
 
 
 def is_served(seen: dict[str, Any], name: str) -> None:
@@ -91,10 +92,9 @@ def test_an_argument_of_attention_that_is_not_known_leaves_its_blocks_to_the_hos
     seen = quick[UNHEARD_OF]
     for step in (seen[step] for step in STEPS):
         assert step["error"] == 0 or step["error"] <= TOLERANCE
-        assert 0 < step["regions"]["compiled"] < step["regions"]["total"]
-        [reason] = step["reasons"]
         said = "attention is called with attention_span, which a graph does not pass on"
-        assert reason.endswith(said)
+        assert any(reason.endswith(said) for reason in step["reasons"])
+        assert step["regions"]["compiled"] == 0
         assert step["jobs"] == 0
     assert seen["own"]["attentions"] > 0
 
