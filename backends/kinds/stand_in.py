@@ -34,6 +34,10 @@ class StandIn(torch.nn.Module):
         #: What the host's code asked for and did not get; torch's export puts lists back after it.
         self._asked: set[str] = set()
 
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Refuse a call, where a part of this sort has none."""
+        raise UnknownToGraphError(_reason(f"a call of {self.path}"))
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -106,10 +106,12 @@ def _settings(modules: list[torch.nn.Module]) -> list[Any]:
 
 
 def patched_places(plan: Plan) -> list[tuple[str, str]]:
-    """Return (place, reason) where another node hooked a module or gave it another forward."""
+    """Return (place, reason) where another node hooked a module or gave it another forward, or a
+    layer has an attention of its own that no graph calls.
+    """
     found = []
     for dispatch in plan.dispatches:
-        problem = _foreign_change(dispatch)
+        problem = _foreign_change(dispatch) or _own_attention(dispatch)
         if problem is not None:
             found += [(place.name, problem) for place in dispatch.regions]
     return found
@@ -167,12 +169,17 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
             inner += list(child.modules())
     if dispatch.follower is not None:
         inner += list(dispatch.follower.module.modules())
-    problem = next((problem for part in inner if (problem := _foreign_part(part))), None)
-    live = all(p.form.live_attention for p in dispatch.regions) and attention.replaceable()
-    if problem is None and not live:  # a graph has the host's own attention in it
-        own = (attention.is_layer(part) and attention.names_its_own(part) for part in inner)
-        problem = _OWN_ATTENTION if any(own) else None
-    return problem
+    return next((problem for part in inner if (problem := _foreign_part(part))), None)
+
+
+def _own_attention(dispatch: Dispatch) -> str | None:
+    """Say that a layer attends in a way of its own, where graphs have the host's within them."""
+    if attention.replaceable() is not None and all(
+        place.form.live_attention for place in dispatch.regions
+    ):
+        return None
+    parts = filter(attention.is_layer, dispatch.module.modules())
+    return _OWN_ATTENTION if any(map(attention.names_its_own, parts)) else None
 
 
 def _foreign_part(part: torch.nn.Module) -> str | None:

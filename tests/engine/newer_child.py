@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,7 @@ class Seen:
 @contextmanager
 def watched_recording() -> Iterator[dict[str, int]]:
     """Count what of ours ran while the host recorded allocations, and what while it paused."""
-    from comfy.model_prefetch import RECORDING
+    from comfy.model_prefetch import MALLOC_GRAPHS
 
     from warmgraph_backends.runtime import region, scope
 
@@ -137,7 +138,8 @@ def watched_recording() -> Iterator[dict[str, int]]:
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen["within" if RECORDING else "paused"] += 1
+            within = MALLOC_GRAPHS[threading.get_ident()].records()
+            seen["within" if within else "paused"] += 1
             return function(*args, **kwargs)
 
         return call

@@ -101,33 +101,33 @@ def gated_together(linear, gate, x):
 
 _RECORDING = '''
 
-class _Recording:
-    """Which thread records now, as the host's compiler of allocations does."""
+MALLOC_GRAPHS = {}
+
+
+class _Graph:
+    """What one thread records, as the host's compiler of allocations does."""
 
     def __init__(self):
-        self.depth, self.paused = 0, False
+        self._comfy_active, self.paused = False, False
 
-    def __bool__(self):
-        return self.depth > 0 and not self.paused
-
-
-RECORDING = _Recording()
+    def records(self):
+        return self._comfy_active and not self.paused
 
 
 class _Recorded:
     def __enter__(self):
-        RECORDING.depth += 1
+        MALLOC_GRAPHS.setdefault(threading.get_ident(), _Graph())._comfy_active = True
 
     def __exit__(self, *args):
-        RECORDING.depth -= 1
+        MALLOC_GRAPHS[threading.get_ident()]._comfy_active = False
 
 
 class _Paused:
     def __enter__(self):
-        RECORDING.paused = True
+        MALLOC_GRAPHS[threading.get_ident()].paused = True
 
     def __exit__(self, *args):
-        RECORDING.paused = False
+        MALLOC_GRAPHS[threading.get_ident()].paused = False
 
 
 def malloc_graph_scope(device):
@@ -156,7 +156,7 @@ def make(tree: Path, target: Path) -> Path:
     _rewrite(host / "ldm/modules/attention.py", _replaced_wrapper)
     _rewrite(host / "ldm" / _UNHEARD_OF, _unheard_of)
     _rewrite(host / "ops.py", lambda text: text + _HELPERS)
-    _rewrite(host / "model_prefetch.py", lambda text: text + _RECORDING)
+    _rewrite(host / "model_prefetch.py", lambda text: f"import threading\n{text}{_RECORDING}")
     _rewrite(host / "ldm/lumina/model.py", _gated_together)
     _rewrite(host / "ldm/wan/model.py", _folded, _called_by_a_helper)
     _rewrite(host / "model_base.py", _recorded)
