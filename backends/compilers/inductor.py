@@ -19,7 +19,7 @@ from ..host_api.attention import host_order
 from ..kernels import attention, products
 from ..kernels import head_rotation as head_rotation  # graphs call its operator
 from ..kinds.layout import CHANNELS_LAST
-from ..kinds.options import CHANNELS_LAST_CONFIG, inductor_fingerprint
+from ..kinds.options import CHANNELS_LAST_CONFIG, base_config, inductor_fingerprint
 from ..torch_api import compiling, loading, packing, present
 from .self_test import self_test
 
@@ -133,8 +133,8 @@ class Inductor:
 
 
 def _config(description: Description) -> dict[str, Any]:
-    """Inductor's settings for a kind; what they add to `CONFIG` follows from its key."""
-    config = dict(compiling.CONFIG)
+    """Inductor's settings for a kind; what they add to the device's follows from its key."""
+    config = base_config(description.device)
     if description.layout == CHANNELS_LAST:
         config.update(CHANNELS_LAST_CONFIG)
     if description.wide:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import RequirementError, WarmgraphError
-from ..kinds.options import CONFIG
+from ..kinds.options import base_config
 from ..torch_api.compiling import compile_wrapper
 from ..torch_api.loading import unpack
 from ..torch_api.packing import pack
@@ -50,7 +50,8 @@ def self_test(device: str) -> None:
                 _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
             )
         step = "compiling"
-        module, source = compile_wrapper(exported.graph_module, CONFIG, last_pass=_change_nothing)
+        graph, config = exported.graph_module, base_config(device)
+        module, source = compile_wrapper(graph, config, last_pass=_change_nothing)
         module.call([sample])
         step = "packing"
         payload, _ = pack(module, source)

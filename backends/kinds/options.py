@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .instructions import instructions
 from .own_code import own_fingerprint
 
 #: Inductor's settings for a region: one any-shape graph with weights as inputs, no search, no CUDA
@@ -16,6 +17,13 @@ CONFIG: dict[str, Any] = {
     "comment_origin": False,
     "triton.autotune_at_compile_time": False,
     "triton.cudagraphs": False,
+}
+#: What graphs for processors are compiled with besides.
+CPU_CONFIG: dict[str, Any] = {
+    # Else each loop runs on as many threads as the process had that compiled it.
+    "cpp.dynamic_threads": True,
+    # How finely loops are cut; each runs on as many threads as the process has that calls it.
+    "cpp.threads": 16,
 }
 #: What graphs over channels-last tensors are compiled with besides `CONFIG`.
 CHANNELS_LAST_CONFIG: dict[str, Any] = {
@@ -39,10 +47,18 @@ OWN_CODE = "warmgraph"
 OURS = frozenset(
     (OWN_CODE, "options", "channels_last", "persistent_row", "persistent_any", "payload")
 )
+#: The fact that names a processor's instructions; older files of graphs for processors lack it.
+INSTRUCTIONS = "instructions"
+
+
+def base_config(device: str) -> dict[str, Any]:
+    """Return the settings of every graph for a device, "cuda" or "cpu"."""
+    return {**CONFIG, **CPU_CONFIG} if device == "cpu" else dict(CONFIG)
 
 
 def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
-    """Return the versions, options and code of ours that change what `inductor` generates.
+    """Return the versions, options, instructions and code of ours that change what `inductor`
+    generates.
 
     Args:
         device: "cuda" or "cpu".
@@ -50,11 +66,13 @@ def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         OWN_CODE: own_fingerprint(),
-        "options": dict(sorted(CONFIG.items())),
+        "options": dict(sorted(base_config(device).items())),
         "channels_last": CHANNELS_LAST_CONFIG,
         "persistent_row": PERSISTENT_ROW,
         "persistent_any": PERSISTENT_ANY,
     }
     if device == "cuda":
         facts["triton"] = triton
+    else:
+        facts[INSTRUCTIONS] = instructions()
     return facts

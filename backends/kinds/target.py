@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..contract import EAGER, INDUCTOR
-from .options import OURS, inductor_fingerprint
+from .instructions import shortly
+from .options import INSTRUCTIONS, OURS, inductor_fingerprint
 
+#: What people call facts whose names say less.
+_WORDS = {
+    "capability": "GPU compute capability",
+    "torch_source": "torch build",
+    INSTRUCTIONS: "processor's instructions",
+}
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -89,12 +96,14 @@ def has_driver() -> bool:
 
 def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
     """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
-    words = {"capability": "GPU compute capability", "torch_source": "torch build"}
     differing = {n for n in {*made_for, *target_facts} if made_for.get(n) != target_facts.get(n)}
-    lines = ["made by another version of Warmgraph"] if differing & OURS else []
-    for name in sorted(differing - OURS):
-        theirs, ours = made_for.get(name), target_facts.get(name)
-        lines.append(f"{words.get(name, name)}: made for {theirs}, this machine has {ours}")
+    ours = OURS if INSTRUCTIONS in made_for else OURS | {INSTRUCTIONS}
+    lines = ["made by another version of Warmgraph"] if differing & ours else []
+    for name in sorted(differing - ours):
+        there, here = made_for.get(name), target_facts.get(name)
+        if name == INSTRUCTIONS:
+            there, here = shortly(str(there), str(here)), shortly(str(here), str(there))
+        lines.append(f"{_WORDS.get(name, name)}: made for {there}, this machine has {here}")
     return lines
 
 

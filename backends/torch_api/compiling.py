@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import BuildError
+from ..kinds.instructions import IS_X86
 from ..kinds.options import CONFIG as CONFIG
 from ..kinds.options import PERSISTENT_ANY, PERSISTENT_ROW
 from .tracing import size_oblivious
@@ -40,6 +41,31 @@ def start_no_compilers() -> None:
     settings: Any = config
     if hasattr(settings, "compile_threads"):
         settings.compile_threads = 1
+
+
+def use_named_instructions() -> None:
+    """Have C++ compilers use no instructions but those that Inductor names, which the target of a
+    graph names too. By itself Inductor asks for all that this very processor has, and a file would
+    end a process on any other.
+
+    Its schedule stays this processor's. Only on x86: elsewhere targets name all of them.
+    """
+    if not IS_X86:
+        return
+    try:
+        from torch._inductor import cpp_builder
+    except ImportError:
+        return
+    builder: Any = cpp_builder
+    ask = getattr(builder, "_get_optimization_cflags", None)
+    if ask is None:
+        return
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        flags, *rest = ask(*args, **kwargs)
+        return ["mtune=native" if each == "march=native" else each for each in flags], *rest
+
+    builder._get_optimization_cflags = named
 
 
 def remember_vector_instructions(folder: Path, *, suffix: str) -> None:

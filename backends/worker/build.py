@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -45,9 +44,8 @@ def prepare(hello: dict[str, Any]) -> None:
     if (missing := present.missing_api()) is not None:
         raise RequirementError(missing, final=True)
     compiling.start_no_compilers()
+    compiling.use_named_instructions()
     if not torch.cuda.is_available():
-        # Generated C++ gets as many threads as the process has when it is built.
-        torch.set_num_threads(os.cpu_count() or 1)
         spool = Path(hello["spool"])
         compiling.remember_vector_instructions(spool, suffix=REMEMBERED)
         compiling.remember_headers(spool, suffix=REMEMBERED)

@@ -22,6 +22,8 @@ import torch
 from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
+from warmgraph_backends.kinds.instructions import IS_X86, instructions
+from warmgraph_backends.kinds.options import base_config
 from warmgraph_backends.torch_api import (
     compiling,
     lean_source,
@@ -54,7 +56,7 @@ def build(sample: Sequence[torch.Tensor]) -> Packed:
         exported = torch.export.export(
             Probe(), tuple(sample), dynamic_shapes=({}, {0: rows}), strict=False
         )
-    module, source = compiling.compile_wrapper(exported.graph_module, compiling.CONFIG)
+    module, source = compiling.compile_wrapper(exported.graph_module, base_config("cpu"))
     module.call(list(sample))
     payload, _ = packing.pack(module, source)
     return source, payload
@@ -63,7 +65,7 @@ def build(sample: Sequence[torch.Tensor]) -> Packed:
 @pytest.fixture(scope="module")
 def packed() -> Packed:
     """A generated module's source, and the payload made of it."""
-    return build((torch.randn(8, 16), torch.randn(5, 8)))
+    return build((torch.randn(8, 16), torch.randn(512, 8)))
 
 
 def test_the_self_test_passes_here() -> None:
@@ -182,6 +184,51 @@ def test_a_fresh_process_loads_a_payload_without_compilers(packed: Packed, tmp_p
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.strip() == "heavy: []"
     assert not (tmp_path / "c").exists()  # nothing was compiled there either
+
+
+_THREADS = """
+import importlib.util, os, sys
+from pathlib import Path
+folder, payload = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(
+    "warmgraph_backends", folder + "/__init__.py", submodule_search_locations=[folder])
+package = importlib.util.module_from_spec(spec)
+sys.modules["warmgraph_backends"] = package
+spec.loader.exec_module(package)
+import torch
+from warmgraph_backends.torch_api import loading
+call = loading.unpack(Path(payload).read_bytes())
+weight, x = torch.ones(8, 16), torch.ones(1024, 8)
+x @ weight
+found = []
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    before = len(os.listdir("/proc/self/task"))
+    call([weight, x])
+    found.append(len(os.listdir("/proc/self/task")) - before)
+print(found)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted there")
+def test_a_graph_runs_on_as_many_threads_as_the_process_that_calls_it_has(
+    packed: Packed, tmp_path: Path
+) -> None:
+    """Whatever the process had that compiled it: with more, each loop would wait for all of them to
+    get their turn on processors that were not meant for it.
+    """
+    source, payload = packed
+    (tmp_path / "payload").write_bytes(payload)
+    run = subprocess.run(
+        [sys.executable, "-c", _THREADS, ROOT / "backends", tmp_path / "payload"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == "[0, 1]"
+    assert "#pragma omp parallel" in source and "num_threads(" not in source
 
 
 # --- what a payload may not do ---------------------------------------------------------------
@@ -321,7 +368,7 @@ def test_a_graph_that_changes_its_input_is_refused() -> None:
     with torch.no_grad():
         exported = torch.export.export(Changes(), (torch.ones(4),), strict=False)
     with pytest.raises(BuildError, match="pure function of its inputs"):
-        compiling.compile_wrapper(exported.graph_module, compiling.CONFIG)
+        compiling.compile_wrapper(exported.graph_module, base_config("cpu"))
 
 
 def test_settings_are_scoped_to_the_compile(packed: Packed) -> None:
@@ -388,6 +435,31 @@ def test_vector_instructions_are_tried_out_once(
     for _ in range(2):
         assert not VecAVX2().check_build("this is no C++")
     assert len(tried) == 4, "what fails may work another time"
+
+
+@pytest.mark.skipif(not IS_X86, reason="elsewhere the target names all that there are")
+def test_code_uses_no_instructions_but_those_that_its_target_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What of the processor's is not named, such as BMI2, another processor may lack."""
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    def asked() -> set[str]:
+        options = cpp_builder.CppTorchOptions(vec_isa=pick_vec_isa())
+        words = f"{' '.join(options.get_cflags())} {' '.join(options.get_passthrough_args())}"
+        return {word.strip("-") for word in words.split()}
+
+    if not any("arch" in flag for flag in asked()):
+        pytest.skip("this torch asks for none by itself")
+    own = cpp_builder._get_optimization_cflags
+    monkeypatch.setattr(cpp_builder, "_get_optimization_cflags", own)
+    compiling.use_named_instructions()
+    sets = {
+        flag.removeprefix("m") for flag in asked() if re.match(r"m(avx|fma|f16c|amx|arch)", flag)
+    }
+    spelled = {name.replace("_", "").replace("-", "") for name in instructions().split()}
+    assert {flag.replace("-", "") for flag in sets} <= spelled, sets
 
 
 LIBRARY = """

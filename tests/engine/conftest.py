@@ -34,7 +34,7 @@ def _short_collections() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Narrow models run quicker so; not for compiled graphs, whose kernels know their threads."""
+    """Narrow models run quicker so."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -146,4 +146,5 @@ def test_dump_writes_down_what_was_built_and_what_was_loaded(
         if built:
             assert "torch.ops.aten.conv2d" in texts["exported.txt"]
             assert "cpp_pybinding" in texts["generated.py"]  # kernels' text, which no file keeps
+            assert "num_threads(" not in texts["generated.py"]  # as many as the server has
             assert "cpp_pybinding" not in texts["source.py"]

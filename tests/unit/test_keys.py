@@ -340,6 +340,7 @@ def test_a_change_of_what_a_graph_takes_changes_the_key(what: str) -> None:
         "backend",
         "options",
         "warmgraph",
+        "instructions",
     ],
 )
 def test_every_fact_of_the_target_is_in_it_and_changes_the_key(fact: str) -> None:
@@ -380,6 +381,16 @@ def test_tritons_version_is_part_of_a_gpus_target() -> None:
     assert "triton" not in Inductor().fingerprint("cpu")
 
 
+def test_a_processors_instructions_are_part_of_its_target_and_of_no_gpus() -> None:
+    """Code for others ends a process that calls it; those are named that torch can ask for."""
+    named = keys.target("cpu", Inductor())["instructions"].split()
+    assert ("avx2" in named) is torch.cpu._is_avx2_supported()
+    assert ("avx512f" in named) is torch.cpu._is_avx512_supported()
+    assert ("avx512_vnni" in named) is torch.cpu._is_vnni_supported()
+    assert ("amx_tile" in named) is torch.cpu._is_amx_tile_supported()
+    assert "instructions" not in inductor_fingerprint("cuda", "3.6.0")
+
+
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 def test_the_target_of_the_installed_files_is_this_processs(backend: str) -> None:
     assert installed_target("cpu", backend) == keys.target("cpu", backend_named(backend))
@@ -405,6 +416,30 @@ def test_the_gpus_capability_and_cuda_are_part_of_its_target() -> None:
 # --- words ------------------------------------------------------------------------------------
 
 
+_AVX2 = "avx2 fma f16c"
+_AVX512 = f"{_AVX2} avx512f avx512dq avx512vl avx512bw"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (_AVX512, _AVX2, "made for AVX-512, this machine has AVX2"),
+        (_AVX2, f"{_AVX512} avx512_vnni amx_tile", "made for AVX2, this machine has AMX"),
+        (_AVX2, "", "made for AVX2, this machine has basic ones"),
+        (
+            f"{_AVX512} avx512_vnni avx512_bf16",
+            _AVX512,
+            "made for AVX-512 with avx512_bf16, avx512_vnni, this machine has AVX-512",
+        ),
+    ],
+)
+def test_a_file_of_another_processor_is_told_in_words(theirs: str, ours: str, words: str) -> None:
+    here = {**keys.target("cpu", Inductor()), "instructions": ours}
+    made_for = {**here, "instructions": theirs}
+    assert explain_target(made_for, here) == [f"processor's instructions: {words}"]
+    assert keys.graph_key(sample(), made_for) != keys.graph_key(sample(), here)
+
+
 def test_a_miss_is_explained_in_words() -> None:
     here = keys.target("cpu", Inductor())
     made_for = {**here, "torch": "2.10.0", "capability": "8.9"}
@@ -420,7 +455,7 @@ def test_a_miss_is_explained_in_words() -> None:
         f"torch: made for 2.10.0, this machine has {torch.__version__}",
     ]
     older = {**here, "payload": 4}
-    del older["warmgraph"]
+    del older["warmgraph"], older["instructions"]
     for other in (older, {**here, "warmgraph": "0" * 16}, {**here, "persistent_row": 1}):
         assert explain_target(other, here) == ["made by another version of Warmgraph"]
     assert len(explain_target({**older, "torch": "2.10.0"}, here)) == 2

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "host_api/options.py": "names of what a call's options hold; no region takes options",
     "host_api/process.py": "imports the host as the server did; its code is in the key itself",
     "kinds/bytecode.py": "makes hashes that are part of the key",
+    "kinds/instructions.py": "makes the target",
     "kinds/keys.py": "makes the key",
     "kinds/options.py": "its values are in the target one by one",
     "kinds/own_code.py": "makes the fingerprint",
