@@ -7,6 +7,7 @@ of a name: the second copy takes the first one's, with the state that it goes by
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ def register(
     name = schema.partition("(")[0]
     packet: Any = getattr(getattr(torch.ops, _NAMESPACE), name, None)
     if packet is None:
-        library: Any = torch.library.Library(_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+        library = _library()
         library.define(schema)
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
@@ -43,6 +44,15 @@ def register(
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
     return packet.default, getattr(packet, _STATE)
+
+
+def _make_library() -> Any:
+    return torch.library.Library(_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+#: Torch notes the file that asks for a library, and takes no path that is not UTF-8, as this one's
+#: may be: to it the code is of a file of another name.
+_library = FunctionType(_make_library.__code__.replace(co_filename=_NAMESPACE), globals())
 
 
 def live(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 
 from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds import host_layer
+from warmgraph_tools.inprocess import Host
 
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 COPY = "another_copy_of_warmgraph"
@@ -57,3 +61,39 @@ def test_a_result_that_is_an_input_is_copied() -> None:
     with host_layer.layers_of(block):
         result = host_layer.OPERATOR(x, "0", 4)
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
+
+
+_IMPORT = """
+import importlib.util, sys
+folder, tree = sys.argv[1:]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, tree)
+import comfy.options
+comfy.options.enable_args_parsing()
+spec = importlib.util.spec_from_file_location(
+    "pack", folder + "/__init__.py", submodule_search_locations=[folder])
+package = importlib.util.module_from_spec(spec)
+sys.modules["pack"] = package
+spec.loader.exec_module(package)
+import pack.engine, pack.kernels.host_attention
+print(ascii(pack.kernels.host_attention.OPERATOR))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has paths of characters")
+def test_they_are_made_where_the_path_of_the_pack_is_not_utf_8_for_python(
+    host: Host, tmp_path: Path
+) -> None:
+    """As any letter beyond ASCII in it is without a locale and UTF-8 mode."""
+    pack = tmp_path / "gr\u00fcn"
+    shutil.copytree(BACKENDS, pack, ignore=shutil.ignore_patterns("__pycache__"))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", _IMPORT, os.fsencode(pack), host.tree],
+        env={**os.environ, **plain},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "warmgraph" in run.stdout
