@@ -38,6 +38,7 @@ def compile_inputs() -> list[io.WidgetInput]:
         io.String.Input(
             "graphs",
             default="",
+            optional=True,  # prompts by API may leave them out
             tooltip=(
                 "Where this workflow's graphs are kept. Empty: beside the saved workflow, "
                 "or in the shared store only while it has no file. A name: NAME.graphs in "
@@ -48,6 +49,7 @@ def compile_inputs() -> list[io.WidgetInput]:
             "backend",
             options=list(CHOICES),
             default=AUTO,
+            optional=True,
             advanced=True,
             tooltip=(
                 "Which compiler to use. auto: the best one that works here. inductor: "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.contract import AUTO
 from .attached import compile_inputs, compiled_or_unchanged, validate_name
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ class WarmgraphCompileControlNet(io.ComfyNode):
     @classmethod
     @override
     def execute(
-        cls, control_net: ControlBase, when_missing: str, graphs: str, backend: str
+        cls,
+        control_net: ControlBase,
+        when_missing: str,
+        graphs: str = "",
+        backend: str = AUTO,
     ) -> io.NodeOutput:
         return compiled_or_unchanged(
             control_net,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..backends.contract import CallForm
+from ..backends.contract import AUTO, CallForm
 from . import server
 from .attached import (
     attached_or_unchanged,
@@ -79,8 +79,8 @@ class WarmgraphCompileModel(io.ComfyNode):
         cls,
         model: ModelPatcher,
         when_missing: str,
-        graphs: str,
-        backend: str,
+        graphs: str = "",
+        backend: str = AUTO,
         form: str = CallForm.AUTO.value,
     ) -> io.NodeOutput:
         return compiled_or_unchanged(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.contract import AUTO
 from ..backends.host.vae import BOTH, PARTS
 from . import server
 from .attached import (
@@ -47,6 +48,7 @@ class WarmgraphCompileVAE(io.ComfyNode):
                     "parts",
                     options=list(PARTS),
                     default=BOTH,
+                    optional=True,  # the page would put it before those that are
                     advanced=True,
                     tooltip=(
                         "What to compile. The decoder alone is enough for text to image; the "
@@ -72,7 +74,12 @@ class WarmgraphCompileVAE(io.ComfyNode):
     @classmethod
     @override
     def execute(
-        cls, vae: VAE, when_missing: str, graphs: str, backend: str, parts: str
+        cls,
+        vae: VAE,
+        when_missing: str,
+        graphs: str = "",
+        backend: str = AUTO,
+        parts: str = BOTH,
     ) -> io.NodeOutput:
         return compiled_or_unchanged(
             vae,

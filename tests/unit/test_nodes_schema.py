@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from warmgraph_tools.inprocess import Host
 
 from .published import NODES, published
 
@@ -40,6 +43,35 @@ def test_a_saved_workflow_finds_every_input_and_output_where_it_was(
 ) -> None:
     """Workflows hold widgets' values by position: append, never insert, never reorder."""
     assert published(schemas[node_id]) == NODES[node_id]
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_the_page_has_the_widgets_in_that_order_as_well(
+    classes: dict[str, Any], node_id: str
+) -> None:
+    """It puts those that a prompt need not name behind all others."""
+    inputs = classes[node_id].INPUT_TYPES()
+    shown = [name for group in ("required", "optional") for name in inputs.get(group, ())]
+    assert shown == [entry["id"] for entry in NODES[node_id]["inputs"]]
+
+
+def test_a_prompt_by_api_need_not_name_what_has_a_good_default(
+    host: Host, classes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = importlib.import_module("execution")
+    for node_id, cls in classes.items():
+        monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, node_id, cls)
+    loader = {"ckpt_name": host.model_file("narrowxl")}
+    prompt = {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": loader},
+    }
+    for node_id, name, output in (("Model", "model", 0), ("VAE", "vae", 2)):
+        inputs = {name: ["1", output], "when_missing": "background"}
+        prompt[node_id] = {"class_type": f"WarmgraphCompile{node_id}", "inputs": inputs}
+        report = {"class_type": "WarmgraphGraphReport", "inputs": {"model": [node_id, 0]}}
+        prompt[f"{node_id} report"] = report
+    valid, error, outputs, errors = asyncio.run(execution.validate_prompt("1", prompt, None))
+    assert valid and len(outputs) == 2, (error, errors)
 
 
 @pytest.mark.parametrize("node_id", NODES)
