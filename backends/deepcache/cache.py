@@ -18,7 +18,7 @@ import torch
 from ..events import Event, Events
 from ..host_api import patcher as host
 from ..host_api.execution import is_interrupt
-from ..host_api.options import EASY_CACHE
+from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
@@ -38,6 +38,10 @@ _COMPILED_REL_L2 = 1e-2
 _STEPS_ASIDE = (
     "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
     "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
+)
+_CARDS = (
+    "steps aside: this model is spread over several cards (MultiGPU CFG Split), and only what runs "
+    "on the first one could be cached. Use one of the two"
 )
 _FAILED = "steps aside for the rest of this run, for it failed ({}); the log has the trace"
 _REPLACED = "steps aside: another node replaces the UNet's own forward, which it would cut in two"
@@ -102,8 +106,14 @@ class DeepCache:
 
     def _begin(
         self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any
-    ) -> tuple[Run, tuple[Any, ...]]:
-        """The run that begins, and the sampler's arguments with a callback that tells its steps."""
+    ) -> tuple[Run | None, tuple[Any, ...]]:
+        """The run that begins, None where all of it is the host's, and the sampler's arguments with
+        a callback that tells its steps.
+        """
+        if SEVERAL_CARDS in extra.get("model_options", {}):
+            self.problem = _CARDS
+            logger.warning("DeepCache: %s", _CARDS)
+            return None, (guider, sigmas, extra, callback, *others)
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
         run = Run.begin(self.options, guider, sigmas)

@@ -22,6 +22,8 @@ ATTENTION = "optimized_attention_override"
 SAMPLE_SIGMAS = "sample_sigmas"
 #: Which conditionings stand in the rows of a call, one after the other.
 CONDITIONINGS = "cond_or_uncond"
+#: In a sampler's options: the copies of its model, by the card that each is on.
+SEVERAL_CARDS = "multigpu_clones"
 
 
 def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:

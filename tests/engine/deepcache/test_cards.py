@@ -1,0 +1,37 @@
+"""DeepCache on a model that the host spreads over several cards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .cached import Pair, cache_of, cached
+
+
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_it_steps_aside_where_a_model_is_spread_over_several_cards(
+    sd15: Pair, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor stands for both: only what ran on the first one would be cached."""
+    import comfy.model_management as management
+    from comfy.multigpu import create_multigpu_deepclones
+
+    def split(model: Any) -> Any:
+        return create_multigpu_deepclones(model, 2, reuse_loaded=True)
+
+    monkeypatch.setattr(
+        management,
+        "get_all_torch_devices",
+        lambda exclude_current=False: [torch.device("cpu"), torch.device("cpu", 0)],
+    )
+    expected = sd15.sample(split(sd15.model))
+    ours = split(cached(sd15.model)) if order == "before" else cached(split(sd15.model))
+    cache = cache_of(ours)
+    assert torch.equal(sd15.sample(ours), expected)
+    assert cache.problem is not None and "MultiGPU CFG Split" in cache.problem
+    assert cache.evaluations["shallow"] == 0
+    alone = cached(sd15.model)
+    assert not torch.equal(sd15.sample(alone), expected)
+    assert cache_of(alone).problem is None and cache_of(alone).evaluations["shallow"] > 0
