@@ -68,7 +68,7 @@ def _dispatch(name: str, block: Any) -> Dispatch:
     def make(call: Call, host: Forward) -> Forward:
         def forward(x: torch.Tensor) -> torch.Tensor:
             result = call(block.down_opt(x) if block.down else x)
-            return host(x) if result is None else result
+            return host() if result is None else result
 
         return forward
 

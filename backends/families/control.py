@@ -69,8 +69,8 @@ FAMILY = Family(
 
 
 def _hint(call: Call, host: Forward) -> Forward:
-    def forward(hint: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-        result = call(hint)
-        return host(hint, *rest, **named) if result is None else result
+    def forward(hint: torch.Tensor, /, emb: Any = None, context: Any = None) -> torch.Tensor:
+        result = call(hint)  # its layers look at nothing else
+        return host() if result is None else result
 
     return forward

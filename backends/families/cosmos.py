@@ -239,15 +239,7 @@ def _block(calls: Sequence[Call], host: Forward) -> Forward:
             result = plain.decline(reason)
         if result is not None:
             return result
-        return host(
-            x_B_T_H_W_D,
-            emb_B_T_D,
-            crossattn_emb,
-            rope_emb_L_1_1_D=table,
-            adaln_lora_B_T_3D=adaln,
-            extra_per_block_pos_emb=extra_per_block_pos_emb,
-            transformer_options=options,
-        )
+        return host()
 
     return forward
 
@@ -267,6 +259,6 @@ def _last(call: Call, host: Forward) -> Forward:
             result = call.decline(dit.FRAMES)
         if result is not None:
             return result.view(*x.shape[:4], -1)
-        return host(x, emb, adaln_lora_B_T_3D=adaln)
+        return host()
 
     return forward

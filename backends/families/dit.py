@@ -139,12 +139,18 @@ def split(joint: torch.Tensor, axis: int, *lengths: int) -> list[torch.Tensor]:
 def last_layer(call: Call, host: Forward) -> Forward:
     """Make the forward of a last layer, which takes the tokens and what modulates them."""
 
-    def forward(x: torch.Tensor, vec: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor,
+        vec: torch.Tensor,
+        /,
+        modulation_dims: Any = None,
+        timestep_zero_index: Any = None,
+    ) -> torch.Tensor:
         result: torch.Tensor | None
-        if all(value is None for value in (*rest, *named.values())):
+        if modulation_dims is None and timestep_zero_index is None:
             result = call(x, vec)
         else:
             result = call.decline(REFERENCES)
-        return host(x, vec, *rest, **named) if result is None else result
+        return host() if result is None else result
 
     return forward

@@ -253,16 +253,7 @@ def _double(call: Call, host: Forward) -> Any:
                 return results
         else:
             call.decline(reason)
-        return host(
-            img=img,
-            txt=txt,
-            vec=vec,
-            pe=pe,
-            attn_mask=attn_mask,
-            modulation_dims_img=modulation_dims_img,
-            modulation_dims_txt=modulation_dims_txt,
-            transformer_options=options,
-        )
+        return host()
 
     return forward
 
@@ -281,13 +272,6 @@ def _single(call: Call, host: Forward) -> Forward:
         result: torch.Tensor | None = dit.serve(call, reason, options, x, pe, *_parts(vec))
         if result is not None:
             return result
-        return host(
-            x,
-            vec=vec,
-            pe=pe,
-            attn_mask=attn_mask,
-            modulation_dims=modulation_dims,
-            transformer_options=options,
-        )
+        return host()
 
     return forward

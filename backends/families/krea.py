@@ -136,7 +136,7 @@ def _text(call: Call, host: Forward) -> Forward:
         # Patches are for blocks that are counted, which these are not: they never act here.
         reason = None if mask is None else dit.MASKED
         result: torch.Tensor | None = dit.serve(call, reason, options, x)
-        return host(x, mask=mask, transformer_options=options) if result is None else result
+        return host() if result is None else result
 
     return forward
 
@@ -159,13 +159,6 @@ def _single(call: Call, host: Forward) -> Forward:
         result: torch.Tensor | None = dit.serve(call, reason, options, x, vec, freqs)
         if result is not None:
             return result
-        return host(
-            x,
-            vec,
-            freqs,
-            mask,
-            timestep_zero_index=timestep_zero_index,
-            transformer_options=options,
-        )
+        return host()
 
     return forward

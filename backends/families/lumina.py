@@ -113,13 +113,6 @@ def _layer(call: Call, host: Forward) -> Forward:
         result: torch.Tensor | None = dit.serve(call, reason, options, *given)
         if result is not None:
             return result
-        return host(
-            x,
-            x_mask,
-            freqs_cis,
-            adaln_input,
-            timestep_zero_index=timestep_zero_index,
-            transformer_options=options,
-        )
+        return host()
 
     return forward

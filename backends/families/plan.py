@@ -13,7 +13,6 @@ package knows about model families.
 from __future__ import annotations
 
 import copy
-import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +26,11 @@ from ..contract import Description, InputSpec, Symbol
 from ..host_api import attention, kitchen, layers
 from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
-from ..kinds.packs import foreign_class, is_known
+from ..kinds.packs import foreign_class
 from ..kinds.replaced import describe_packs
 from ..kinds.sources import attributes_read, fingerprint
 from ..kinds.watch import Watch
+from .binding import bound
 
 _HOST_STATE = layers.STATE
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
@@ -125,7 +125,8 @@ class Dispatch:
     """How one module's `forward` is replaced while a step runs, and that of what follows it.
 
     `regions` are the places that must all have graphs before the replacement is installed; `make`
-    builds it from one `Call` per region and the host's own forward.
+    builds it from one `Call` per region and what it gives a call to the host by, whose own forward
+    then runs with what the module was called with (`binding.HostsTurn`).
     """
 
     module: torch.nn.Module
@@ -135,15 +136,15 @@ class Dispatch:
 
     def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
         """Make the forward of each module that gets one."""
-        own = _own_forward(self.module)
-        forward = self.make(calls, own)
-        if not is_known(getattr(type(self.module).forward, "__globals__", {}).get("__name__")):
-            forward = _as_described(forward, own)
-        made = [(self.module, forward)]
+        makes: list[tuple[torch.nn.Module, Callable[[Forward], Forward]]]
+        makes = [(self.module, partial(self.make, calls))]
         if self.follower is not None:
-            module, make = self.follower
-            made.append((module, make(_own_forward(module))))
-        return made
+            makes.append(self.follower)
+
+        def decline(reason: str) -> None:
+            calls[0].decline(reason)
+
+        return [(module, bound(make, _own_forward(module), decline)) for module, make in makes]
 
 
 @dataclass
@@ -288,9 +289,9 @@ def dispatch_one(place: Place, make: Callable[[Call, Forward], Forward]) -> Disp
 def unary(call: Call, host: Forward) -> Forward:
     """Make the forward of a module that takes one tensor."""
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor, /) -> torch.Tensor:
         result = call(x)
-        return host(x) if result is None else result
+        return host() if result is None else result
 
     return forward
 
@@ -302,22 +303,8 @@ def unknown_layer(layer: Any) -> str:
     return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
 
 
-def _own_forward(module: torch.nn.Module) -> Forward:
+def _own_forward(module: torch.nn.Module) -> partial[Any]:
     return partial(type(module).forward, module)
-
-
-def _as_described(forward: Forward, own: Forward) -> Forward:
-    """Leave the calls that are made in another way than the host's to what is bound on the class:
-    where a pack put its own forward there, its callers may be the pack's, too.
-    """
-    names = inspect.signature(forward).parameters.keys()
-
-    def tolerant(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(args) + len(kwargs) > len(names) or not kwargs.keys() <= names:
-            return own(*args, **kwargs)
-        return forward(*args, **kwargs)
-
-    return tolerant
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

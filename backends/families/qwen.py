@@ -232,14 +232,6 @@ def _block(calls: Sequence[Call], host: Forward) -> Any:
             results = dit.serve(more[0], None, options, *streams, txt, *temb.chunk(2), *parts)
         if results is not None:
             return results
-        return host(
-            hidden_states=img,
-            encoder_hidden_states=txt,
-            encoder_hidden_states_mask=encoder_hidden_states_mask,
-            temb=temb,
-            image_rotary_emb=pe,
-            timestep_zero_index=timestep_zero_index,
-            transformer_options=options,
-        )
+        return host()
 
     return forward

@@ -130,7 +130,7 @@ def _joint(call: Call, host: Forward) -> Any:
         # Patches within blocks never act here: the host's code asks for none.
         results = dit.serve(call, None, options, context, x, c)
         if results is None:
-            return host(context, x, c=c, use_checkpoint=use_checkpoint, transformer_options=options)
+            return host()
         return (None, results) if isinstance(results, torch.Tensor) else results
 
     return forward
@@ -139,6 +139,6 @@ def _joint(call: Call, host: Forward) -> Any:
 def _single(call: Call, host: Forward) -> Forward:
     def forward(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         result = call(x, c)
-        return host(x, c) if result is None else result
+        return host() if result is None else result
 
     return forward

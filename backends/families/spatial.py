@@ -114,7 +114,7 @@ def dispatch_spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward
             options = {} if transformer_options is None else transformer_options
             tokens = entry(x)
             if tokens is None:
-                return host(x, context, options)
+                return host()
             contexts = context if isinstance(context, list) else None
             # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
             options["activations_shape"] = list(x.shape)

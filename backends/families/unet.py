@@ -276,7 +276,7 @@ def plan_layer(plan: Plan, name: str, layer: Any) -> None:
 def _residual(call: Call, host: Forward) -> Forward:
     def forward(x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
         result = call(x, emb)
-        return host(x, emb) if result is None else result
+        return host() if result is None else result
 
     return forward
 
@@ -285,7 +285,7 @@ def _up(call: Call, host: Forward) -> Forward:
     def forward(x: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
         size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
         result = call(x, int(size[0]), int(size[1]))
-        return host(x, output_shape=output_shape) if result is None else result
+        return host() if result is None else result
 
     return forward
 
@@ -308,6 +308,6 @@ def _block(call: Call, host: Forward) -> Forward:
                 return result
         else:
             call.decline(reason or "called without a context")
-        return host(x, context=context, transformer_options=options)
+        return host()
 
     return forward

@@ -285,7 +285,7 @@ def _residual(call: Call, host: Forward) -> Forward:
         result = call(x) if temb is None else call.decline("called with a time embedding")
         if result is not None:
             return result
-        return host(x, temb, conv_carry_in=conv_carry_in, conv_carry_out=conv_carry_out)
+        return host()
 
     return forward
 
@@ -301,7 +301,7 @@ def _attention(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
         def forward(x: torch.Tensor) -> torch.Tensor:
             qkv = enter(x)
             if qkv is None:
-                return host(x)
+                return host()
             attended = module.optimized_attention(*qkv.chunk(3))
             del qkv
             result: torch.Tensor | None = leave(attended, x)
@@ -319,6 +319,6 @@ def _carried(call: Call, host: Forward) -> Forward:
         x: torch.Tensor, conv_carry_in: Any = None, conv_carry_out: Any = None
     ) -> torch.Tensor:
         result = call(x)
-        return host(x, conv_carry_in, conv_carry_out) if result is None else result
+        return host() if result is None else result
 
     return forward

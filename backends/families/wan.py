@@ -307,7 +307,7 @@ def _forward(serve: Callable[..., torch.Tensor | None], host: Forward) -> Forwar
         result = serve(x, e, freqs, context, context_img_len, options)
         if result is not None:
             return result
-        return host(x, e, freqs, context, context_img_len, transformer_options=options)
+        return host()
 
     return forward
 
@@ -317,6 +317,6 @@ def _head(call: Call, host: Forward) -> Forward:
         modulation = _of_all_frames(e, 2)
         result: torch.Tensor | None
         result = call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
-        return host(x, e) if result is None else result
+        return host() if result is None else result
 
     return forward

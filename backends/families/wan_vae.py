@@ -121,16 +121,16 @@ def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
         def forward(x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor | None = call(x)
             if result is None:
-                return host(x)
+                return host()
             setattr(result, _DONE, act)
             return result
 
         return forward
 
     def make_act(host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
+        def forward(x: torch.Tensor, /) -> torch.Tensor:
             if getattr(x, _DONE, None) is not act:
-                return host(x)
+                return host()
             delattr(x, _DONE)
             return x
 

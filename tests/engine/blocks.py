@@ -87,7 +87,9 @@ def check_blocks(scope: Any, run_host: Callable[[], Any]) -> set[str]:
         for call in calls:
             host = type(call.block).forward
             theirs = call.made(lambda *a, c=call, f=host, **k: f(c.block, *a, **k))
+            before = scope.forwards.calls
             ours = call.made(forwards[id(call.block)])
+            assert scope.forwards.calls > before, "a graph served it"
             assert ours.written() == theirs.written()
             assert ours.same() == theirs.same() and ours.sharing() == theirs.sharing()
             for one, other in zip(ours.given, theirs.given, strict=True):
@@ -95,7 +97,6 @@ def check_blocks(scope: Any, run_host: Callable[[], Any]) -> set[str]:
             pairs = [*zip(ours.results, theirs.results, strict=True)]
             pairs += [(ours.given[i], theirs.given[i]) for i in theirs.written()]
             assert max(relative(one, other) for one, other in pairs) <= TOLERANCE
-            assert not all(torch.equal(one, other) for one, other in pairs), "ours was not called"
             if theirs.written():
                 writing.add(type(call.block).__name__)
         scope.end_run()

@@ -6,12 +6,16 @@ sees the change, told by whose code asks.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import reduce
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
 from typing import Any
+
+import pytest
+import torch
 
 from warmgraph_backends.host_api.needs import Need
 
@@ -136,3 +140,92 @@ class _OfClass:
             found = self._ours
         bind = getattr(type(found), "__get__", None)
         return found if bind is None else bind(found, thing, owner)
+
+
+# --- one more argument ----------------------------------------------------------------------------
+
+#: What a block of a newer host takes besides, and what it takes where its caller gives none.
+ARGUMENT, DEFAULT, UNLIKE = "newer_hint", 1.0, 0.5
+REASON = f"called with other arguments than Warmgraph knows: {ARGUMENT}"
+
+
+@contextmanager
+def one_more_argument(cls: type[torch.nn.Module], value: Any) -> Iterator[None]:
+    """Have the host's blocks of a class take one optional argument more, which all of their callers
+    give by name; it changes nothing in them.
+    """
+    theirs = inspect.getattr_static(cls, "forward")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "forward", _Newer(theirs), raising=False)
+        patch.setattr(cls, "__call__", _Giving(cls, value), raising=False)
+        yield
+
+
+def check_one_more_argument(
+    classes: set[type[torch.nn.Module]],
+    compiled: Callable[[], Any],
+    check: Callable[[Any], Any],
+    report: Callable[[Any], dict[str, Any]],
+) -> None:
+    """On a host that gives its blocks an argument more, those of one class at a time are its own
+    and named; all others, which it gives what they take anyway, are compiled.
+
+    Args:
+        classes: of a model's blocks.
+        compiled: compiles it anew, on another host.
+        check: makes calls of it beside the host's.
+        report: of what is compiled.
+    """
+    for cls in sorted(classes, key=lambda each: each.__name__):
+        with ExitStack() as changes:
+            for each in classes:
+                value = UNLIKE if each is cls else DEFAULT
+                changes.enter_context(one_more_argument(each, value))
+            model = compiled()
+            check(model)
+            found = report(model)
+        assert {entry["reason"] for entry in found["eager"]} == {REASON}, (cls, found["eager"])
+        regions, calls = found["regions"], found["calls"]
+        assert regions["eager"] > 0 and (calls["compiled"] > 0) == (regions["compiled"] > 0)
+        assert regions["compiled"] > 0 or len(classes) == 1
+
+
+def block_classes(model: Any) -> set[type[torch.nn.Module]]:
+    """The classes of what is compiled of a model, a VAE or a ControlNet."""
+    return {type(dispatch.module) for dispatch in model.scope.plan.dispatches}
+
+
+class _Newer:
+    """A class's forward with one argument more; its code is known by that of the one before."""
+
+    def __init__(self, theirs: Any) -> None:
+        self.__func__ = theirs
+
+        def newer(self: Any, *args: Any, **kwargs: Any) -> Any:
+            kwargs.pop(ARGUMENT, None)
+            return theirs(self, *args, **kwargs)
+
+        home = {"__name__": theirs.__module__, "ARGUMENT": ARGUMENT}
+        code, closure = newer.__code__, newer.__closure__
+        self._newer = types.FunctionType(code, home, theirs.__name__, None, closure)
+        self._newer.__module__ = theirs.__module__
+        known = inspect.signature(theirs)
+        argument = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=DEFAULT)
+        parameters = list(known.parameters.values())
+        at = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        parameters.insert(at, argument)
+        self._newer.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+    def __get__(self, thing: Any, owner: Any = None) -> Any:
+        return self._newer if thing is None else types.MethodType(self._newer, thing)
+
+
+class _Giving:
+    """A module's `__call__` that gives the argument; a subclass's is what it was."""
+
+    def __init__(self, cls: type[torch.nn.Module], value: Any) -> None:
+        self._cls, self._value = cls, value
+
+    def __get__(self, thing: Any, owner: Any = None) -> Any:
+        call = partial(torch.nn.Module.__call__, thing)
+        return partial(call, **{ARGUMENT: self._value}) if type(thing) is self._cls else call

@@ -165,7 +165,7 @@ def _streams(call: Call, host: Forward) -> Any:
     def forward(img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> Any:
         length = txt.shape[1]
         results = call(img, txt, table[:length], table[length:])
-        return host(img, txt, table) if results is None else results
+        return host() if results is None else results
 
     return forward
 
@@ -310,7 +310,7 @@ def _plan_rows(model: Any) -> Plan:
     def make(call: Call, host: Forward) -> Forward:
         def forward(x: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> Any:
             result = call(x, table, rows)
-            return host(x, table, rows) if result is None else result
+            return host() if result is None else result
 
         return forward
 

@@ -23,7 +23,9 @@ from warmgraph_backends.runtime.scope import Target
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
 
-from .elsewhere import GONE, changes, elsewhere
+from .blocks import check_blocks
+from .controlled import Controlled
+from .elsewhere import GONE, block_classes, changes, check_one_more_argument, elsewhere
 from .lab import TOLERANCE, Lab, relative
 
 CASES = [(need, change) for need in NEEDS for change in changes(need)]
@@ -228,3 +230,51 @@ def test_on_this_host_nothing_is_off(
     session = lab.engine._objects.carried(compiled)
     assert session.scope._bound.weights.together and session.notes == []
     assert lab.engine.compile_controlnet(subject.control) is not subject.control
+
+
+# --- one more argument ----------------------------------------------------------------------------
+
+
+def test_a_newer_hosts_argument_leaves_its_blocks_of_a_unet_to_it_and_ends_no_prompt(
+    subject: Subject, start: Callable[[], Lab]
+) -> None:
+    """What blocks of transformers and VAEs do then is in their own tests."""
+    lab = start()
+
+    def compiled() -> Any:
+        model = lab.compiled(subject.model, when_missing="never")
+        lab.settle()
+        return model
+
+    def check(model: Any) -> None:
+        assert relative(subject.sample(model), subject.eager) < TOLERANCE
+
+    model = compiled()
+    check(model)
+    session = lab.engine._objects.carried(model)
+    assert check_blocks(session.scope, lambda: subject.sample(subject.model)) == set()
+    classes = block_classes(session)
+    assert len(classes) == 6
+    check_one_more_argument(classes, compiled, check, lab.engine.report)
+    assert lab.engine.report(compiled())["regions"]["eager"] == 0 and lab.jobs() == 0
+
+
+def test_a_newer_hosts_argument_leaves_its_blocks_of_a_controlnet_to_it(
+    lab: Lab, host: Host
+) -> None:
+    controlled = Controlled(lab, host)
+    controlled.check(steps=1)
+    jobs = lab.jobs()
+
+    def compiled() -> Any:
+        controlled.ours = lab.controlled(controlled.plain)
+        return controlled.ours
+
+    def check(_: Any) -> None:
+        controlled.check(steps=1)
+
+    session = lab.engine._objects.carried(controlled.ours)
+    check_one_more_argument(block_classes(session), compiled, check, lab.engine.report)
+    compiled()
+    controlled.check(steps=1)
+    assert lab.jobs() == jobs and controlled.report()["regions"]["eager"] == 0

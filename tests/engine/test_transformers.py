@@ -21,6 +21,7 @@ from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks
 from .controlled import error, recorded
+from .elsewhere import block_classes, check_one_more_argument
 from .lab import TOLERANCE, Lab, relative
 from .test_vae import make_vae
 from .test_video_vae import make_wan21
@@ -106,6 +107,24 @@ def test_blocks_leave_in_their_inputs_and_give_back_what_the_hosts_do(run: Run) 
     assert writing == WRITING.get(run.kind, set())
     declared = {type(p.module).__name__ for p in scope.plan.places if p.form.writes}
     assert declared == writing
+
+
+def test_a_newer_hosts_argument_leaves_its_blocks_to_it_and_ends_no_prompt(run: Run) -> None:
+    run.sample()
+    jobs = run.lab.jobs()
+
+    def check(model: Any) -> None:
+        run.sample(model=model)
+        assert max(call.error for call in run.probe.calls) <= TOLERANCE
+
+    check_one_more_argument(
+        block_classes(run.model.get_attachment("warmgraph")),
+        lambda: run.lab.compiled(run.plain),
+        check,
+        run.lab.engine.report,
+    )
+    assert run.lab.jobs() == jobs
+    run.check()
 
 
 def test_two_prompts_of_two_lengths_run_compiled(run: Run) -> None:

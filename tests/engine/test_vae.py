@@ -15,6 +15,8 @@ import torch
 from warmgraph_backends.errors import StrictError
 from warmgraph_tools.inprocess import Host
 
+from .blocks import check_blocks
+from .elsewhere import block_classes, check_one_more_argument
 from .lab import Lab, relative
 
 PIXEL = 1 / 255
@@ -113,6 +115,36 @@ def test_every_size_encodes_as_eager_with_no_build(
     builds = vae_lab.builds()
     image = pixels(*size, 2)
     assert relative(compiled.encode(image), plain.encode(image)) < DECODED
+    assert vae_lab.builds() == builds
+
+
+def test_blocks_leave_what_they_are_given_and_a_newer_hosts_argument_ends_no_prompt(
+    vae_lab: Lab, plain: Any, compiled: Any
+) -> None:
+    """Of one class at a time they are the host's on a host that gives them one argument more."""
+    session = vars(compiled)["warmgraph"].session
+    builds = vae_lab.builds()
+
+    def decode(vae: Any = plain) -> torch.Tensor:
+        return vae.decode(latent(4, 4))
+
+    def encode(vae: Any = plain) -> torch.Tensor:
+        return vae.encode(pixels(32, 32))
+
+    assert check_blocks(session.scope, lambda: (decode(), encode())) == set()
+    classes = block_classes(session)
+    down = {cls for cls in classes if cls.__name__ == "Downsample"}
+    for run, some in ((decode, classes - down), (encode, down)):
+
+        def check(vae: Any, run: Callable[..., torch.Tensor] = run) -> None:
+            assert relative(run(vae), run()) < DECODED
+
+        def again() -> Any:
+            return vae_lab.engine.compile_vae(plain, when_missing="wait")
+
+        check_one_more_argument(some, again, check, vae_lab.engine.report)
+        check(vae := again())
+        assert vae_lab.engine.report(vae)["regions"]["eager"] == 0
     assert vae_lab.builds() == builds
 
 

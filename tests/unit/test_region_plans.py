@@ -111,10 +111,9 @@ def test_an_adapters_block_leaves_its_downsampling_to_the_host(host: Host) -> No
     def call(inner: torch.Tensor) -> torch.Tensor:
         return place.form.reference(block, inner)
 
-    forward = adapter._dispatch("body.0", block).make([call], block.forward)  # type: ignore[list-item]
-    assert torch.equal(forward(x), block(x))
-    declined = adapter._dispatch("body.0", block).make([lambda _: None], block.forward)  # type: ignore[list-item]
-    assert torch.equal(declined(x), block(x))
+    for each in (call, lambda _: None):
+        ((module, forward),) = adapter._dispatch("body.0", block).forwards([each])  # type: ignore[list-item]
+        assert module is block and torch.equal(forward(x), block(x))
 
 
 def test_weights_of_a_module_without_a_patcher_are_looked_at_once_a_run() -> None:
