@@ -13,12 +13,12 @@ from ..families.plan import Plan
 from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
+from ..runtime.attributes import is_own_method
 from ..runtime.faults import STEP
 from ..runtime.placing import called_next
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from ..runtime.variant import Variant
-from ..runtime.wiring import is_own_method
 from .attached import KEY, Note, Runs, when_unloaded
 
 _COPY = "another copy of the model runs (hooks or several GPUs)"

@@ -50,7 +50,7 @@ class Bound:
         )
         #: Where weights lie, for captured calls; None where there are none.
         self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
-        self.foreign = Foreign(root, plan, kinds, whole_calls=whole_calls)
+        self.foreign = Foreign(root, plan, kinds, device, whole_calls=whole_calls)
 
     def is_for(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether the description still says what would be said now."""

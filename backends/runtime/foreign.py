@@ -6,46 +6,81 @@ Asked before each step: a node's wrapper around this very step may have done it,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ..families.plan import Plan
 from ..kinds.watch import Change, Watch
+from ..torch_api import surroundings
 from .kind import Kind
 from .wiring import Wiring, patched_places, replaced_function
+
+
+class _State(NamedTuple):
+    """What other nodes do at a moment."""
+
+    around: str | None
+    marks: tuple[list[Any], list[int], list[bool]]
+    changes: list[Change]
+    set_since: str | None
 
 
 class Foreign:
     """Watches one root module as it was described."""
 
     def __init__(
-        self, root: torch.nn.Module, plan: Plan, kinds: Sequence[Kind], *, whole_calls: bool
+        self,
+        root: torch.nn.Module,
+        plan: Plan,
+        kinds: Sequence[Kind],
+        device: torch.device,
+        *,
+        whole_calls: bool,
     ) -> None:
         """Remember how things are now.
 
         Args:
             kinds: each knows the code that was described for it.
+            device: where it runs.
             whole_calls: whether the root module's own code counts, too, for its calls are captured.
         """
-        self._plan, self._kinds = plan, kinds
+        self._plan, self._kinds, self._device = plan, kinds, device
         self._wiring = Wiring(root)
         self._watch = Watch()
         for kind in kinds:
             self._watch.include(kind.watch)
         self._replaced = replaced_function(root, self._watch) if whole_calls else None
-        self._seen: object = None
+        self._seen: _State | None = None
         #: Places that are left to the host's code, each with its reason.
         self.places: dict[str, str] = {}
         #: Why no whole call can be known by what it shows, if so.
         self.code: str | None = None
 
     def is_stale(self) -> bool:
-        """Tell whether the model has to be described anew: other modules, settings, code."""
-        return self._watch.changed() or self.is_rebuilt() or self._wiring.settings_changed()
+        """Tell whether the model has to be described anew: other modules, attributes, code.
+
+        Not while the maths around it is another one: that passes, and says nothing of the model.
+        """
+        if self.around() is not None:
+            return False
+        attributes = self._wiring.attributes
+        attributes.look()
+        return self._watch.changed() or self.is_rebuilt() or attributes.set_since is not None
+
+    def around(self) -> str | None:
+        """Say what changes the maths of all calls now, whatever code makes them."""
+        return surroundings.foreign(self._device) or surroundings.replaced_methods()
 
     def is_rebuilt(self) -> bool:
         """Tell whether modules were replaced, or their classes."""
         return self._wiring.changed()
+
+    def is_other(self) -> bool:
+        """Tell whether something is another's now, while forwards of ours are in place."""
+        return (
+            self._watch.changed() or self.around() is not None or self._wiring.attributes.is_set()
+        )
 
     def replaced_code(self) -> list[Change]:
         """Return which functions are others than those that were described."""
@@ -53,20 +88,30 @@ class Foreign:
 
     def look(self) -> None:
         """Find what other nodes do now."""
-        changes = self.replaced_code()
-        self._seen = self._wiring.marks(), changes
-        self.places = dict(patched_places(self._plan))
+        self._seen = self._state()
+        around, marks, changes, _ = self._seen
+        self.places = dict(patched_places(self._plan)) if any(marks) else {}
         if changes:
             for kind in self._kinds:
                 if (problem := kind.watch.problem()) is not None:
                     self.places.update((place.name, problem) for place in kind.places)
+        everywhere = around or self._wiring.attributes.set_since
+        if everywhere is not None:
+            self.places = dict.fromkeys((place.name for place in self._plan.places), everywhere)
         self.code = (
-            self._wiring.foreign() or self._replaced or (changes[0].words if changes else None)
+            everywhere
+            or self._wiring.foreign()
+            or self._replaced
+            or (changes[0].words if changes else None)
         )
 
     def look_again(self) -> bool:
         """Look anew if anything changed since the last time; returns whether it did."""
-        if (self._wiring.marks(), self.replaced_code()) == self._seen:
+        if self._state() == self._seen:
             return False
         self.look()
         return True
+
+    def _state(self) -> _State:
+        marks = self._wiring.marks()
+        return _State(self.around(), marks, self.replaced_code(), self._wiring.attributes.set_since)

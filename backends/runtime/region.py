@@ -19,6 +19,7 @@ from ..kernels.choices import HOSTS, Choices
 from ..kinds import attention_layer, host_layer
 from ..kinds.layout import aligned
 from ..storing.comparisons import Comparisons
+from ..torch_api import surroundings
 from ..weights.casting import same_device
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .faults import Faults
@@ -112,7 +113,8 @@ class Region:
         """Why no call is served at this moment, if so."""
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return fault
-        return foreign_capture(self.source.device)
+        device = self.source.device
+        return foreign_capture(device) or surroundings.foreign(device)
 
     def _served(self, inputs: tuple[Any, ...]) -> Any:
         """The results, or None for the host to compute them."""

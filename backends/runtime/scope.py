@@ -397,11 +397,13 @@ class Scope:
         the step began; what they replaced is theirs.
         """
         bound = self._bound
-        if bound is not None and self._placing.has_placed and bound.foreign.replaced_code():
-            self.faults.spare(STEP, "looking within a step", self._withdraw, bound)
+        if bound is not None and self._placing.has_placed:
+            self.faults.spare(STEP, "looking within a step", self._look_within, bound)
         return host(*args, **kwargs)
 
-    def _withdraw(self, bound: Bound) -> None:
+    def _look_within(self, bound: Bound) -> None:
+        if not bound.foreign.is_other():
+            return
         self._placing.replace(())
         bound.foreign.look()
         self._leave_to_others(bound)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from itertools import chain, repeat
-from operator import attrgetter, contains, is_
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from ..kinds.packs import is_known, owner_of
 from ..kinds.purity import objection
 from ..kinds.sources import fingerprint, is_foreign
 from ..kinds.watch import Watch
+from .attributes import Attributes, is_own_method, own_methods
 
-#: Plain attributes that nodes are known to set in place, for images that tile.
-_SETTINGS = ("padding_mode", "padding", "stride", "dilation")
 #: Of a layer for which a file, or a node, names an attention.
 _OWN_ATTENTION = "a layer of it has an attention of its own"
 
@@ -35,8 +34,8 @@ class Wiring:
         self._children = list(chain.from_iterable(map(dict.values, self._tables)))
         self._modules = modules
         self._classes = list(map(type, modules))
-        self._settings = _settings(modules)
-        self._own = [m.__dict__ for m in modules]
+        #: What instances have of their own.
+        self.attributes = Attributes(modules)
         self._hooks: list[Any] = [
             h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)
         ]
@@ -61,25 +60,25 @@ class Wiring:
         """Say what another node's code does within the tree, None where it is all the host's."""
         for name, _ in self._replaced_methods():
             return f"another node replaces {name} of this {type(self._root).__name__}"
+        self.attributes.look()
+        if any(self.attributes.methods) or any(self._hooks):
+            for module in self._modules:
+                problem = None if isinstance(module, Passage) else _foreign_part(module)
+                if problem is not None:
+                    return problem
         for module in self._modules:
-            if isinstance(module, Passage):
-                continue
-            if (problem := _foreign_part(module)) is not None:
-                return problem
-            if not _has_known_code(type(module)):
+            if not isinstance(module, Passage) and not _has_known_code(type(module)):
                 return f"another node replaces the code of {type(module).__name__}"
         return _OWN_ATTENTION if any(map(attention.names_its_own, self._attentions)) else None
 
     def marks(self) -> tuple[list[Any], list[int], list[bool]]:
-        """Return which modules have hooks or a forward of their own, which methods the root has,
-        and which layers an attention of their own, to compare with later.
+        """Return which modules have hooks, which methods of their own, and which layers an
+        attention of their own, to compare with later.
         """
-        forwards: list[Any] = [value for _, value in self._replaced_methods()]
-        for name in FORWARDS:
-            if any(map(contains, self._own, repeat(name))):
-                forwards += [own[name] for own in self._own if name in own]
+        self.attributes.look()
+        methods: list[Any] = [*self._replaced_methods(), *self.attributes.methods]
         hooked = [i for i, hooks in enumerate(self._hooks) if hooks] if any(self._hooks) else []
-        return forwards, hooked, list(map(attention.names_its_own, self._attentions))
+        return methods, hooked, list(map(attention.names_its_own, self._attentions))
 
     def _replaced_methods(self) -> list[tuple[str, Any]]:
         """Functions in the root's instance in place of its class's: step caches put theirs there,
@@ -91,18 +90,6 @@ class Wiring:
             for name, value in root.__dict__.items()
             if name in methods and callable(value) and not is_own_method(root, name, value)
         ]
-
-    def settings_changed(self) -> bool:
-        """Tell whether a plain attribute was set that the modules' code reads."""
-        return self._settings != _settings(self._modules)
-
-
-def _settings(modules: list[torch.nn.Module]) -> list[Any]:
-    return [
-        tuple(own.get(name) for name in _SETTINGS)
-        for module in modules
-        if "padding_mode" in (own := module.__dict__)
-    ]
 
 
 def patched_places(plan: Plan) -> list[tuple[str, str]]:
@@ -149,16 +136,6 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     return None
 
 
-def is_own_method(module: torch.nn.Module, name: str, value: Any) -> bool:
-    """Tell whether an instance attribute is just the class's method, bound.
-
-    The host leaves such a one behind when it takes back an object patch of a `forward`.
-    """
-    return getattr(value, "__self__", None) is module and getattr(
-        value, "__func__", value
-    ) is getattr(type(module), name, None)
-
-
 def _foreign_change(dispatch: Dispatch) -> str | None:
     whole = all(place.form.children is None for place in dispatch.regions)
     names = {c for place in dispatch.regions for c in place.form.children or ()}
@@ -183,9 +160,8 @@ def _own_attention(dispatch: Dispatch) -> str | None:
 
 
 def _foreign_part(part: torch.nn.Module) -> str | None:
-    for name in FORWARDS:
-        if name in part.__dict__ and not is_own_method(part, name, part.__dict__[name]):
-            return f"another node replaces the forward of a {type(part).__name__}"
+    for method in own_methods(part):
+        return method.words
     if part._forward_hooks or part._forward_pre_hooks:
         return f"another node hooks a {type(part).__name__}"
     return None

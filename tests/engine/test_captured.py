@@ -249,10 +249,13 @@ def test_code_of_others_is_found_wherever_it_hides(host: Host) -> None:
         assert wiring.foreign() == "another node replaces the forward of a Conv2d"
     finally:
         del layer._conv_forward
-    assert not wiring.settings_changed()
+    attributes = wiring.attributes
+    attributes.look()
+    assert attributes.set_since is None
     layer.padding_mode = "circular"
     try:
-        assert wiring.settings_changed()
+        attributes.look()
+        assert attributes.set_since == "another node sets padding_mode of a Conv2d"
     finally:
         layer.padding_mode = "zeros"
 

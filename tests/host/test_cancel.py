@@ -43,7 +43,6 @@ def test_a_long_compiled_step_is_cancelled_at_once(
         waited.append(time.monotonic() - begun)
         assert [event for event, _ in entry["status"]["messages"]][-1] == "execution_interrupted"
     assert max(waited) < PATIENCE_S * max(1.0, whole / STEP_S), (whole, waited)
-    print(f"a step takes {whole:.1f} s; cancelled within {waited}")
     run = server.run(_prompt(checkpoint, seed=2))  # nothing is left of it
     [report] = server.model_reports(run)
     assert report["regions"]["eager"] == 0 and report["calls"]["eager"] == 0
