@@ -397,10 +397,13 @@ class Engine:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, target: Callable[[], Target]) -> None:
+    def begin(self, session: Session, target: Callable[[], Target] | None) -> None:
         """A run starts: look again at what may have changed since the node ran."""
         self._prompts.begin()
-        self.look(session, target)
+        if target is None:
+            session.counts.begin_run()
+        else:
+            self.look(session, target)
 
     def end(self, session: Session, *, sampled: bool) -> None:
         """A run ended: file its graphs with the workflow and tell what ran."""
@@ -415,6 +418,7 @@ class Engine:
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
         """
+        session.counts.begin_run()
         faults = session.scope.faults
         if faults.of(STEP) is None:
             faults.spare(STEP, "looking at the model", self._look, session, target)
@@ -448,6 +452,7 @@ class Engine:
         """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""
         for scope in session.scopes:
             scope.faults.spare(STEP, "ending a run", scope.end_run)
+        session.scope.faults.spare(TELLING, "noting what ran", session.end_run)
         session.scope.faults.spare(TELLING, "telling what ran", self._tell, session)
 
     def _tell(self, session: Session) -> None:

@@ -74,6 +74,8 @@ class CapturedCall:
         """
         #: How many calls of regions lie in it.
         self.regions = 0
+        #: The places whose graphs it holds.
+        self.places: frozenset[str] = frozenset()
         # Weights of the old way are not kept: the host may load the model anew.
         self._addresses = addresses if addresses.pages is not None else addresses._replace(loose=[])
         self._refreshed = self._addresses

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -110,6 +110,8 @@ class Replays:
         self.replayed = 0
         #: Calls of regions that were replayed within them.
         self.regions = 0
+        #: The places of those of this run.
+        self.places: set[str] = set()
         #: Calls that could not be captured or replayed, by reason.
         self.reasons: Counter[str] = Counter()
 
@@ -128,6 +130,7 @@ class Replays:
         complete: bool,
         runner: Runner,
         steps: int | None = None,
+        ran: Collection[str] = (),
     ) -> Attempt:
         """Compute one call by replay, where it can be; `settle` is to follow where it cannot.
 
@@ -140,6 +143,7 @@ class Replays:
             complete: whether no more graphs will come; until then captures are exact.
             runner: makes the call while it is captured.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
+            ran: has the places that graphs have served once `runner` has made a call.
 
         Raises:
             The host's interrupt, when the user cancelled.
@@ -169,7 +173,7 @@ class Replays:
                     known.refused = str(error)
         elif known.like is not None and known.clean >= needed and self._pays(known, complete):
             rerun = partial(_rerun, runner, host, compiled=complete)
-            result = self._capture(known, call, rerun, book, addresses)
+            result = self._capture(known, call, rerun, book, addresses, ran)
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
@@ -213,6 +217,7 @@ class Replays:
     def begin_run(self) -> None:
         """Try again in a new run what had no room in the last one."""
         self._calls_in_run = 0
+        self.places = set()
         for known in self._signatures.values():
             if known.refused in _TRIED_AGAIN:
                 known.refused = None
@@ -288,6 +293,7 @@ class Replays:
         self._memory.note_use(graph)
         self.replayed += 1
         self.regions += graph.regions
+        self.places |= graph.places
         return result
 
     def _capture(
@@ -297,6 +303,7 @@ class Replays:
         rerun: Callable[..., Any],
         book: AddressBook,
         addresses: Addresses,
+        ran: Collection[str],
     ) -> Any:
         """Capture this call and compute it by the first replay; None if it cannot be."""
         assert known.like is not None
@@ -314,6 +321,7 @@ class Replays:
             graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
+            graph.places = frozenset(ran)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
             if not copied:
                 result = self._replay(graph, book, addresses, call)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..families.plan import Plan
-from ..host_api.models import LatentScale
+from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
 from ..runtime.scope import Target
 from ..runtime.session import Session
@@ -19,9 +19,11 @@ KEY = "warmgraph"
 def when_unloaded(patcher: Any, session: Session) -> None:
     """Have a session told when the host unloads the model of a ModelPatcher."""
 
-    def detached(_patcher: Any, unpatch_all: bool) -> None:
-        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
-        if unpatch_all:
+    def detached(patcher: Any, unpatch_all: bool) -> None:
+        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false, and
+        for copies on other cards.
+        """
+        if unpatch_all and loaded_model(patcher) is session.scope.holder:
             for scope in session.scopes:
                 scope.unloaded()
 
@@ -42,11 +44,12 @@ class Runs(Protocol):
     first, `tell` for the second, and `stay_busy` is called while it lasts.
     """
 
-    def begin(self, session: Session, target: Callable[[], Target]) -> None:
+    def begin(self, session: Session, target: Callable[[], Target] | None) -> None:
         """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
 
         Args:
-            target: asks where it runs; what it raises fails no prompt.
+            target: asks where it runs; what it raises fails no prompt. None: not the session's own
+                module is run, but one that has its wrappers, too.
         """
 
     def end(self, session: Session, *, sampled: bool) -> None:

@@ -15,8 +15,8 @@ from ..host_api import models, unets
 from ..host_api import patcher as host
 from ..runtime.session import Session
 from .attached import KEY
+from .evaluation import is_step
 from .model import carried as carried_session
-from .model import is_step
 
 DEEPCACHE_KEY = f"{KEY}.deepcache"
 

@@ -7,7 +7,7 @@ and, for names, on the classes of `comfy/supported_models.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +86,11 @@ def is_model(thing: Any) -> bool:
     return cls is not None and isinstance(thing, cls)
 
 
+def loaded_model(patcher: Any) -> Any:
+    """Return what a MODEL, or a VAE's patcher, loads: a model of the host's with its weights."""
+    return patcher.model
+
+
 def diffusion_model(patcher: Any) -> torch.nn.Module:
     """Return the module within a MODEL that makes the steps."""
     root: torch.nn.Module = patcher.model.diffusion_model
@@ -104,6 +109,26 @@ def model_name(patcher: Any) -> str:
 def called_module(model: Any) -> Any:
     """Return the module that a model's next call goes to; another node may have put it there."""
     return model.diffusion_model
+
+
+def current_patcher(model: Any) -> Any:
+    """Return the MODEL that runs now on what `called_module` is asked of, None where none does."""
+    return getattr(model, "current_patcher", None)
+
+
+def is_for_another_card(patcher: Any) -> bool:
+    """Tell whether a MODEL is a copy, with weights of its own, that the host has made for a second
+    card; the first one's options are given to it.
+    """
+    return bool(getattr(patcher, "is_multigpu_base_clone", False))
+
+
+def calls_replaced(patcher: Any) -> Iterator[Any]:
+    """Yield what others call a MODEL by in place of the host's own code."""
+    own = vars(loaded_model(patcher))
+    yield from (own[name] for name in ("apply_model", "_apply_model") if name in own)
+    if (wrapper := patcher.model_options.get("model_function_wrapper")) is not None:
+        yield wrapper
 
 
 def compute_dtype(patcher: Any) -> torch.dtype:

@@ -21,7 +21,7 @@ class _State(NamedTuple):
     """What other nodes do at a moment."""
 
     around: str | None
-    marks: tuple[list[Any], list[int], list[bool]]
+    marks: tuple[list[Any], list[int], list[int]]
     changes: list[Change]
     set_since: str | None
 

@@ -4,7 +4,9 @@ size and those for the very sizes of a hot call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,6 +60,8 @@ class Forwards:
         self.any_shape = ForwardSet([], EXACT)
         self._of_size: dict[Hashable, ForwardSet] = {}
         self._version = -1  # of the graphs that they were made for
+        #: Calls that graphs had served at each place when the run began.
+        self._before: Mapping[str, int] = {}
 
     def bind(self, plan: Plan, kinds: Mapping[str, Kind], weights: ModelWeights) -> None:
         """Start anew over a plan.
@@ -80,9 +84,10 @@ class Forwards:
     # --- a run ------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Start a run: nothing is declined yet."""
+        """Start a run: nothing is declined yet, and no graph has served."""
         for region in self._regions.values():
             region.declined = None
+        self._before = self._counts()
 
     def end_run(self) -> None:
         """Keep no weights beyond a run."""
@@ -205,6 +210,34 @@ class Forwards:
     def special_calls(self) -> int:
         """Those that graphs of one size have served, of the sizes that are still kept."""
         return sum(either.special.calls for either in list(self._special_regions.values()))
+
+    def _counts(self) -> Counter[str]:
+        """Calls that graphs have served, by place."""
+        counts = Counter({name: region.calls for name, region in self._regions.items()})
+        for (name, _), either in self._special_regions.items():
+            counts[name] += either.special.calls
+        return counts
+
+    def ran(self, since: Mapping[str, int] | None = None) -> frozenset[str]:
+        """Return the places that graphs have served since the run began, or since these counts of
+        theirs, but for what was replayed.
+        """
+        before = self._before if since is None else since
+        return frozenset(n for n, calls in self._counts().items() if calls > before.get(n, 0))
+
+    @property
+    def placed(self) -> frozenset[str]:
+        """The places that had a graph when the last step was made, called or not."""
+        return frozenset(self._regions)
+
+    @contextlib.contextmanager
+    def watched(self, ran: set[str]) -> Iterator[None]:
+        """Put into a set which places graphs serve meanwhile."""
+        before = self._counts()
+        try:
+            yield
+        finally:
+            ran |= self.ran(before)
 
     def declined(self, name: str) -> str | None:
         """Why the ready graph of a place did not take a call, if there was one that it did not."""

@@ -83,7 +83,8 @@ class Scope:
 
         Args:
             root: the module that is cut into regions.
-            holder: the module on which the host's patcher notes where the weights are.
+            holder: the module on which the host's patcher notes where the weights are; it is kept
+                as `holder`.
             make_plan: cuts `root` anew, for when its modules were replaced.
             plan: what it gave at first.
             shared: what all scopes of the process use.
@@ -94,7 +95,7 @@ class Scope:
         self.root = root
         self.plan = plan
         self.kinds: list[Kind] = []
-        self._holder = holder
+        self.holder = holder
         self._make_plan = make_plan
         self._backend = backend
         self._shared = shared
@@ -141,6 +142,16 @@ class Scope:
         """Calls of the root module that were replayed here."""
         return 0 if self.replays is None else self.replays.replayed
 
+    @property
+    def ran_places(self) -> frozenset[str]:
+        """The places that graphs have served in this run, replayed ones among them."""
+        return self.forwards.ran().union(() if self.replays is None else self.replays.places)
+
+    @property
+    def placed(self) -> frozenset[str]:
+        """The places that had a graph when the last step was made, called or not."""
+        return self.forwards.placed
+
     def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.
@@ -148,7 +159,7 @@ class Scope:
         assert self._bound is not None
         other = Scope(
             root,
-            self._holder,
+            self.holder,
             make_plan,
             Plan(),
             self._backend,
@@ -179,7 +190,7 @@ class Scope:
                 self.plan.symbols,
                 self.plan.guests,
             )
-            self.root, self._holder, self._make_plan = gone, gone, Plan
+            self.root, self.holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()
             self.drop_captured()
             self._bound = None
@@ -202,7 +213,7 @@ class Scope:
         )
         self._bound = Bound(
             self.root,
-            self._holder,
+            self.holder,
             self.plan,
             self.kinds,
             device,
@@ -240,11 +251,11 @@ class Scope:
                 self._leave_to_others(self._bound)
             if self.replays is not None:
                 self.replays.begin_run()
-            self.forwards.begin_run()
             for kind in self.kinds:
                 kind.add_second_graphs(self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
+            self.forwards.begin_run()
 
     def _ask_for_special(self, key: Hashable) -> None:
         """Have a hot call get graphs of its own sizes; another's make room for them."""
@@ -351,6 +362,7 @@ class Scope:
         attempt = None
         if call is None or book is None or replays is None:
             return run(plain)
+        ran: set[str] = set()
         if self.faults.of(CAPTURES) is None:
             attempt = self.faults.spare(
                 CAPTURES,
@@ -362,8 +374,9 @@ class Scope:
                 form=step.serving.served,
                 others=self.forwards.any_shape.served,
                 complete=step.complete,
-                runner=partial(self._within_capture, run),
+                runner=partial(self._within_capture, run, ran),
                 steps=run_steps(call),
+                ran=ran,
             )
         if attempt is None:
             return run(plain)
@@ -374,10 +387,17 @@ class Scope:
         return result
 
     def _within_capture(
-        self, run: Callable[..., Any], call: Callable[[], Any], *, compiled: bool = True
+        self,
+        run: Callable[..., Any],
+        ran: set[str],
+        call: Callable[[], Any],
+        *,
+        compiled: bool = True,
     ) -> Any:
-        """Make a call that is captured, of which nothing may be left."""
-        with unmarked(self.root):
+        """Make a call that is captured, of which nothing may be left, and note which places graphs
+        serve in it.
+        """
+        with unmarked(self.root), self.forwards.watched(ran):
             return run(call, compiled=compiled)
 
     def _read(

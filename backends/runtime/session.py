@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ import torch
 
 from ..contract import Backend, CallForm, WhenMissing
 from ..families.catalogue import plan_model
+from ..families.plan import Place
 from .faults import TELLING
 from .graph import Graph, State
+from .last_run import Parts, Steps, parts
 from .live import Live
 from .pace import COMPILED, EAGER, EXACT, Pace
 from .scope import Scope
@@ -60,6 +63,7 @@ class Session:
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[str] = Counter()
+        self._counting = threading.Lock()
         #: Keys of graphs that were looked for.
         self._asked: set[str] = set()
         #: Keys of graphs that were ready in this process before this session came.
@@ -71,6 +75,12 @@ class Session:
         self._counted: set[str] = set()
         #: How long its steps take; those of variants are other ones.
         self.pace = pace
+        #: What became of its steps in the last run, and in this one.
+        self.counts = Steps()
+        #: Whose run goes on, as its owner tells runs apart; None between runs.
+        self.running: Any = None
+        #: Sessions whose models are evaluated within this one's run, and have none of their own.
+        self.guests: list[Session] = []
 
     @property
     def scope(self) -> Scope:
@@ -125,6 +135,22 @@ class Session:
         found: T = self._belongings[name]
         return found
 
+    def end_run(self) -> None:
+        """Keep what the run that ended did."""
+        scope, variants = self.scope, self._variants.values()
+        ran, placed = set(scope.ran_places), set(scope.placed)
+        for variant in variants:  # in which the same modules have other names
+            mine = {_module_of(place): place.name for place in scope.plan.places}
+            theirs = {place.name: mine.get(_module_of(place)) for place in variant.plan.places}
+            ran |= {name for each in variant.ran_places if (name := theirs.get(each))}
+            placed |= {name for each in variant.placed if (name := theirs.get(each))}
+        self.counts.end_run(frozenset(ran), frozenset(placed))
+
+    def parts(self) -> Parts:
+        """Say how the root module's parts stand."""
+        places = [place.name for place in self.scope.plan.places]
+        return parts(places, self.scope.eager_places(), self.counts.last)
+
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""
         graphs = self.scope.describe(device, dtype)
@@ -166,9 +192,9 @@ class Session:
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
         reason = foreign or scope.why_not(next(activations, None))
         if reason is not None:
-            self.count_eager(reason)
-            self._warn(reason)
+            self.leave(reason)
             return host(*args, **kwargs)
+        self.counts.serve(inner)
         if scope is not self.scope:
             return scope.call(host, args, kwargs, foreign=inner)
         pace, faults, form = self.pace, scope.faults, _form_of(scope)
@@ -206,9 +232,21 @@ class Session:
         """What came to this process after this session did."""
         return [g for g in self.graphs if g.state is State.READY and self.is_new(g)]
 
+    def leave(self, reason: str) -> None:
+        """Note that a call of the root module runs as without us."""
+        self.count_eager(reason)
+        self._warn(reason)
+
+    def miss(self, reason: str) -> None:
+        """Note why no step of the run that ends came here."""
+        self.counts.leave(reason)
+        self._warn(reason)
+
     def count_eager(self, reason: str) -> None:
         """Count a call of the root module that ran as without us."""
-        self._eager_calls[reason] += 1
+        self.counts.leave(reason)
+        with self._counting:  # a thread for each card
+            self._eager_calls[reason] += 1
 
     @property
     def eager_calls(self) -> dict[str, int]:
@@ -237,6 +275,11 @@ class Session:
         expected = reason.startswith(("its graph is being", "no saved graph"))
         level = logging.DEBUG if expected else logging.WARNING
         logger.log(level, "Warmgraph: parts of %s run eager: %s", self.name, reason)
+
+
+def _module_of(place: Place) -> tuple[int, str]:
+    """What one place has in common in a root module and its variants."""
+    return id(place.module), place.form.name
 
 
 def _form_of(scope: Scope) -> Callable[[], str]:

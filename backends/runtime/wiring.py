@@ -71,14 +71,15 @@ class Wiring:
                 return f"another node replaces the code of {type(module).__name__}"
         return _OWN_ATTENTION if any(map(attention.names_its_own, self._attentions)) else None
 
-    def marks(self) -> tuple[list[Any], list[int], list[bool]]:
+    def marks(self) -> tuple[list[Any], list[int], list[int]]:
         """Return which modules have hooks, which methods of their own, and which layers an
         attention of their own, to compare with later.
         """
         self.attributes.look()
         methods: list[Any] = [*self._replaced_methods(), *self.attributes.methods]
         hooked = [i for i, hooks in enumerate(self._hooks) if hooks] if any(self._hooks) else []
-        return methods, hooked, list(map(attention.names_its_own, self._attentions))
+        own = [i for i, part in enumerate(self._attentions) if attention.names_its_own(part)]
+        return methods, hooked, own
 
     def _replaced_methods(self) -> list[tuple[str, Any]]:
         """Functions in the root's instance in place of its class's: step caches put theirs there,

@@ -20,6 +20,8 @@ ENGLISH = {
     # How far a model is.
     "parts": "{model}: {compiled} of {total} parts compiled",
     "parts_by": "{model}: {compiled} of {total} parts compiled ({backend})",
+    "parts_ready": "{model}: {compiled} of {total} parts compiled, ready for the next run",
+    "parts_idle": "{model}: none of its {idle} parts was called in the last run",
     "parts_coming": "{model}: {compiled} of {total} parts compiled, the others are being loaded",
     "building": "{model}: building {done} of {total}",
     "building_left": "{model}: building {done} of {total}, about {seconds} s left",
@@ -44,6 +46,8 @@ ENGLISH = {
     "layers_products": "  {kind}: {count} linear layers ({why})",
     "layers_unpacked": "  {kind}: {count} linear layers that unpack their weights ({why})",
     "steps_eager": "steps that ran as without this node: {count} ({reason})",
+    "parts_new": "{count} of them wait for the next run to use them",
+    "idle": "{count} parts were not called in the last run",
     "more_notes": "{count} more lines are in the full report",
     "failed": "runs as without this node: {error}",
     "no_report": "no report: {error}",

@@ -12,6 +12,7 @@ from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
+from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import Session
 from .lines import Line, in_english, plain
@@ -29,9 +30,8 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     building = builder.progress()._asdict()
     if session is None:
         return _in_words(_EMPTY, notes_of([note] if note else [], [], {}, {}))
-    scope, steps = session.scope, session.eager_calls
-    total = len(scope.plan.places) + len(scope.plan.outside)
-    eager = scope.eager_places()
+    scope, steps, parts = session.scope, session.eager_calls, session.parts()
+    compiled, eager = parts.compiled + parts.ready, parts.eager
     ours = session.all_graphs
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if session.is_new(g)]
@@ -41,7 +41,14 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "backend": session.backend.name,
         "when_missing": session.options.when_missing.value,
         "graphs": session.options.graphs,
-        "regions": {"total": total, "compiled": total - len(eager), "eager": len(eager)},
+        # Those that the last run called, or that the next one may.
+        "regions": {
+            "total": compiled + len(eager),
+            "compiled": compiled,
+            "eager": len(eager),
+        },
+        "ready": parts.ready,
+        "idle": parts.idle,
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in scope.kinds],
         "builds": sum(g.source == "built" for g in new),
@@ -52,7 +59,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             "eager": sum(steps.values()),
         },
         "captured": _captured([each.replays for each in session.scopes]),
-        "standing": _standing(session, total, total - len(eager)),
+        "standing": _standing(session, parts),
         "speed": _speed(session.pace.speed()),
         "misses": [
             {
@@ -130,12 +137,14 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
     return {"form": speed.form, "size": speed.size, "ms": ms}
 
 
-def _standing(session: Session, total: int, compiled: int) -> str:
+def _standing(session: Session, parts: Parts) -> str:
     """Say in a word how far a session is."""
-    if compiled < total and any(_is_awaited(graph) for graph in session.graphs):
+    if parts.eager and any(_is_awaited(graph) for graph in session.graphs):
         return "building"
-    if compiled:
-        return "compiled" if compiled == total else "partly"
+    if parts.compiled:
+        return "partly" if parts.eager else "compiled"
+    if parts.ready or parts.idle:
+        return "waiting"
     replays = [each.replays for each in session.scopes if each.replays is not None]
     if any(each.replayed for each in replays):
         return "replayed"
@@ -221,6 +230,8 @@ _EMPTY: dict[str, Any] = {
     "when_missing": "",
     "graphs": "",
     "regions": {"total": 0, "compiled": 0, "eager": 0},
+    "ready": 0,
+    "idle": 0,
     "eager": [],
     "kinds": [],
     "builds": 0,

@@ -58,10 +58,9 @@ class Story:
         logger.log(level, "Warmgraph: %s ran %s", session.name, line)
 
     def _line(self, session: Session) -> str:
-        scope = session.scope
-        eager = scope.eager_places()
-        total = len(scope.plan.places) + len(scope.plan.outside)
-        parts = [f"with {total - len(eager)} of {total} regions compiled"]
+        now = session.parts()
+        eager, compiled = now.eager, now.compiled + now.ready
+        parts = [f"with {now.compiled} of {compiled + len(eager)} regions compiled"]
         parts += self._captured(session)
         if eager:
             reasons = Counter(reason for _, reason in eager).most_common()

@@ -43,6 +43,10 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
         told = {name: entry[name] for name in ("places", "reason")}
         lines.append(line("not_compiled", total=parts["total"], **told))
         lines.append(line("examples", examples=", ".join(entry["examples"])))
+    if report["ready"]:
+        lines.append(line("parts_new", count=report["ready"]))
+    if report["idle"]:
+        lines.append(line("idle", count=report["idle"]))
     building = report["building"]
     if building["done"] < building["total"]:
         lines.append(_building(report))
@@ -159,10 +163,12 @@ def _stands(report: dict[str, Any], *, told: bool) -> list[Line]:
         building = report["building"]
         is_building = building["done"] < building["total"]
         return [_building(report) if is_building else line("parts_coming", **_model(report))]
-    if standing in ("replayed", "waiting"):
+    if report["idle"] and not total:
+        return [line("parts_idle", model=report["model"], idle=report["idle"])]
+    if standing == "replayed" or (standing == "waiting" and not report["ready"]):
         return [line(standing, model=report["model"])]
     if total:
-        return [line("parts", **_model(report))]
+        return [line("parts_ready" if report["ready"] else "parts", **_model(report))]
     return [] if told or not report["model"] else [line("eager", model=report["model"])]
 
 

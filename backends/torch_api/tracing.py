@@ -43,6 +43,11 @@ def fakes_worked_out() -> Iterator[None]:
         yield
 
 
+def compiled_from(module: Any) -> Any:
+    """Return the module that `torch.compile` made this one of, None where it did not."""
+    return getattr(module, "_orig_mod", None)
+
+
 def operator_name(function: Any) -> str | None:
     """Return the name of an operator of `torch.ops`, "library.operator"; None for all else."""
     if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

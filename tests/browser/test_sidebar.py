@@ -180,7 +180,8 @@ def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     for each in (page, other_page):
         each.wait_for(
             f"/Nothing is being built/.test(document.querySelector('{TAB}').innerText)"
-            f" && document.querySelector('{TAB} .warmgraph-standing')?.innerText === 'compiled'"
+            f" && document.querySelector('{TAB} .warmgraph-standing')?.innerText"
+            " === 'waits for a run'"
         )
     page.wait_for(f"!document.querySelector('{BAR}')")
 

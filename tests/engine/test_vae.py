@@ -108,6 +108,19 @@ def test_every_size_decodes_as_eager_with_no_build(
     assert vae_lab.builds() == builds and report["regions"]["eager"] == 0, report["eager"]
 
 
+def test_the_half_that_a_prompt_has_no_use_for_is_no_failure(vae_lab: Lab, compiled: Any) -> None:
+    compiled.decode(latent(4, 4))
+    report = vae_lab.engine.report(compiled)
+    decoder, encoder = report["regions"]["compiled"], report["idle"]
+    assert decoder > 0 and encoder > 0 and report["ready"] == report["regions"]["eager"] == 0
+    said = [line["text"] for line in report["lines"]]
+    assert any(each.endswith(f"{decoder} of {decoder} parts compiled") for each in said), said
+    assert f"{encoder} parts were not called in the last run" in report["text"]
+    compiled.encode(pixels(32, 32))
+    report = vae_lab.engine.report(compiled)
+    assert (report["regions"]["compiled"], report["idle"]) == (encoder, decoder)
+
+
 @pytest.mark.parametrize("size", [(64, 64), (128, 72), (200, 264), (16, 16)], ids=str)
 def test_every_size_encodes_as_eager_with_no_build(
     vae_lab: Lab, plain: Any, compiled: Any, size: tuple[int, int]

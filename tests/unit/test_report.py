@@ -18,6 +18,8 @@ REPORT: dict[str, Any] = {
     "when_missing": "background",
     "graphs": "",
     "regions": {"total": 203, "compiled": 200, "eager": 3},
+    "ready": 0,
+    "idle": 0,
     "eager": [{"reason": "another node patches attn2_patch", "places": 3, "examples": ["a", "b"]}],
     "kinds": [],
     "builds": 2,
@@ -112,7 +114,6 @@ def test_a_speed_is_told_as_it_was_measured(
             "SDXL: 200 of 203 parts compiled, the others are being loaded",
         ),
         ("replayed", {}, "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs"),
-        ("waiting", {}, "SDXL: waits for its first run"),
     ],
 )
 def test_a_node_says_where_its_model_stands(
@@ -120,6 +121,24 @@ def test_a_node_says_where_its_model_stands(
 ) -> None:
     building = {**REPORT["building"], **changes}
     assert _on_node(standing=standing, building=building)[1] == said
+
+
+def test_what_no_run_has_used_yet_is_not_told_as_what_ran() -> None:
+    new = {"standing": "waiting", "ready": 200}
+    assert _on_node(**new)[1] == "SDXL: 200 of 203 parts compiled, ready for the next run"
+    assert "200 of them wait for the next run to use them" in _whole(**new)
+    none = {"standing": "waiting", "regions": {"total": 0, "compiled": 0, "eager": 0}, "eager": []}
+    assert _on_node(**none)[1] == "SDXL: waits for its first run"
+
+
+def test_parts_that_the_last_run_had_no_use_for_are_no_failure() -> None:
+    idle = {"standing": "compiled", "idle": 12, "eager": []}
+    assert not any("called" in each for each in _on_node(**idle))
+    assert "12 parts were not called in the last run" in _whole(**idle)
+    alone = {"standing": "waiting", "regions": {"total": 0, "compiled": 0, "eager": 0}, "idle": 12}
+    assert _on_node(**alone, eager=[])[1] == (
+        "SDXL: none of its 12 parts was called in the last run"
+    )
 
 
 def test_nothing_is_said_of_builds_when_none_run() -> None:

@@ -1,0 +1,213 @@
+"""One evaluation of a model: which session serves it, and what the call of its diffusion model goes
+to.
+
+The host gives a MODEL's wrappers to whatever is evaluated with its options: the second model of a
+guider, one that a sampler swaps in, a copy on another card. And that call may go round the wrapper
+around it: to another node's forward, or to a module of another node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..host_api import models
+from ..host_api import patcher as host
+from ..host_api.layers import bound_forward
+from ..kinds.packs import owner_of
+from ..runtime.attributes import is_own_method
+from ..runtime.faults import STEP
+from ..runtime.placing import called_next
+from ..runtime.scope import Target
+from ..runtime.session import Session
+from ..runtime.variant import Variant
+from ..torch_api.tracing import compiled_from
+from .attached import KEY, Runs
+
+_CARD = (
+    "its copy on {} runs as without this node (MultiGPU CFG Split): models run compiled on one "
+    "card so far"
+)
+_COPY = "another copy of the model runs (hooks or several GPUs)"
+_OTHER = (
+    "another model runs with this one's options (Dual Model CFG Guider, or a sampler that swaps "
+    "models), and no Compile Model is on it"
+)
+_REPLACED = "another node puts its own function in place of the model's"
+_TORCH_COMPILE = (
+    "torch.compile runs the whole model (TorchCompileModel, or another node that compiles): use "
+    "one of the two"
+)
+_NO_STEP = (
+    "no step of the last run came to this node: the sampler made none, or ran this model by itself "
+    "or with another model's options (Dual Model CFG Guider: Compile Model belongs on both)"
+)
+
+
+class Running(NamedTuple):
+    """Whose run of a session goes on.
+
+    Attributes:
+        model: that runs.
+        begun: whether the host told of its beginning.
+    """
+
+    model: Any
+    begun: bool
+
+
+class _Evaluation:
+    """Attributes: the session that serves it, or why none does; whether the diffusion model's call
+    came to one; whether forwards are in place around another node's forward, within which it may
+    come once more.
+    """
+
+    def __init__(self, session: Session, why: str | None = None) -> None:
+        self.session = session
+        self.why = why
+        self.came = False
+        self.is_placed = False
+
+
+_now: ContextVar[_Evaluation | None] = ContextVar("warmgraph_evaluation", default=None)
+
+
+def around_evaluation(
+    session: Session, runs: Runs, executor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The host's APPLY_MODEL wrapper."""
+    model = host.owner(executor)
+    faults = session.scope.faults
+    found = faults.spare(STEP, "preparing a step", _evaluation, session, runs, model)
+    now = found or _Evaluation(session)
+    host.put_innermost(executor, partial(_evaluate, now, model, host.innermost(executor)))
+    token = _now.set(now)
+    try:
+        return executor(*args, **kwargs)
+    finally:
+        _now.reset(token)
+
+
+def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
+    if torch.compiler.is_compiling():  # the whole model, by somebody else
+        return executor(*args, **kwargs)
+    within = host.wrappers_within(executor)
+    if within and host.are_step_caches(within):  # what they do not leave out is one call of ours
+        return host.call_innermost(executor, partial(around_step, session))(*args, **kwargs)
+    now = _now.get() or _Evaluation(session)
+    now.came = True
+    session, root = now.session, host.owner(executor)
+    scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
+    own = root.call if isinstance(root, Variant) else bound_forward(root)
+    foreign, inner = now.why, None
+    if foreign is None and scope is None:
+        foreign = _COPY
+    elif foreign is None and host.innermost(executor) != own:
+        foreign = _REPLACED
+    if scope is not None and within:
+        inner = "another node wraps the model's own call"
+        host.put_innermost(executor, partial(scope.innermost, host.innermost(executor)))
+    if now.is_placed:
+        return executor(*args, **kwargs)
+    return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)
+
+
+def is_step(wrapper: Any) -> bool:
+    """Tell whether a DIFFUSION_MODEL wrapper is Compile Model's."""
+    return getattr(wrapper, "func", None) is around_step
+
+
+def why_no_step(patcher: Any) -> str:
+    """Say why no step of a run came to a session."""
+    for function in models.calls_replaced(patcher):
+        return f"{_owner(function)} runs the model in a way of its own, past this node"
+    return _theirs(models.diffusion_model(patcher)) or _NO_STEP
+
+
+def target_of(patcher: Any) -> Target:
+    """Return where a MODEL runs, as things are now."""
+    device, dtype = models.load_device(patcher), models.compute_dtype(patcher)
+    return Target(device, dtype, models.patched_parts(patcher))
+
+
+def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
+    """Find the session of the model that is evaluated."""
+    if model is session.scope.holder:
+        return _Evaluation(session)
+    patcher = models.current_patcher(model)
+    theirs = None if patcher is None else host.attached(patcher, KEY)
+    if isinstance(theirs, Session) and theirs.scope.holder is model:
+        if theirs.running is None:  # the host has not told of its run, nor will it of its end
+            theirs.running = Running(model, begun=False)
+            session.guests.append(theirs)
+            runs.look(theirs, partial(target_of, patcher))
+        return _Evaluation(theirs)
+    if patcher is not None and models.is_for_another_card(patcher):
+        return _Evaluation(session, _CARD.format(models.load_device(patcher)))
+    return _Evaluation(session, _COPY if theirs is session else _OTHER)
+
+
+def _evaluate(
+    now: _Evaluation, model: Any, evaluate: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Make the host's evaluation within all other wrappers, which may have changed what the call in
+    it goes to.
+    """
+    called, root, why = models.called_module(model), now.session.scope.root, now.why
+    if why is None and called is root and (bound_forward(root) is None or _theirs(root)):
+        with called_next(root, partial(_forward, now, root)):
+            return evaluate(*args, **kwargs)
+    if why is None and called is not root:
+        why = _instead(called, root)
+    result = evaluate(*args, **kwargs)
+    if why is not None and not now.came:
+        now.session.leave(why)
+    return result
+
+
+def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the host's call of a model goes to, where it lets nothing be put around the model's
+    forward, or another node has put its own there.
+    """
+    session, foreign = now.session, None
+    scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
+    inner = _theirs(root)
+    if scope is None:
+        foreign = _COPY
+    elif not scope.plan.places:
+        foreign, inner = inner, None
+    now.came, now.is_placed = True, inner is not None
+    try:
+        return session.step(root.forward, args, kwargs, scope=scope, foreign=foreign, inner=inner)
+    finally:
+        now.is_placed = False
+
+
+def _theirs(root: Any) -> str | None:
+    """Say whose forward is in place of a root module's, None where it is the model's own."""
+    forward = vars(root).get("forward")
+    if forward is None or is_own_method(root, "forward", forward):
+        return None
+    return f"{_owner(forward)} puts its own forward in place of the model's"
+
+
+def _instead(called: Any, root: Any) -> str:
+    """Say what is called in place of a root module."""
+    if compiled_from(called) is root:
+        return _TORCH_COMPILE
+    name = type(called).__name__
+    return f"{_owner(type(called))} puts a {name} in place of the model"
+
+
+def _owner(function: Any) -> str:
+    """Name whose a function is, for people, whatever was bound to it."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__globals__") and not isinstance(function, type):
+        function = type(function)
+    return owner_of(function)

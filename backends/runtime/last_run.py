@@ -1,0 +1,100 @@
+"""What became of a session's steps in its last run, and so what may be called compiled."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LastRun(NamedTuple):
+    """A run that has ended.
+
+    Attributes:
+        ran: the places that graphs have served.
+        placed: the places that had a graph, whether or not the model called them.
+        why: why graphs served none, where that is known.
+    """
+
+    ran: frozenset[str]
+    placed: frozenset[str]
+    why: str | None
+
+
+class Parts(NamedTuple):
+    """How the parts of a model stand.
+
+    Attributes:
+        compiled: how many ran by graphs in the last run.
+        ready: how many have graphs that no run could use yet.
+        idle: how many have graphs and were not called in the last run.
+        eager: (place, reason) of those that ran as without us, or will.
+    """
+
+    compiled: int
+    ready: int
+    idle: int
+    eager: list[tuple[str, str]]
+
+
+class Steps:
+    """Counts the steps of a run, in whichever thread they are made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: What the last run did; None before the first has ended.
+        self.last: LastRun | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._served = 0
+        self._left: Counter[str] = Counter()
+        self._beside: str | None = None
+
+    def begin_run(self) -> None:
+        """A run starts."""
+        with self._lock:
+            self._begin()
+
+    def serve(self, beside: str | None) -> None:
+        """A step runs through graphs; `beside`: another node's part in it, if there is one."""
+        with self._lock:
+            self._served += 1
+            self._beside = beside or self._beside
+
+    def leave(self, reason: str) -> None:
+        """A step runs as without us."""
+        with self._lock:
+            self._left[reason] += 1
+
+    @property
+    def came(self) -> bool:
+        """Whether there was any step in this run."""
+        return bool(self._served or self._left)
+
+    def end_run(self, ran: frozenset[str], placed: frozenset[str]) -> None:
+        """The run has ended."""
+        with self._lock:
+            why = self._beside
+            if not self._served and self._left:
+                why = self._left.most_common(1)[0][0]
+            self.last = LastRun(ran, placed, None if ran else why)
+
+
+def parts(places: Sequence[str], eager: Sequence[tuple[str, str]], last: LastRun | None) -> Parts:
+    """Say how parts stand.
+
+    Args:
+        places: of all parts that can have graphs.
+        eager: (place, reason) of those that run as without us now, and of all others that do.
+    """
+    found, named = list(eager), {name for name, _ in eager}
+    good = [name for name in places if name not in named]
+    if last is None:
+        return Parts(0, len(good), 0, found)
+    if last.why is not None:
+        return Parts(0, 0, 0, [*found, *((name, last.why) for name in good)])
+    compiled = sum(name in last.ran for name in good)
+    idle = sum(name in last.placed and name not in last.ran for name in good)
+    return Parts(compiled, len(good) - compiled - idle, idle, found)
