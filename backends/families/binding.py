@@ -87,6 +87,8 @@ class _Binding:
         #: Ours by the names that the host has for them.
         self._known = {name: name for name in self.names}
         self._known.update(zip(self._places, self._unnamed, strict=False))
+        #: What the host takes for its other arguments where none is given.
+        self._others = {n: p.default for n, p in theirs.items() if n not in self._known}
         required = [n for n, p in ours.parameters.items() if p.default is p.empty]
         #: By how many arguments come by position: those without which ours cannot be called.
         self.needed = [
@@ -102,6 +104,13 @@ class _Binding:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Make a call that is not plainly ours by our forward, where that means the same."""
+        count, more = len(args), kwargs.keys() - self.names
+        if (
+            count <= self.in_order
+            and self.needed[count] <= kwargs.keys()
+            and all(self._is_idle(name, kwargs[name]) for name in more)
+        ):
+            return ours(*args, **{n: value for n, value in kwargs.items() if n not in more})
         try:
             given = self._hosts.bind(*args, **kwargs)
         except TypeError:  # which the host's own raises, too
@@ -120,7 +129,7 @@ class _Binding:
                 unknown |= {f"*{name}"} if len(value) > len(places) else set()
             elif name in self._known:
                 mine[self._known[name]] = value
-            elif not _is_default(value, parameter.default):
+            elif not self._is_idle(name, value):
                 unknown.add(name)
         unknown |= self.needed[0] - mine.keys()
         if unknown:
@@ -130,17 +139,17 @@ class _Binding:
         unnamed = [mine.pop(name) for name in self._unnamed]
         return ours(*unnamed, **mine)
 
+    def _is_idle(self, name: str, value: Any) -> bool:
+        """Tell whether an argument that ours does not know is what the host takes anyway."""
+        default = self._others.get(name, inspect.Parameter.empty)
+        if value is default:
+            return True
+        return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
+
 
 def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, parameter in parameters.items() if parameter.kind in kinds]
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """Tell whether an argument is what the host takes where none is given."""
-    if value is default:
-        return True
-    return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
 
 
 #: By the function of the host's class and the code of ours: a model has many blocks of a class.

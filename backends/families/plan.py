@@ -113,7 +113,7 @@ class Place:
 
 class Follower(NamedTuple):
     """A module that is called with what another one returned, and whose part that one's region has
-    then done: `make` builds its forward from the host's own.
+    then done: `make` builds its forward, which takes any arguments, from the host's own.
     """
 
     module: torch.nn.Module
@@ -136,15 +136,16 @@ class Dispatch:
 
     def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
         """Make the forward of each module that gets one."""
-        makes: list[tuple[torch.nn.Module, Callable[[Forward], Forward]]]
-        makes = [(self.module, partial(self.make, calls))]
-        if self.follower is not None:
-            makes.append(self.follower)
 
         def decline(reason: str) -> None:
             calls[0].decline(reason)
 
-        return [(module, bound(make, _own_forward(module), decline)) for module, make in makes]
+        own = _own_forward(self.module)
+        made = [(self.module, bound(partial(self.make, calls), own, decline))]
+        if self.follower is not None:
+            module, make = self.follower
+            made.append((module, make(_own_forward(module))))
+        return made
 
 
 @dataclass

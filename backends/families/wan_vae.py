@@ -128,11 +128,13 @@ def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
         return forward
 
     def make_act(host: Forward) -> Forward:
-        def forward(x: torch.Tensor, /) -> torch.Tensor:
-            if getattr(x, _DONE, None) is not act:
-                return host()
-            delattr(x, _DONE)
-            return x
+        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+            for given in (*args, *kwargs.values()):
+                if getattr(given, _DONE, None) is act:
+                    delattr(given, _DONE)
+                    done: torch.Tensor = given
+                    return done
+            return host(*args, **kwargs)
 
         return forward
 

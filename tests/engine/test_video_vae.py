@@ -14,6 +14,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
+from .elsewhere import DEFAULT, REASON, UNLIKE, one_more_argument
 from .lab import Lab, left_behind, relative
 
 DECODED = 1e-5
@@ -124,6 +125,27 @@ def test_a_norms_graph_serves_every_size_and_length_with_no_build(wan_lab: Lab, 
     assert label in ready and report["regions"]["compiled"] == sum(ready.values())
     assert report["calls"]["compiled"] > 0 and wan_lab.jobs() == jobs
     assert left_behind(plain.first_stage_model) == []
+
+
+def test_a_newer_hosts_argument_leaves_norms_to_it_and_ends_no_prompt(
+    wan_lab: Lab, plain: Any
+) -> None:
+    from comfy.ldm.wan.vae import RMS_norm
+
+    samples = latent(2, 4, 4)
+    eager = plain.decode(samples)
+    for changed, value, is_ours in (
+        (RMS_norm, UNLIKE, False),
+        (RMS_norm, DEFAULT, True),
+        (torch.nn.SiLU, UNLIKE, True),  # whose part is done by then
+    ):
+        with one_more_argument(changed, value):
+            vae = wan_lab.engine.compile_vae(plain, when_missing="never")
+            wan_lab.build_only(vars(vae)["warmgraph"].session, [f"Wan VAE norm {DIM}"])
+            assert relative(vae.decode(samples), eager) < DECODED
+            report = wan_lab.engine.report(vae)
+        reasons = {entry["reason"] for entry in report["eager"]}
+        assert (REASON not in reasons) == (report["calls"]["compiled"] > 0) == is_ours
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ CALLS: list[tuple[Callable[..., Any], Call, Any]] = [
     (_as_known, ((1,), {"e": 2, "options": 4}), (1, 2, None, 4)),
     (_as_known, ((1, 2, 3, 4), {}), (1, 2, 3, 4)),
     (_one_more, ((1, 2, 3, 4), {}), (1, 2, 3, 4)),
-    (_one_more, ((1, 2), {"hint": 1}), (1, 2, None, {})),
+    (_one_more, ((1, 2), {"hint": 1}), (1, 2, None, None)),
     (_one_more, ((1, 2, 3, 4, 1), {}), (1, 2, 3, 4)),
     (_one_more, ((1, 2), {"hint": 5}), "hint"),
     (_one_more, ((1, 2), {"hint": True}), "hint"),
