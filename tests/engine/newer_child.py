@@ -56,34 +56,35 @@ class Seen:
         else:
             model = transformers.load(self.kind)
         self.plain = self.probe.attach(model)
-        self.ours = lab.compiled(self.plain)
         self.own_calls = 0
+        with self.own_attention():
+            self.ours = lab.compiled(self.plain)
 
     def all(self) -> dict[str, Any]:
-        """Sample as the file is, with attentions of the layers' own, and without them again."""
+        """Sample with attentions of the layers' own from the start, without, with them again."""
         with watched_recording() as recorded:
+            with self.own_attention():
+                came_so = self.step()
             plain = self.step()
             with self.own_attention():
                 own = self.step()
-                again = self.lab.compiled(self.plain)
-                came_so = self.step(again)
             back = self.step()
         return {
+            "came so": came_so,
             "plain": plain,
             "own": own,
-            "came so": came_so,
             "back": back,
             "layers": len(self.layers()),
             "recorded": recorded,
         }
 
-    def step(self, model: Any = None) -> dict[str, Any]:
+    def step(self) -> dict[str, Any]:
         """One step, and what became of it."""
         import torch
 
         from warmgraph_tools import small_transformers as transformers
 
-        model = self.ours if model is None else model
+        model = self.ours
         jobs, self.own_calls = self.lab.jobs(), 0
         self.probe.calls.clear()
         if self.kind == "narrow15":
@@ -101,6 +102,7 @@ class Seen:
             "attentions": self.own_calls,
             "regions": report["regions"],
             "reasons": sorted({entry["reason"] for entry in report["eager"]}),
+            "whole": model.get_attachment("warmgraph").scope._bound.foreign.code,
             "norm": float(image.norm()),
         }
 

@@ -33,7 +33,7 @@ ALL = (
     *("flux2", "chroma", "lumina2", "qwen", "sd3", "hunyuan", "anima", "predict2_video"),
 )
 OWN = "a layer of it has an attention of its own"
-STEPS = ("plain", "own", "came so", "back")
+STEPS = ("came so", "plain", "own", "back")
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,14 @@ def test_a_unets_block_with_an_attention_of_its_own_is_the_hosts_for_as_long_as_
         assert step["regions"]["compiled"] == 0 and OWN in step["reasons"]
         assert step["attentions"] == 2 * seen["layers"]
     assert seen["back"]["norm"] == seen["plain"]["norm"] != seen["own"]["norm"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_step_with_an_attention_of_a_layers_own_is_captured(
+    quick: dict[str, Any], name: str
+) -> None:
+    whole = {step: quick[name][step]["whole"] for step in STEPS}
+    assert whole == {"came so": OWN, "plain": None, "own": OWN, "back": None}
 
 
 @pytest.mark.parametrize("name", QUICK)
