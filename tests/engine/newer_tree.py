@@ -43,6 +43,9 @@ class ComfyAttention(torch.nn.Module):
         self.config = None
         self.function = None
 
+    def extra_repr(self):
+        return str(self.function or self.config)
+
 
 class AttentionTensorContainer:
     """Gives its tensor away once."""
