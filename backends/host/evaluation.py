@@ -158,16 +158,26 @@ def _evaluate(
     """Make the host's evaluation within all other wrappers, which may have changed what the call in
     it goes to.
     """
-    called, root, why = models.called_module(model), now.session.scope.root, now.why
-    if why is None and called is root and (bound_forward(root) is None or _theirs(root)):
+    faults, root = now.session.scope.faults, now.session.scope.root
+    found = faults.spare(STEP, "preparing a step", _route, now, models.called_module(model))
+    is_ours, why = found or (False, None)
+    if is_ours:
         with called_next(root, partial(_forward, now, root)):
             return evaluate(*args, **kwargs)
-    if why is None and called is not root:
-        why = _instead(called, root)
     result = evaluate(*args, **kwargs)
     if why is not None and not now.came:
         now.session.leave(why)
     return result
+
+
+def _route(now: _Evaluation, called: Any) -> tuple[bool, str | None]:
+    """Tell whether the call of the diffusion model has to be led here, for no wrapper of ours lies
+    around it, and why it may not come here at all.
+    """
+    root = now.session.scope.root
+    if now.why is not None or called is not root:
+        return False, now.why or _instead(called, root)
+    return bound_forward(root) is None or _theirs(root) is not None, None
 
 
 def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,9 @@ BROKEN = {
     "trust": ("runtime.trust", "Trust.covers"),
     "comparing": ("runtime.trust", "difference"),
     "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
+    "finding a model's session": ("host.evaluation", "_evaluation"),
+    "looking at the model's own call": ("host.evaluation", "_route"),
+    "noting what ran": ("runtime.session", "Session.end_run"),
     "ending a run": ("runtime.scope", "Scope.end_run"),
     "saying why": ("runtime.scope", "Scope.eager_places"),
 }

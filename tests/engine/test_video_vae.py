@@ -96,7 +96,8 @@ def compiled(wan_lab: Lab, plain: Any) -> Any:
         vae.decode(latent(2, 4, 4))
         vae.encode(video(5, 32, 32))
     report = wan_lab.engine.report(vae)
-    assert report["regions"] == {**report["regions"], "total": 53, "eager": 0}, report["eager"]
+    assert report["regions"]["eager"] == 0, report["eager"]
+    assert report["regions"]["total"] + report["idle"] == 53  # the other half did not run last
     assert len(report["kinds"]) == 5
     return vae
 
@@ -122,7 +123,7 @@ def test_a_norms_graph_serves_every_size_and_length_with_no_build(wan_lab: Lab, 
     assert relative(vae.encode(frames), plain.encode(frames)) < DECODED
     report = wan_lab.engine.report(vae)
     ready = {kind["kind"]: kind["places"] for kind in report["kinds"] if kind["state"] == "ready"}
-    assert label in ready and report["regions"]["compiled"] == sum(ready.values())
+    assert label in ready and report["regions"]["compiled"] + report["idle"] == sum(ready.values())
     assert report["calls"]["compiled"] > 0 and wan_lab.jobs() == jobs
     assert left_behind(plain.first_stage_model) == []
 
@@ -258,7 +259,8 @@ def test_wan_22_runs_compiled_by_the_same_plan(wan_lab: Lab) -> None:
         pixels = video(4 * frames - 3, 32, 48)
         assert relative(vae.encode(pixels), plain.encode(pixels)) < DECODED
     report = wan_lab.engine.report(vae)
-    assert report["regions"] == {**report["regions"], "total": 53, "eager": 0}, report["eager"]
+    assert report["regions"]["eager"] == 0, report["eager"]
+    assert report["regions"]["total"] + report["idle"] == 53  # the other half did not run last
 
 
 def test_a_video_vae_without_a_plan_runs_eager_and_is_named(wan_lab: Lab) -> None:
