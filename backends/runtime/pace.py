@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,7 +165,7 @@ class Pace:
         """Note that a call with these arguments begins; None where it is no sampler's step."""
         values = (*args, *kwargs.values())
         sigmas = run_sigmas(values)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = list(_tensors(values))
         if sigmas is None or not tensors:
             return None
         self._count(sigmas)
@@ -244,6 +244,17 @@ class Pace:
         while self._open and _is_passed(self._open[0].end):
             call = self._open.popleft()
             call.times.add(call.size, _milliseconds(call.begin, call.end))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among a call's arguments, also where several are given as one (sound and video,
+    references), in their order; a latent's comes first.
+    """
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _mark(device: torch.device) -> Any:

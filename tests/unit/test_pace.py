@@ -65,6 +65,29 @@ def test_a_step_is_told_beside_the_models_own_eager_ones(clock: Clock) -> None:
     assert pace.speed() == Speed(EXACT, "64x64", every)
 
 
+def test_a_latent_of_several_tensors_is_of_their_sizes(clock: Clock) -> None:
+    """Sound and video come as one; another length of either is another size."""
+    pace = Pace(Times())
+
+    def run(form: str, time: float, *, side: int = 8, length: int = 20, more: int = 0) -> None:
+        options = {"sample_sigmas": torch.zeros(4)}
+        for _ in range(3):
+            latent = [torch.zeros(2, 4, side, 8), torch.zeros(2, 8, length)]
+            named = {"context": torch.zeros(2, 5), "ref_latents": (torch.zeros(1, more),)}
+            begun = pace.begin((latent, torch.zeros(2)), {"transformer_options": options, **named})
+            assert begun is not None
+            clock.pass_by(time)
+            pace.end(begun, form)
+
+    run(EAGER, 60.0)
+    run(COMPILED, 30.0)
+    assert pace.speed() == Speed(COMPILED, "64x64", _ms(eager=60.0, compiled=30.0))
+    for other in ({"side": 16}, {"length": 40}, {"more": 3}):
+        run(COMPILED, 90.0, **other)
+        speed = pace.speed()
+        assert speed is not None and speed.ms == _ms(compiled=90.0), other
+
+
 def test_nothing_is_compared_with_another_size(clock: Clock) -> None:
     pace = Pace(Times())
     _run(pace, clock, EAGER, [61.0] * 3)
