@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import comfy.utils
 from comfy.model_management import InterruptProcessingException
 
-from ..backends.sessions.lines import Line, line
+from ..backends.sessions.lines import Line
 from . import server
 
 
@@ -34,5 +34,5 @@ def node_progress(node_id: str | None) -> Iterator[Callable[[int, int, Line], No
     try:
         yield show
     except InterruptProcessingException:
-        server.send_node_line(line("cancelled"), node_id)
+        server.send_node_line(server.get_engine().overview.cancelled(), node_id)
         raise

@@ -175,11 +175,13 @@ class Builder:
     def cancel(self) -> int:
         """Drop what waits and kill what is being built; returns how many jobs those were.
 
+        Nothing is left that a pause could hold up, so it ends: what is asked for next is built.
         Their Futures are cancelled, or end with a `CancelledBuildError`.
         """
         with self._news:
             waiting = [entry for _, _, entry in self._pending]
             self._pending.clear()
+            self._paused = False
             self._done += len(waiting)
             for entry in waiting:
                 self._forget(entry)

@@ -14,7 +14,7 @@ ENGLISH = {
     # What a step takes.
     "speed_faster": "{factor}x faster: {now} a step instead of {eager}",
     "speed_same": "{now} a step, about as without this node",
-    "speed_slower": "{now} a step; without this node {eager}",
+    "speed_slower": "slower here: {now} a step; without this node {eager}",
     "speed_eager": "{now} a step, as without this node",
     "speed_alone": "{now} a step",
     # How far a model is.
@@ -25,7 +25,8 @@ ENGLISH = {
     "parts_coming": "{model}: {compiled} of {total} parts compiled, the others are being loaded",
     "building": "{model}: building {done} of {total}",
     "building_left": "{model}: building {done} of {total}, about {seconds} s left",
-    "building_paused": "{model}: building {done} of {total} is paused",
+    "building_paused": "{model}: building {done} of {total} is paused; Resume is in the tab "
+    "Warmgraph",
     "replayed": "{model}: nothing is compiled; whole steps are replayed from CUDA graphs",
     "waiting": "{model}: waits for its first run",
     "eager": "{model}: runs as without this node",
@@ -55,10 +56,12 @@ ENGLISH = {
     "waits_loading": "loading",
     "waits_building": "building {done} of {total}",
     "waits_building_left": "building {done} of {total}, about {seconds} s left",
-    "waits_paused": "building {done} of {total} is paused",
+    "waits_paused": "building {done} of {total} is paused; Resume is in the tab Warmgraph",
     "waits_elsewhere": "waiting for another server, which builds {count}",
     "waits_step": "step at {size}, batch {batch}",
-    "cancelled": "Cancelled. What is being built goes on in the background.",
+    "cancelled": "Cancelled.",
+    "cancelled_building": "Cancelled. What is being built goes on in the background.",
+    "cancelled_paused": "Cancelled. Building is paused; Resume is in the tab Warmgraph.",
     # The rest of the full report.
     "examples": "  such as {examples}",
     "graphs": "graphs: {builds} built, {loads} loaded, {reused} in use before, {misses} missing; "

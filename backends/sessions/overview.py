@@ -18,7 +18,8 @@ from ..storing.store import Store, StoreUsage
 from . import warnings
 from .history import History
 from .inventory import Inventory, What
-from .prompts import Prompts
+from .lines import Line
+from .prompts import Prompts, cancelled
 from .report import deepcache_report, model_report
 from .settings import Settings
 
@@ -95,6 +96,10 @@ class Overview:
     def building(self) -> dict[str, Any]:
         """Return the builder's progress."""
         return self._builder.progress()._asdict()
+
+    def cancelled(self) -> Line:
+        """What a node says whose waiting was cancelled."""
+        return cancelled(self._builder.progress())
 
     # --- what a user may ask for ------------------------------------------------------------------
 

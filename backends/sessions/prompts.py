@@ -97,6 +97,13 @@ class Prompts:
             time.sleep(_POLL_S)
 
 
+def cancelled(progress: BuildProgress) -> Line:
+    """Say that a prompt which waited was cancelled, and what becomes of the builds."""
+    if progress.paused:
+        return line("cancelled_paused")
+    return line("cancelled_building" if progress.done < progress.total else "cancelled")
+
+
 def _awaited(pending: Sequence[Graph], progress: BuildProgress) -> Line:
     """Say what a prompt waits for."""
     if elsewhere := sum(graph.built_elsewhere for graph in pending):

@@ -192,6 +192,30 @@ def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
     assert lab.jobs() == lab.builds() == 1
 
 
+def test_a_wait_that_is_paused_says_so_and_ends_with_the_builds(
+    host: Host, make_lab: Callable[..., Lab]
+) -> None:
+    """Pause, Run, Cancel, Run: the second one builds."""
+    lab = make_lab(without=(QUICK,))
+    overview = lab.engine.overview
+    overview.pause_builds(True)
+    said: list[str] = []
+
+    def on_progress(done: int, total: int, now: Line) -> None:
+        said.append(now.text)
+        if now.key == "waits_paused":
+            assert "Building is paused" in overview.cancelled().text
+            overview.cancel_builds()
+
+    first = lab.compiled(host.load("narrowxl")[0], on_progress=on_progress)
+    assert "is paused; Resume is in the tab Warmgraph" in " ".join(said)
+    (miss,) = lab.engine.report(first)["misses"]
+    assert miss["reason"] == "its build was cancelled"
+    assert overview.cancelled().text == "Cancelled." and not overview.building()["paused"]
+    second = lab.compiled(host.load("narrowxl")[0])
+    assert lab.counts(second) == (1, 0, 0) and lab.builds() == 1
+
+
 def test_who_wants_a_build_gets_it_although_another_only_looked_for_a_file(
     host: Host, make_lab: Callable[..., Lab]
 ) -> None:

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { barsOf, csvOf, dotsOf, factorOf, seriesOf } from "../../web/js/figures.js";
+import {
+  barsOf, buildsStand, csvOf, dotsOf, factorOf, seriesOf, verdictOf,
+} from "../../web/js/figures.js";
 import { percent } from "../../web/js/format.js";
 
 const RUN = {
@@ -23,6 +25,21 @@ test("only what was measured has a bar", () => {
   assert.deepEqual(barsOf({ form: "exact", ms: {} }), []);
   const bars = barsOf({ form: "exact", ms: { exact: 40 } });
   assert.deepEqual(bars.map(({ form, share }) => [form, share]), [["exact", 100]]);
+});
+
+test("what is slower than without is called so, and what is about as quick is called neither", () => {
+  const verdict = (eager) => verdictOf(factorOf({ form: "compiled", ms: { eager, compiled: 100 } }));
+  assert.deepEqual([300, 105, 104, 95, 94, 20].map(verdict), [
+    "faster", "faster", undefined, undefined, "slower", "slower",
+  ]); // prettier-ignore
+  assert.equal(verdictOf(undefined), undefined);
+});
+
+test("a pause is told whether builds wait for its end or not", () => {
+  assert.equal(buildsStand({ done: 2, total: 8, paused: true }), "going");
+  assert.equal(buildsStand({ done: 8, total: 8, paused: true }), "paused");
+  assert.equal(buildsStand({ done: 8, total: 8, paused: false }), "none");
+  assert.equal(buildsStand(undefined), "none");
 });
 
 test("a factor is told only beside eager steps that were measured", () => {

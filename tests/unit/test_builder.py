@@ -675,6 +675,16 @@ def test_a_paused_builder_starts_no_process(make, tmp_path):
     result_of(future)
 
 
+def test_cancel_ends_a_pause_and_what_is_asked_for_next_is_built(make):
+    """Or a prompt that waits for it would wait for ever: nothing is left that says Resume."""
+    builder = make()
+    builder.pause(True)
+    waiting = builder.submit(job("sleep", key="one"))
+    assert builder.cancel() == 1 and waiting.cancelled()
+    assert not builder.progress().paused
+    result_of(builder.submit(job("sleep", key="one")))
+
+
 def test_cancelled_builds_end_at_once_and_what_is_asked_after_them_is_built(make, tmp_path, temp):
     builder = make(workers=2)
     jobs = [job("sleep", key=f"job{number}", seconds=600) for number in range(5)]

@@ -1,5 +1,6 @@
 /** What is being built, with buttons to pause and to cancel it. */
 import { button, el, progressBar } from "./elements.js";
+import { buildsStand } from "./figures.js";
 import { number, percent } from "./format.js";
 import { words } from "./words.js";
 
@@ -15,29 +16,34 @@ export function buildText({ done, total, seconds_left: left, paused }) {
  * @param {Set<string>} busy
  */
 export function buildsSection({ building }, busy) {
-  const going = building && building.done < building.total;
+  const parts = {
+    going: () => running(building, busy),
+    paused: () => [el("p", {}, words("page.builds_paused")), buttons(["resume"], busy)],
+    none: () => [el("p", {}, words("page.no_builds"))],
+  };
   return el(
     "section",
     { "data-key": "builds", "aria-labelledby": "warmgraph-builds" },
     el("h3", { id: "warmgraph-builds" }, words("page.builds")),
-    ...(going ? running(building, busy) : [el("p", {}, words("page.no_builds"))]),
+    ...parts[buildsStand(building)](),
     building?.workers > 0 && el("p", {}, words("page.workers", { count: building.workers })),
   );
 }
 
 function running(building, busy) {
   const { done, total, running: labels = [], paused } = building;
-  const pausing = paused ? "resume" : "pause";
   return [
     progressBar(percent(done, total), buildText(building), { "aria-label": words("page.builds") }),
     labels.length > 0 &&
       el("ul", { class: "warmgraph-plain" }, ...labels.map((label) => el("li", {}, label))),
-    paused !== undefined &&
-      el(
-        "div",
-        { class: "warmgraph-buttons" },
-        button(pausing, words(`page.${pausing}`), { disabled: busy.has(pausing) }),
-        button("cancel", words("page.cancel"), { disabled: busy.has("cancel") }),
-      ),
+    paused !== undefined && buttons([paused ? "resume" : "pause", "cancel"], busy),
   ];
+}
+
+/** @param {string[]} actions */
+function buttons(actions, busy) {
+  const made = actions.map((name) =>
+    button(name, words(`page.${name}`), { disabled: busy.has(name) }),
+  );
+  return el("div", { class: "warmgraph-buttons" }, ...made);
 }

@@ -1,6 +1,6 @@
 /** The models of this session: how far each is, how quick, and what of it is not compiled. */
 import { button, el } from "./elements.js";
-import { barsOf, factorOf } from "./figures.js";
+import { barsOf, factorOf, verdictOf } from "./figures.js";
 import { duration, tenths } from "./format.js";
 import { linesOf, lineText, words } from "./words.js";
 
@@ -12,6 +12,7 @@ const ICONS = {
   building: "pi-cog",
   waiting: "pi-clock",
   eager: "pi-minus-circle",
+  slower: "pi-exclamation-triangle",
 };
 
 /** @param {Record<string, any>} snapshot */
@@ -45,10 +46,11 @@ export function standingMark(standing) {
 
 function modelCard(model) {
   const { regions = { total: 0 }, speed } = model;
+  const isSlower = verdictOf(factorOf(speed)) === "slower";
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
-    el("h4", {}, model.model, standingMark(model.standing)),
+    el("h4", {}, model.model, standingMark(isSlower ? "slower" : model.standing)),
     speedText(speed),
     speedBars(model.model, speed),
     regions.total > 0 &&
@@ -69,7 +71,10 @@ function modelCard(model) {
 
 function speedText(speed) {
   const factor = factorOf(speed);
-  if (factor === undefined || factor < 1.05) return undefined;
+  const verdict = verdictOf(factor);
+  if (!verdict) return undefined;
+  if (verdict === "slower")
+    return el("p", { class: "warmgraph-note" }, words("page.slower", { factor: tenths(1 / factor) }));
   return el(
     "p",
     { class: "warmgraph-factor" },
