@@ -364,7 +364,9 @@ class Engine:
             session.warn_once()
         problem = strict_problem(self.report(attached.value)) if strict else None
         if problem is not None:
-            raise StrictError(f"strict loading of {folder!r}: {problem}", remedy=_STRICT_REMEDY)
+            missing = self._workflow_links.why_none(options, self._hooks.current_workflow())
+            why = "; ".join(filter(None, (missing, problem)))
+            raise StrictError(f"strict loading of {folder!r}: {why}", remedy=_STRICT_REMEDY)
         return attached.value
 
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:

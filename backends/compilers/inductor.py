@@ -43,7 +43,7 @@ class Inductor:
                     "NVIDIA CUDA",
                     torch.cuda.is_available() and torch.version.cuda is not None,
                     "this backend runs on NVIDIA GPUs so far, and this torch has none",
-                    "models run as without this node",
+                    "use an NVIDIA GPU, with a PyTorch that has CUDA",
                 )
             )
             found.append(
@@ -61,7 +61,7 @@ class Inductor:
                     "C++ compiler",
                     any(shutil.which(c) for c in (compiler, "c++", "clang++")),
                     f"no C++ compiler ({compiler}) on the path",
-                    "install one; until then models run as without this node",
+                    "install one",
                 )
             )
         else:
@@ -70,7 +70,7 @@ class Inductor:
                     "device",
                     False,
                     f"this backend does not run on {device}",
-                    "models run eager there",
+                    "use an NVIDIA GPU",
                 )
             )
         return found

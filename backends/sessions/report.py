@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from .lines import Line, in_english, plain
 from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
 
 _EXAMPLES = 3
+#: What is true of a model that is let run.
+_OTHERWISE = re.compile(r"(?:[:,;] (?:it )?|^)runs as without (?:this node|it|Warmgraph)$")
 
 
 def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
@@ -99,7 +102,8 @@ def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
 def strict_problem(report: dict[str, Any]) -> str | None:
     """Say what of a MODEL would run eager; None when nothing would."""
     if not report["regions"]["total"]:
-        return "; ".join(report["notes"]) or "nothing of this model is compiled"
+        notes = (_OTHERWISE.sub("", note) for note in report["notes"])
+        return "; ".join(notes) or "nothing of this model is compiled"
     lines = [f"{e['places']} places: {e['reason']}" for e in report["eager"][:4]]
     return f"parts would run eager: {'; '.join(lines)}" if lines else None
 

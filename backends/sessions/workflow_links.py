@@ -84,6 +84,12 @@ class WorkflowLinks:
         """
         return self._folder(_Place.of(session.options, workflow), session.note)
 
+    def why_none(self, options: Options, workflow: WorkflowRef | None) -> str | None:
+        """Say why there is no folder for what a node was set to, or None."""
+        said: list[str] = []
+        self._folder(_Place.of(options, workflow), said.append)
+        return said[0] if said else None
+
     def expect(self, session: Session, workflow: WorkflowRef | None) -> None:
         """A run ended: its graphs belong beside a workflow, those that are ready and those to come.
 

@@ -44,6 +44,7 @@ _JOINERS = (
 _RESERVED = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"} | {
     device + digit for device in ("COM", "LPT") for digit in "0123456789¹²³"
 }
+_FROM_THE_LIST = "pick one from the list (press R to read it anew)"
 _remembering = threading.Lock()
 
 
@@ -97,14 +98,16 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     root = Path(os.path.realpath(workflows_root))
     parts = _parts(name) if isinstance(name, str) else None
     if parts is None:
-        raise _bad_name(name, "it is not a name from the list")
+        raise GraphsNameError(
+            f"folder must be a name from the list, got {shown(name)}", remedy=_FROM_THE_LIST
+        )
     folder = _inside(
         root, root.joinpath(*parts[:-1], f"{parts[-1].removesuffix(SUFFIX)}{SUFFIX}"), name
     )
     if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
         raise GraphsNameError(
             f"there is no folder {shown(name + SUFFIX)} in {root}",
-            remedy="pick one from the list (press R to read it anew)",
+            remedy=_FROM_THE_LIST,
         )
     return folder
 

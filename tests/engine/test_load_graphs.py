@@ -116,8 +116,24 @@ def test_a_folder_that_is_gone_is_named(fresh: Lab, host: Host) -> None:
     report = model.report()
     assert any(f"there is no folder '{NAME}.graphs'" in note for note in report["notes"])
     assert report["regions"]["compiled"] == 0
-    with pytest.raises(StrictError):
+    with pytest.raises(StrictError, match=f"there is no folder '{NAME}.graphs'"):
         _load(fresh, host, strict=True)
+
+
+def test_a_refused_prompt_is_not_told_that_it_runs(
+    fresh: Lab, host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor is a folder that is gone forgotten over what else is missing."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StrictError) as refusal:
+        fresh.engine.load_graphs(host.load("narrowxl")[0], "gone", strict=True)
+    said = str(refusal.value)
+    assert "there is no folder 'gone.graphs'" in said and "no C++ compiler" in said
+    assert "as without" not in said
+    monkeypatch.undo()
+    with pytest.raises(StrictError) as refusal:
+        fresh.engine.load_graphs(transformers.load("aura"), NAME, strict=True)
+    assert "no regions" in str(refusal.value) and "as without" not in str(refusal.value)
 
 
 def test_a_copied_folder_is_eager_until_the_console_trusts_it(

@@ -76,8 +76,7 @@ def test_no_compiler_foreign_files_and_half_a_host_are_named_with_what_to_do(
     compiler = "cl" if sys.platform == "win32" else "g++"
     assert found["C++ compiler"] == (
         False,
-        f"no C++ compiler ({compiler}) on the path; install one; until then models run as without "
-        "this node",
+        f"no C++ compiler ({compiler}) on the path; install one",
     )
     assert "a small graph" not in found
     ok, text = found["files of the store"]

@@ -171,7 +171,9 @@ def test_list_of_a_missing_folder_is_empty(tmp_path: Path) -> None:
 )
 def test_name_that_is_not_in_the_list_is_refused(user: Path, name: str) -> None:
     (user / "x.graphs").mkdir()
-    with pytest.raises(GraphsNameError):
+    with pytest.raises(
+        GraphsNameError, match=r"^(folder must be|there is no folder|.* leads out of)"
+    ):
         listed_folder(user / "workflows", name)
 
 
