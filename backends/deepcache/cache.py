@@ -20,6 +20,7 @@ from ..host_api import patcher as host
 from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
+from ..kinds.packs import owner_of
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
 from .features import Features, shape_of
@@ -204,7 +205,7 @@ class DeepCache:
         if EASY_CACHE in options:
             return _STEPS_ASIDE
         if (kind := self.branch.foreign_class()) is not None:
-            return _SWAPPED.format(kind.__name__, kind.__module__.partition(".")[0])
+            return _SWAPPED.format(kind.__name__, owner_of(kind))
         own = is_own_forward(host.innermost(executor), self._unet)
         return None if own else _REPLACED
 

@@ -18,6 +18,7 @@ import torch
 from ..families.catalogue import plan_model
 from ..families.plan import Plan
 from ..host_api import controlnets, models
+from ..kinds.packs import owner_of
 from ..runtime.faults import STEP
 from ..runtime.scope import Scope, Target
 from ..runtime.session import Session
@@ -88,8 +89,7 @@ def refusal(control: Any) -> str | None:
     """Say why nothing may be hung on a CONTROL_NET, or None."""
     cls = type(control)
     if not controlnets.is_hosts(cls):
-        pack = cls.__module__.partition(".")[0]
-        return f"{cls.__name__} of {pack} is not the host's: runs as without this node"
+        return f"{cls.__name__} of {owner_of(cls)} is not the host's: runs as without this node"
     for name in controlnets.METHODS:
         if name in vars(control):
             return f"another node replaces {name} of this ControlNet: runs as without this node"
@@ -177,8 +177,8 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
         if type(other) is cls:
             session.scope.faults.spare(STEP, "following a copy", _hang, other, session, runs)
         else:
-            pack, name = type(other).__module__.partition(".")[0], type(other).__name__
-            session.note(f"{name} of {pack} took this ControlNet over: runs as without this node")
+            owner, name = owner_of(type(other)), type(other).__name__
+            session.note(f"{name} of {owner} took this ControlNet over: runs as without this node")
 
     def pre_run(*args: Any, **kwargs: Any) -> None:
         hold.end()

@@ -118,7 +118,9 @@ class _Attachment:
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
         if vaes.first_stage_model(vae) is not self.session.scope.root:
-            self.session.count_eager("another copy of the VAE runs (several GPUs)")
+            self.session.count_eager(
+                "another copy of the VAE runs (several GPUs, or another node's)"
+            )
             return False
         try:
             self._runs.begin(self.session, partial(_target, vae))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,9 @@ def owner_of(part: Any) -> str:
     """Name whose a class or function is, for people: a pack's folder, or else a package."""
     module = origin(part) or str(getattr(part, "__module__", None) or "an unknown module")
     pack = pack_of(module)
-    return module.partition(".")[0] if pack is None else pack.name
+    if pack is not None:
+        return pack.name
+    return re.split(r"[/\\]", module)[-1].partition(".")[0]  # the host names modules by their paths
 
 
 def foreign_class(cls: type) -> str | None:

@@ -21,6 +21,8 @@ KEY_FILE = "signing.key"
 #: Where our commands look for the key, unless they are told: the user folder of the host around us.
 _USER = Path(__file__, "../../../../../user").resolve()
 _KEY_BYTES = 32
+_UNREAD = "make that file readable for the user who runs ComfyUI"
+_UNMADE = "make that folder writable for the user who runs ComfyUI"
 _PATIENCE_S = 2.0  # how long another process may take between creating its key and writing it
 
 
@@ -83,7 +85,7 @@ class Signer:
         except OSError as error:
             raise GraphFileError(
                 f"the signing key {self.path} cannot be used: {error.strerror or error}",
-                remedy="make that folder writable for the user who runs ComfyUI",
+                remedy=_UNREAD if self.path.exists() else _UNMADE,
             ) from error
         remove_stale(self.path.parent)  # drafts of processes that were killed while they wrote
         return key

@@ -494,6 +494,10 @@ def test_another_packs_subclass_comes_back_itself_and_is_named(xl: Controlled) -
     assert xl.lab.controlled(advanced) is advanced and vars(advanced) == state
     (note,) = xl.report(advanced)["notes"]
     assert "Advanced of" in note and "is not the host's" in note
+    Advanced.__module__ = "/srv/a.b/custom_nodes/advanced-control.nodes"  # as the host names them
+    xl.lab.controlled(advanced)
+    (note,) = xl.report(advanced)["notes"]
+    assert note.startswith("Advanced of advanced-control is not the host's")
     ours = xl.lab.controlled(xl.plain)
     taken = Advanced(xl.network, load_device=ours.load_device)
     taken.control_model_wrapped = ours.control_model_wrapped

@@ -105,6 +105,14 @@ def test_directory_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -
         Signer(tmp_path / "file" / "private").sign("text")
 
 
+def test_a_key_that_cannot_be_read_is_told_from_a_folder_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / KEY_FILE).mkdir()  # which nobody reads, whoever runs the tests
+    with pytest.raises(GraphFileError, match="make that file readable"):
+        Signer(tmp_path).sign("text")
+
+
 def test_processes_that_start_together_share_one_key(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RACER, str(ROOT / "backends"), str(tmp_path / "private")]
     racers = [
