@@ -14,7 +14,7 @@ ENGLISH = {
     # What a step takes.
     "speed_faster": "{factor}x faster: {now} a step instead of {eager}",
     "speed_same": "{now} a step, about as without this node",
-    "speed_slower": "slower here: {now} a step; without this node {eager}",
+    "speed_slower": "{now} a step; slower here: without this node {eager}",
     "speed_eager": "{now} a step, as without this node",
     "speed_alone": "{now} a step",
     # How far a model is.
