@@ -151,7 +151,7 @@ class Forwards:
 
     def _region(self, place: Place) -> Region | None:
         kind = self._kinds[place.name]
-        if kind.graph is None or kind.graph.state is not State.READY:
+        if kind.graph is None or kind.graph.state is not State.READY or kind.graph.resting:
             return None
         region = self._regions.get(place.name)
         if region is None:

@@ -69,6 +69,10 @@ class Graph:
         self.is_outgrown = False
         #: Whether layers of a call would not round their inputs, as it does.
         self.rounds_too_much = False
+        #: Why it is not used until the next run begins, if so.
+        self.resting: str | None = None
+        #: Classes of weights with which a comparison spoke against it once.
+        self.doubts: set[str] = set()
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0
@@ -103,6 +107,17 @@ class Graph:
     def is_coming(self) -> bool:
         """Whether it will surely be there: it is built, or will be if no file serves."""
         return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)
+
+    def rest(self, reason: str) -> None:
+        """Leave its calls to the host until the next run begins."""
+        self.resting = reason
+        self._on_drop()  # what serves calls is chosen anew, and captured so
+
+    def wake(self) -> None:
+        """A run begins: use it again."""
+        if self.resting is not None:
+            self.resting = None
+            self._on_drop()
 
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""

@@ -113,6 +113,8 @@ class Region:
         """Why no call is served at this moment, if so."""
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return fault
+        if self.graph.resting is not None:
+            return self.graph.resting
         device = self.source.device
         return foreign_capture(device) or surroundings.foreign(device)
 

@@ -242,10 +242,18 @@ class Scope:
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def begin_run(self) -> None:
-        """Look at the model anew: what other nodes patched, and where its weights are now."""
+    def begin_run(self, *, within: bool = False) -> None:
+        """Look at the model anew: what other nodes patched, and where its weights are now.
+
+        Args:
+            within: whether this begins in the middle of the host's run: what rests goes on resting.
+        """
         with self._lock:
             self._run_open = True
+            for graph in (
+                () if within else (*self.graphs, *self.second_graphs, *self.special_graphs)
+            ):
+                graph.wake()
             if self._bound is not None:
                 self._bound.begin_run()
                 self._leave_to_others(self._bound)
@@ -334,7 +342,7 @@ class Scope:
     ) -> _Step:
         """Find out how a call is to be made."""
         if not self._run_open:
-            self.begin_run()
+            self.begin_run(within=True)
         bound = self._look_again()
         bound.weights.begin_step()
         self.forwards.refresh(self.specials.complete)
@@ -479,7 +487,7 @@ class Scope:
             return kind.reason if kind is not None and kind.reason else "it was not described"
         graph = kind.graph
         if graph.state is State.READY:
-            return self.forwards.declined(place.name)
+            return graph.resting or self.forwards.declined(place.name)
         if graph.state is State.BUILDING:
             return BY_ANOTHER_SERVER if graph.built_elsewhere else "its graph is being built"
         if graph.state is State.LOADING and not graph.is_missed:

@@ -110,7 +110,10 @@ class Trust:
         weights: Fetched,
         sample: Sample,
     ) -> Verdict:
-        """Compare with the host's own maths on the same inputs; a graph that differs is dropped.
+        """Compare with the host's own maths on the same inputs.
+
+        A graph that differs rests until the next run, and is dropped if it differs again then:
+        somebody else may have changed the maths around this very call.
 
         Raises:
             torch.OutOfMemoryError: there is no memory for both.
@@ -119,22 +122,34 @@ class Trust:
         graph = self._graph
         ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
+        if (problem := _of_other_dtypes(ours, references)) is not None:
+            graph.rest(problem)
+            return Verdict(False, references, problem)
         found = self._difference(ours, references, sample.inputs)
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
+            graph.doubts.discard(weights.weight_class)
             self._comparisons.add(
                 graph.key, graph.payload_sha256, weights.weight_class, sample.elements
             )
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, references, found):
             return Verdict(True, references)
-        graph.drop(
-            f"differs from eager by {found.error:.1e} (relative L2) with {weights.weight_class} "
-            "weights"
-        )
-        logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
-        return Verdict(False, references, graph.reason or "")
+        reason = self._differs(found.error, weights.weight_class)
+        return Verdict(False, references, reason)
+
+    def _differs(self, error: float, weight_class: str) -> str:
+        graph = self._graph
+        words = f"differs from eager by {error:.1e} (relative L2) with {weight_class} weights"
+        if weight_class in graph.doubts:
+            graph.drop(words)
+        else:
+            graph.doubts.add(weight_class)
+            words = f"{words}; the next run compares it once more"
+            graph.rest(words)
+        logger.warning("%s runs eager: %s", graph.description.label, words)
+        return words
 
     def _difference(
         self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]
@@ -166,3 +181,15 @@ class Trust:
             error <= most or (far > most and error <= NUDGE * far)
             for error, most, far in zip(*found, moved, strict=True)
         )
+
+
+def _of_other_dtypes(
+    results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]
+) -> str | None:
+    """Say that the host gives other dtypes in this call than a graph does, which was built for the
+    other ones: nothing can be told from their difference.
+    """
+    for ours, theirs in zip(results, references, strict=False):
+        if ours.dtype is not theirs.dtype:
+            return f"called otherwise: eager gives {theirs.dtype}, its graph {ours.dtype}"
+    return None

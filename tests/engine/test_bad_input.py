@@ -303,7 +303,10 @@ _WRONG = {
     "other values": ("return (out[0] * 1.01,)", "differs from eager by 1.0e-02"),
     "not a number": ("return (out[0] * float('nan'),)", "differs from eager by inf"),
     "another shape": ("return (out[0][:1],)", "differs from eager by inf"),
-    "another dtype": ("return (out[0].double(),)", "differs from eager by inf"),
+    "another dtype": (
+        "return (out[0].double(),)",
+        "called otherwise: eager gives torch.float32, its graph torch.float64",
+    ),
     "no tensor": ("return (None,)", "failed at run time: TypeError: a graph must return"),
     "nothing": ("return ()", "failed at run time: IndexError"),
     "an error": (
@@ -314,10 +317,13 @@ _WRONG = {
 
 
 @pytest.mark.parametrize("wrong", _WRONG)
-def test_a_graph_that_is_wrong_is_dropped_at_its_first_use(
+def test_a_graph_that_is_wrong_is_not_used(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture, wrong: str
 ) -> None:
-    """A graph file as this machine's own worker might have made it, signed with its key."""
+    """A graph file as this machine's own worker might have made it, signed with its key.
+
+    One that differs is compared once more in the next run; what fails is dropped at once.
+    """
     lab = make_lab()
     line, words = _WRONG[wrong]
     manifest, payload = _parts(lab, file_of(lab))
@@ -327,11 +333,20 @@ def test_a_graph_that_is_wrong_is_dropped_at_its_first_use(
     model = Probed(lab, host, when_missing="never")
     lab.settle()
     right(model, steps=2)
+    if "failed" not in words:
+        assert state_of(model)["state"] == "ready"
+        [reason] = [each["reason"] for each in model.report()["eager"]]
+        assert words in reason
+        assert ("; the next run compares it once more" in reason) == ("differs" in words)
+        right(model, steps=2)
+    assert said(log, words) >= 1
+    if "otherwise" in words:  # of a call, not of the graph
+        assert state_of(model)["state"] == "ready"
+        return
     kind = state_of(model)
     assert kind["state"] == "failed" and words in kind["reason"]
-    assert said(log, words) >= 1
     right(model, steps=2)
-    assert said(log, f"{QUICK} runs eager") == 1
+    assert said(log, f"{QUICK} runs eager") == 1 + ("differs" in words)
     assert lab.counts(model.model)[1] == KINDS - 1
 
 

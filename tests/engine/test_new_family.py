@@ -261,8 +261,11 @@ def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled
         graph.call = lambda arguments: (lambda img, txt: (img, txt * 1.01))(*good(arguments))
         inputs = torch.randn(8, 512, 8), torch.randn(8, 512, 8)
         table = torch.randn(1024, 8)
-        assert relative(scope.call(model, (*inputs, table), {}), model(*inputs, table)) < 1e-6
-        assert graph.state is State.FAILED and "differs from eager" in (graph.reason or "")
+        for state in (State.READY, State.FAILED):  # compared once more in the next run
+            scope.begin_run()
+            assert relative(scope.call(model, (*inputs, table), {}), model(*inputs, table)) < 1e-6
+            assert graph.state is state
+        assert "differs from eager" in (graph.reason or "")
 
 
 class Rows(torch.nn.Module):

@@ -281,3 +281,35 @@ def test_a_mode_that_begins_within_a_step_leaves_the_rest_of_it_to_the_host(
     assert relative(xl.sample(patch(ours), steps=1), eager) < TOLERANCE
     assert xl.report(ours)["calls"]["compiled"] > before
     assert reasons(xl.report(ours))[HARMS["a function mode"][1]] > 1
+
+
+# --- a verdict -----------------------------------------------------------------------------------
+
+
+def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
+    xl: Subject, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of others' we do not see: here the reference itself is another one, once."""
+    from warmgraph_backends.runtime.trust import Trust
+
+    known = xl.lab.engine._shared.comparisons
+    known._compared.clear()
+    plain, computed = xl.sample(xl.model), Trust._computed
+
+    def other(self: Any, inputs: Any) -> Any:
+        results = computed(self, inputs)
+        if "Transformer block" not in self._graph.description.label:
+            return results
+        return tuple(result + 0.1 for result in results)
+
+    fresh = xl.lab.compiled(xl.model, when_missing="never")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trust, "_computed", other)
+        xl.sample(fresh)
+        [reason] = reasons(xl.report(fresh))
+        assert reason.startswith("differs from eager by")
+        assert reason.endswith("with resident weights; the next run compares it once more")
+        assert reasons(xl.report(fresh)) == {reason: xl.blocks}
+    count = known.count
+    assert relative(xl.sample(fresh), plain) < TOLERANCE
+    assert known.count > count and reasons(xl.report(fresh)) == {}
