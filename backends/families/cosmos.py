@@ -44,6 +44,7 @@ class Block(dit.Attending):
 
     family = NAME
     name = "block"
+    parts = ("self_attn", "cross_attn", "mlp")
     #: The sides of its tokens, and that of what modulates them.
     tokens: tuple[str, ...] = ("img",)
     times: int | str = 1

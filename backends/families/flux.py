@@ -29,6 +29,7 @@ class Double(dit.Attending):
 
     family = NAME
     name = "double"
+    parts = ("img_mlp", "txt_mlp")
     writes = (0, 1)
 
     def label(self, module: Any) -> str:

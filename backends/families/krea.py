@@ -30,6 +30,7 @@ class Single(dit.Attending):
 
     family = NAME
     name = "single"
+    parts = ("attn", "mlp")
 
     def label(self, module: Any) -> str:
         return f"Krea block {_width(module)}"
@@ -51,6 +52,7 @@ class Text(dit.Attending):
 
     family = NAME
     name = "text"
+    parts = ("attn", "mlp")
 
     def label(self, module: Any) -> str:
         return f"Krea text block {_width(module)}"

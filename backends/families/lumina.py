@@ -25,6 +25,7 @@ class Layer(dit.Attending):
 
     family = NAME
     name = "layer"
+    parts = ("attention", "feed_forward")
     hidden = ("layer_id",)
 
     def label(self, module: Any) -> str:

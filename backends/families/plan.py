@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from ..contract import Description, InputSpec, Symbol
 from ..host_api import attention, kitchen, layers
 from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
+from ..kinds.live_parts import Live, called_live
 from ..kinds.packs import foreign_class
 from ..kinds.replaced import describe_packs
 from ..kinds.sources import attributes_read, fingerprint
@@ -72,6 +73,9 @@ class Form:
     widens: bool = False
     #: Whether its graph calls the host's attention when it runs: which one is no part of it then.
     live_attention: bool = False
+    #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
+    #: their first one's shape: where others replace one, a graph calls it when it runs.
+    parts: tuple[str, ...] = ()
 
     def label(self, module: Any) -> str:
         """Return a name for people, for example "ResBlock 320->640"."""
@@ -219,6 +223,28 @@ def describe_place(
     )
 
 
+def describe_live(place: Place, description: Description, live: Live) -> Description:
+    """Write down how a place is computed where some of its parts are called when its graph runs.
+
+    Args:
+        description: of its kind, as if nobody had replaced anything.
+
+    Raises:
+        DescriptionError: the kind has no such part.
+    """
+    form = place.form
+    described = called_live(description.module, place.module, live, layout=form.layout)
+    through: list[Callable[..., Any]] = []
+    sources = region_sources(form, described, through=through)
+    return replace(
+        description,
+        label=f"{description.label} (parts called)",
+        module=described,
+        sources=sources,
+        packs=describe_packs(described, through),
+    )
+
+
 def region_sources(
     form: Form,
     described: dict[str, Any],
@@ -259,6 +285,7 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
             (name, _mark(value))
             for name, value in part.__dict__.items()
             if name not in _HOST_STATE
+            and name not in layers.FORWARDS  # another node's, and no part of what the module is
             and (name[0] != "_" or isinstance(value, _PLAIN))
             and (path or name not in place.form.hidden)
         ]
@@ -335,3 +362,17 @@ def shallow_copy(module: torch.nn.Module, **children: torch.nn.Module) -> torch.
         twin.__dict__.pop(name, None)
     twin._modules = {**module._modules, **children}
     return twin
+
+
+def with_parts(module: torch.nn.Module, parts: Mapping[str, torch.nn.Module]) -> torch.nn.Module:
+    """As `shallow_copy`, with parts at any depth replaced, by their paths."""
+    children: dict[str, torch.nn.Module] = {}
+    below: dict[str, dict[str, torch.nn.Module]] = {}
+    for path, part in parts.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = part
+        else:
+            children[name] = part
+    inner = {name: with_parts(module.get_submodule(name), each) for name, each in below.items()}
+    return shallow_copy(module, **children, **inner)

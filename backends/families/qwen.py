@@ -37,6 +37,7 @@ class Block(dit.Attending):
 
     family = NAME
     name = "block"
+    parts = ("img_mlp", "txt_mlp")
 
     def label(self, module: Any) -> str:
         return f"Qwen block {module.dim}"
@@ -74,6 +75,7 @@ class BlockWithReferences(dit.Attending):
 
     family = NAME
     name = "block_with_references"
+    parts = ("img_mlp", "txt_mlp")
 
     def label(self, module: Any) -> str:
         return f"Qwen block with references {module.dim}"

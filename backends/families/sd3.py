@@ -26,6 +26,7 @@ class Joint(dit.Attending):
 
     family = NAME
     name = "joint"
+    parts = ("context_block.mlp", "x_block.mlp")
 
     def label(self, module: Any) -> str:
         return f"SD3 block {_width(module.x_block)}"

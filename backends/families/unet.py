@@ -16,6 +16,7 @@ from ..host_api.options import UNREAD
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import is_made_of_the_hosts, owner_of
 from ..kinds.purity import options_kept
+from . import dit
 from .family import Family, Inputs
 from .plan import (
     Call,
@@ -81,6 +82,7 @@ class Block(Form):
 
     family = NAME
     name = "block"
+    parts = ("attn1", "attn2", "ff")
 
     def label(self, module: Any) -> str:
         return f"Transformer block {module.norm1.normalized_shape[0]}"
@@ -301,7 +303,7 @@ def _block(call: Call, host: Forward) -> Forward:
         options = {} if transformer_options is None else transformer_options
         reason = patched(options) if options else None
         if reason is None and context is not None:
-            result: torch.Tensor | None = call(x, context)
+            result: torch.Tensor | None = dit.serve(call, None, options, x, context)
             if result is not None:
                 for owner, name in kept:
                     setattr(owner, name, options)

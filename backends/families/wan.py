@@ -52,6 +52,7 @@ class Block(dit.Attending):
     family = NAME
     name = "block"
     widens = True
+    parts = ("self_attn", "cross_attn", "ffn")
 
     def label(self, module: Any) -> str:
         return f"Wan block {module.dim}"
@@ -66,7 +67,7 @@ class Block(dit.Attending):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, e, freqs, context = inputs
-        return host_forward(module, x, e, freqs, context, transformer_options=dit.options())
+        return host_forward(module, x, e, freqs, context, None, transformer_options=dit.options())
 
 
 class ImageBlock(Block):
@@ -114,7 +115,7 @@ class FrameBlock(Block):
         x, e, freqs, context = inputs
         tokens = x.flatten(1, 2)
         return host_forward(
-            module, tokens, e, freqs.flatten(1, 2), context, transformer_options=dit.options()
+            module, tokens, e, freqs.flatten(1, 2), context, None, transformer_options=dit.options()
         )
 
 

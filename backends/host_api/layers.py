@@ -165,7 +165,6 @@ def rounds_inputs_to(layer: Any) -> torch.dtype | None:
     """
     is_plain = (
         type(layer).__module__ == "comfy.ops"
-        and "forward" not in layer.__dict__
         and not getattr(layer, "_full_precision_mm", True)
         and getattr(layer, "pre_quant_scale", None) is None
     )

@@ -158,6 +158,11 @@ def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 OPTIONS: dict[str, Any] = {ATTENTION: opaque}
 
 
+def options_of_step() -> dict[str, Any]:
+    """Return the `transformer_options` of the block that is computed, the very ones."""
+    return {} if _thread.options is None else _thread.options
+
+
 def options() -> dict[str, Any]:
     """Return what a form's reference calls the host's block with: in a region's call the step's own
     options, as the host does.

@@ -16,14 +16,14 @@ import torch
 
 from ..errors import DescriptionError
 from ..host_api import layers
-from . import attention_layer, host_layer
+from . import attention_layer, host_layer, live_parts
 from .packs import foreign_class, pack_of
 
 _WEIGHTS = ("weight", "bias")
 #: What stands in a twin for parts that are the host's, by their class in a description.
 _LEFT: dict[str, Callable[..., torch.nn.Module]] = {
     attention_layer.CLASS: attention_layer.AttentionLayer,
-    host_layer.CLASS: host_layer.HostLayer,
+    **live_parts.STAND_INS,
 }
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__) | {"training"}
 
@@ -72,8 +72,10 @@ def describe_module(
             continue
         if name in absent:
             continue
+        if name in layers.FORWARDS:
+            continue  # another node's, or the class's that the host bound: no part of what it is
         if getattr(value, "__func__", None) is getattr(cls, name, module):
-            continue  # a method of the class that the host bound to the instance
+            continue  # another method of the class
         try:
             attributes[name] = _plain(value)
         except TypeError:

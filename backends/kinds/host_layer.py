@@ -13,7 +13,7 @@ import contextlib
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,11 +31,15 @@ from ..host_api.layers import (
     unpacks_stored,
 )
 from . import operators
+from .layout import CONTIGUOUS
 from .packs import is_known, owner_of
+from .recorded import Record
 from .stand_in import StandIn
 
-#: What stands for the class of such a layer in a description.
-CLASS = "the host's layer"
+#: What stands for the class of such a layer in a description, and of the other parts of a region
+#: that its graph calls (`live_parts`).
+CLASS, PART, CONVOLUTION = "the host's layer", "a live part", "a live convolution"
+LIVE = (CLASS, PART, CONVOLUTION)
 #: By which the stand-in of a layer goes through its input's features.
 _PRIMES = (7919, 104729)
 _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
@@ -65,21 +69,83 @@ class _Thread(threading.local):
         self.caller: Caller | None = None
         #: By what those of its layers are multiplied that need not be called.
         self.given: Given = {}
+        #: Which of its parts are others' code, by their paths.
+        self.others: Collection[str] = ()
+        #: What keeps how these were called, where the graph is compared.
+        self.record: Record | None = None
+        #: `transformer_options` of the call.
+        self.options: dict[str, Any] = {}
+
+
+class UnfitError(RuntimeError):
+    """Others' code gave what no graph can go on with; its text says what."""
 
 
 @contextlib.contextmanager
 def layers_of(
-    module: torch.nn.Module, caller: Caller | None = None, given: Given | None = None
+    module: torch.nn.Module,
+    caller: Caller | None = None,
+    given: Given | None = None,
+    others: Collection[str] = (),
+    record: Record | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Until this ends, let the operator call the layers of this module, by a caller, or multiply
+    """Until this ends, let the operators call the layers of this module, by a caller, or multiply
     by what is given of them.
+
+    Args:
+        others: paths of those that are others' code, for which nothing is given.
+        record: gets how these are called.
+        options: `transformer_options` of the call, for whom the host gives them.
     """
-    before = _thread.module, _thread.caller, _thread.given
-    _thread.module, _thread.caller, _thread.given = module, caller, given or {}
+    state = vars(_thread)
+    before = dict(state)
+    state.update(module=module, caller=caller, given=given or {})
+    state.update(others=others, record=record, options=options or {})
     try:
         yield
     finally:
-        _thread.module, _thread.caller, _thread.given = before
+        state.update(before)
+
+
+def options_of_call() -> dict[str, Any]:
+    """Return the `transformer_options` of the call."""
+    return _thread.options
+
+
+def called(
+    path: str,
+    compute: Callable[[], Any],
+    shape: tuple[Any, ...],
+    *inputs: torch.Tensor,
+    layout: str = CONTIGUOUS,
+) -> torch.Tensor:
+    """Return what a live part of a region gives (`operators.live`).
+
+    Raises:
+        UnfitError: it is others' code, and gives no such tensor.
+    """
+    if path not in _thread.others:
+        return operators.live(path, compute, shape, *inputs, layout=layout)
+    record = _thread.record
+    if record is not None:
+        record.note_given(path, inputs)
+
+    def checked() -> torch.Tensor:
+        result = compute()
+        if (
+            type(result) not in (torch.Tensor, torch.nn.Parameter)
+            or tuple(result.shape) != shape
+            or result.device != inputs[0].device
+        ):
+            words = f"another node's code in {path} gives something else than the host's"
+            raise UnfitError(words)
+        return result  # type: ignore[no-any-return]
+
+    result = operators.live(path, checked, shape, *inputs, layout=layout, own=True)
+    if record is not None:
+        record.note_result(path, result)
+    return result
 
 
 def part_at(path: str) -> torch.nn.Module | None:
@@ -154,8 +220,8 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
 
 
 def paths(description: dict[str, Any]) -> Iterator[str]:
-    """Where such layers are in the module of a described tree."""
-    if description["class"] == CLASS:
+    """Where such layers, and other live parts, are in the module of a described tree."""
+    if description["class"] in LIVE:
         yield description["attributes"]["path"]
     for _, child in description["modules"]:
         yield from paths(child)
@@ -263,7 +329,7 @@ def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
         result: torch.Tensor = layer(input) if caller is None else caller.call(layer, input)
         return result
 
-    return operators.live(path, compute, shape, input)
+    return called(path, compute, shape, input)
 
 
 def _run_rounded(

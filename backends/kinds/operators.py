@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..host_api.execution import let_pass
+from .layout import CONTIGUOUS, memory_format
 
 State = TypeVar("State")
 
@@ -61,6 +62,8 @@ def live(
     shape: tuple[Any, ...],
     *inputs: torch.Tensor,
     dtype: torch.dtype | None = None,
+    layout: str = CONTIGUOUS,
+    own: bool = False,
 ) -> torch.Tensor:
     """Compute by code that is not ours, within a graph.
 
@@ -69,9 +72,11 @@ def live(
         shape: what the graph counts on.
         inputs: what the code gets; it may hand one of them back.
         dtype: likewise; None where it is the first input's.
+        layout: how the result lies in memory.
+        own: whether it is copied in any case: the code may keep what it gives.
 
     Returns:
-        A contiguous tensor of its own.
+        A tensor of its own.
 
     Raises:
         Whatever the code raises, marked to pass; ValueError, likewise, for another shape.
@@ -85,6 +90,7 @@ def live(
         raise
     memory, dtype = result.untyped_storage().data_ptr(), dtype or inputs[0].dtype
     given = any(each.untyped_storage().data_ptr() == memory for each in inputs)
-    if given or result.dtype is not dtype or not result.is_contiguous():
-        result = result.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    lies = memory_format(result, layout)
+    if given or own or result.dtype is not dtype or not result.is_contiguous(memory_format=lies):
+        result = result.to(dtype, copy=True, memory_format=lies)
     return result

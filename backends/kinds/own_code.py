@@ -31,6 +31,7 @@ MAKERS = (
     "kinds/describe.py",
     "kinds/host_layer.py",
     "kinds/layout.py",
+    "kinds/live_parts.py",
     "kinds/operators.py",
     "kinds/stand_in.py",
     "torch_api/compiling.py",

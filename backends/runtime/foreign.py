@@ -14,7 +14,7 @@ from ..families.plan import Plan
 from ..kinds.watch import Change, Watch
 from ..torch_api import surroundings
 from .kind import Kind
-from .wiring import Wiring, patched_places, replaced_function
+from .wiring import Guests, Others, Wiring, others_in, replaced_function
 
 
 class _State(NamedTuple):
@@ -54,6 +54,8 @@ class Foreign:
         self._seen: _State | None = None
         #: Places that are left to the host's code, each with its reason.
         self.places: dict[str, str] = {}
+        #: What others put into parts of places, which graphs call when they run.
+        self.guests: dict[str, Guests] = {}
         #: Why no whole call can be known by what it shows, if so.
         self.code: str | None = None
 
@@ -90,7 +92,7 @@ class Foreign:
         """Find what other nodes do now."""
         self._seen = self._state()
         around, marks, changes, _ = self._seen
-        self.places = dict(patched_places(self._plan)) if any(marks) else {}
+        self.places, self.guests = others_in(self._plan) if any(marks) else Others({}, {})
         if changes:
             for kind in self._kinds:
                 if (problem := kind.watch.problem()) is not None:

@@ -8,6 +8,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from .graph import Graph, State
 from .kind import Kind
 from .region import Region
 from .shared import Shared
+from .wiring import Guests
 
 
 class ForwardSet(NamedTuple):
@@ -51,10 +53,11 @@ class Forwards:
         self._kinds: Mapping[str, Kind] = {}
         self._weights: ModelWeights | None = None
         self._patched: Collection[str] = ()
+        self._called: Mapping[str, tuple[Kind, Guests]] = {}
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[tuple[str, str], Region] = {}
         self._special_regions: dict[tuple[str, str], Either] = {}
         #: What serves a call of which nothing is known.
         self.any_shape = ForwardSet([], EXACT)
@@ -77,7 +80,8 @@ class Forwards:
     def let_go(self) -> None:
         """Keep no module and no weights; what is told of them stays."""
         self._past_calls = self.calls
-        self._past_reasons = {n: r.declined for n, r in self._regions.items() if r.declined}
+        regions = self._regions.items()
+        self._past_reasons = {name: r.declined for (name, _), r in regions if r.declined}
         self._plan, self._kinds, self._weights = Plan(), {}, None
         self._start_anew()
 
@@ -96,9 +100,17 @@ class Forwards:
         for either in self._special_regions.values():
             either.special.let_weights_go()
 
-    def leave(self, patched: Collection[str]) -> None:
-        """Say which places are the host's from now on, for other nodes patched them."""
-        self._patched = patched
+    def leave(
+        self,
+        patched: Collection[str],
+        called: Mapping[str, tuple[Kind, Guests]] = MappingProxyType({}),
+    ) -> None:
+        """Say which places are the host's from now on, for other nodes patched them.
+
+        Args:
+            called: those in which others have their code that graphs call, each with its kind.
+        """
+        self._patched, self._called = patched, called
         self._version = -1
 
     def refresh(self, special: Callable[[], Mapping[Hashable, Mapping[str, Graph]]]) -> None:
@@ -150,19 +162,29 @@ class Forwards:
         return ForwardSet(installed, tuple(served) or EXACT)
 
     def _region(self, place: Place) -> Region | None:
-        kind = self._kinds[place.name]
-        if kind.graph is None or kind.graph.state is not State.READY or kind.graph.resting:
+        kind, guests = self._kind(place.name)
+        if kind is None or kind.graph is None or kind.graph.state is not State.READY:
             return None
-        region = self._regions.get(place.name)
+        if kind.graph.resting:
+            return None
+        name = place.name, kind.graph.key
+        region = self._regions.get(name)
         if region is None:
             assert self._weights is not None
             region = self._make(place, kind.graph, self._weights)
-            self._regions[place.name] = region
+            self._regions[name] = region
+        region.guests = guests
         if region.wide is None:
             region.wide = self._second(place, kind.wide, region)
         if region.unrounded is None:
             region.unrounded = self._second(place, kind.unrounded, region)
+        if region.wide is not None:
+            region.wide.guests = guests
         return region
+
+    def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
+        """The kind that a place is of now, and what others have in it."""
+        return self._called.get(name) or (self._kinds.get(name), None)
 
     def _second(self, place: Place, graph: Graph | None, region: Region) -> Region | None:
         if graph is None or graph.state is not State.READY:
@@ -184,7 +206,7 @@ class Forwards:
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
         """The call of a place by its special graph, where there is one."""
         graph = graphs.get(name)
-        if graph is None:
+        if graph is None or name in self._called:
             return region
         known = self._special_regions.get((name, graph.key))
         if known is None:
@@ -213,7 +235,9 @@ class Forwards:
 
     def _counts(self) -> Counter[str]:
         """Calls that graphs have served, by place."""
-        counts = Counter({name: region.calls for name, region in self._regions.items()})
+        counts: Counter[str] = Counter()
+        for (name, _), region in self._regions.items():
+            counts[name] += region.calls
         for (name, _), either in self._special_regions.items():
             counts[name] += either.special.calls
         return counts
@@ -228,7 +252,7 @@ class Forwards:
     @property
     def placed(self) -> frozenset[str]:
         """The places that had a graph when the last step was made, called or not."""
-        return frozenset(self._regions)
+        return frozenset(name for name, _ in self._regions)
 
     @contextlib.contextmanager
     def watched(self, ran: set[str]) -> Iterator[None]:
@@ -241,7 +265,9 @@ class Forwards:
 
     def declined(self, name: str) -> str | None:
         """Why the ready graph of a place did not take a call, if there was one that it did not."""
-        region = self._regions.get(name)
+        kind, _ = self._kind(name)
+        graph = None if kind is None else kind.graph
+        region = None if graph is None else self._regions.get((name, graph.key))
         return region.declined if region is not None else self._past_reasons.get(name)
 
 

@@ -73,6 +73,8 @@ class Graph:
         self.resting: str | None = None
         #: Classes of weights with which a comparison spoke against it once.
         self.doubts: set[str] = set()
+        #: Others' code in parts of a region that it cannot call as the host does, with the reasons.
+        self.unfit: dict[str, str] = {}
         self.call: Callable[[list[Any]], Any] | None = None
         self.weights: list[WeightSpec] = []
         self.work = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,16 @@ import torch
 
 from ..contract import Description
 from ..errors import DescriptionError
-from ..families.plan import Place, Plan, describe_place, quick_signature
-from ..kinds import host_layer
+from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
+from ..kinds import host_layer, live_parts
+from ..kinds.live_parts import Live
 from ..kinds.watch import Watch
 from .graph import Graph
+from .wiring import Guests
+
+#: So many kinds are made for others' code in parts of one; whoever changes more than that is not
+#: followed.
+MOST_CALLED = 8
 
 
 @dataclass
@@ -23,9 +29,12 @@ class Kind:
 
     `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
     such calls, or one was made; `unrounded` is another, once layers of a call did not round their
-    inputs as the first one does; `left` counts the layers that are the host's, and those that
-    unpack their weights, by what they are and how they compute; `watch` knows the code that was
-    described.
+    inputs as the first one does; `left_at` counts the layers that are the host's, and those that
+    unpack their weights, by what they are and how they compute, for each place; `watch` knows the
+    code that was described.
+
+    `called` are further kinds, of the same places while others have their code in parts of them, by
+    which parts their graphs call; the first one's are `away` then.
     """
 
     label: str
@@ -34,8 +43,55 @@ class Kind:
     reason: str | None = None
     wide: Graph | None = None
     unrounded: Graph | None = None
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left_at: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
+    called: dict[Live, Kind] = field(default_factory=dict)
+    away: frozenset[str] = frozenset()
+
+    @property
+    def here(self) -> list[Place]:
+        """The places that it serves now."""
+        return [place for place in self.places if place.name not in self.away]
+
+    @property
+    def left(self) -> Counter[tuple[str, str]]:
+        """What `left_at` has of these."""
+        found = (self.left_at.get(place.name, Counter()) for place in self.here)
+        return sum(found, Counter[tuple[str, str]]())
+
+    @property
+    def second_graphs(self) -> list[Graph]:
+        """The graphs for calls that the first one cannot serve."""
+        called = [each for kind in self.called.values() for each in (kind.graph, kind.wide)]
+        return [each for each in (self.wide, self.unrounded, *called) if each is not None]
+
+    def calling(self, live: Live, graph_of: Callable[[Description], Graph]) -> Kind | None:
+        """Return the kind of its places while a graph calls some of their parts; None where there
+        is no such graph, or too many.
+        """
+        if live not in self.called and self.graph is not None and len(self.called) < MOST_CALLED:
+            place, first = self.places[0], self.graph.description
+            try:
+                graph = graph_of(describe_live(place, first, live))
+            except DescriptionError as error:
+                self.called[live] = Kind(self.label, reason=error.reason, watch=self.watch)
+            else:
+                label = graph.description.label
+                self.called[live] = Kind(label, graph=graph, watch=self.watch)
+        return self.called.get(live)
+
+    def hand_over(self, guests: Mapping[str, tuple[Kind, Guests]]) -> None:
+        """Note which of its places others have their code in, and which kind each is of then."""
+        self.away = frozenset(place.name for place in self.places if place.name in guests)
+        for kind in self.called.values():
+            kind.places, kind.left_at = [], {}
+        for place in self.places if self.away else ():
+            if place.name in self.away:
+                kind, found = guests[place.name]
+                kind.places.append(place)
+                if kind.graph is not None:
+                    module = kind.graph.description.module
+                    kind.left_at[place.name] = live_parts.count(module, found.live, found.words)
 
     def widen(self, graph_of: Callable[[Description], Graph]) -> None:
         """Have the second graph from now on."""
@@ -46,6 +102,8 @@ class Kind:
     def add_second_graphs(self, graph_of: Callable[[Description], Graph]) -> None:
         """Have the second graphs that calls were found to need."""
         first = self.graph
+        for kind in self.called.values():
+            kind.add_second_graphs(graph_of)
         if first is None:
             return
         if first.is_outgrown:
@@ -84,7 +142,8 @@ def describe_kinds(
             )
         kind.places.append(place)
         if kind.graph is not None:
-            kind.left.update(host_layer.count(place.module, kind.graph.description.module))
+            module = kind.graph.description.module
+            kind.left_at[place.name] = host_layer.count(place.module, module)
         of_place[place.name] = kind
     return list({id(kind): kind for kind in quick.values()}.values()), of_place
 

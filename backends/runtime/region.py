@@ -18,14 +18,16 @@ from ..kernels import host_attention
 from ..kernels.choices import HOSTS, Choices
 from ..kinds import attention_layer, host_layer
 from ..kinds.layout import aligned
+from ..kinds.recorded import Record
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.casting import same_device
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
-from .trust import Trust
+from .trust import Sample, Trust
 from .verification import Verification, Verifying
+from .wiring import Guests
 from .written import leave
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ class Region:
         self.wide: Region | None = None
         #: The same place by a graph that rounds no layer's input, where there is one.
         self.unrounded: Region | None = None
+        #: What others have in parts of the place that the graph calls.
+        self.guests: Guests | None = None
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
@@ -129,9 +133,12 @@ class Region:
 
     def _compute(self, inputs: tuple[Any, ...]) -> Any:
         graph = self.graph
-        call = graph.call
+        call, guests = graph.call, self.guests
         if call is None:
             return self.decline(graph.reason or "its graph was dropped")
+        self._trust.others = "" if guests is None else guests.code
+        if self._trust.others in graph.unfit:
+            return self.decline(graph.unfit[self._trust.others])
         form = tuple(map(_form, inputs))
         ready: list[Any] = list(inputs)
         elements = self._good.get(form)
@@ -158,8 +165,14 @@ class Region:
                 raise RuntimeError("a graph was not compared with eager yet")
             arguments = [*weights.tensors, *ready]
             sample = None if trusted else self._trust.sample(ready, elements)
+            if sample is not None and guests is not None and guests.live.parts:
+                sample = Sample(ready, True, elements)  # such a part may know the call's sizes
+            record = None
+            if sample is not None and guests is not None:
+                record = Record(guests.words)
+            self._trust.record = record
             del ready  # the graph lets go of an input as soon as it can
-            with self._layers(weights):
+            with self._layers(weights, record):
                 results = self._run(call, arguments)
                 if results is None:
                     return None
@@ -184,16 +197,23 @@ class Region:
         if not verdict.good:
             self.calls -= 1
             self.decline(verdict.reason)
-            if not sample.whole:
+            if not sample.whole or not verdict.references:
                 return None
             results = verdict.references
         return self._given(inputs, results)
 
-    def _layers(self, weights: Fetched) -> AbstractContextManager[None]:
-        """Let the graph's operators find the parts that it leaves to the host."""
+    def _layers(self, weights: Fetched, record: Record | None) -> AbstractContextManager[None]:
+        """Let the graph's operators find the parts that it leaves to the host, and others' code in
+        them; a `record` gets how that is called.
+        """
         if not self._has_paths:
             return nullcontext()
-        return host_layer.layers_of(self.place.module, self._choices.products, weights.given)
+        module, products, given = self.place.module, self._choices.products, weights.given
+        if (guests := self.guests) is None:
+            return host_layer.layers_of(module, products, given)
+        given = {path: pair for path, pair in given.items() if path not in guests.words}
+        options = host_attention.options_of_step()
+        return host_layer.layers_of(module, products, given, guests.words, record, options)
 
     def _problem(self, inputs: Sequence[Any]) -> str | None:
         """Why the graph cannot take these inputs, or None."""
@@ -255,6 +275,10 @@ class Region:
                     raise TypeError(f"a graph must return tensors, got a {type(result).__name__}")
         except torch.OutOfMemoryError:
             raise  # the call's problem, not this graph's
+        except host_layer.UnfitError as error:
+            assert self.guests is not None
+            graph.unfit[self.guests.code] = str(error)
+            return self.decline(str(error))
         except Exception as error:
             if is_ours() or passes(error):
                 raise

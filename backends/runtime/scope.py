@@ -31,6 +31,7 @@ from .kind import Kind, describe_kinds
 from .placing import Placing, unmarked
 from .shared import Shared
 from .specials import Specials
+from .wiring import Guests
 
 
 class Target(NamedTuple):
@@ -107,6 +108,8 @@ class Scope:
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
+        #: The kinds that serve places in which others have their code, and what that is.
+        self._called: dict[str, tuple[Kind, Guests]] = {}
         self._facts: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._placing = Placing()
@@ -120,8 +123,13 @@ class Scope:
     @property
     def second_graphs(self) -> list[Graph]:
         """The graphs of kinds for calls that their first ones cannot serve."""
-        both = [graph for kind in self.kinds for graph in (kind.wide, kind.unrounded)]
-        return [graph for graph in both if graph is not None]
+        return [graph for kind in self.kinds for graph in kind.second_graphs]
+
+    @property
+    def serving(self) -> list[Kind]:
+        """All kinds, and those for what others have in parts of some places now."""
+        called = [each for kind in self.kinds for each in kind.called.values()]
+        return [*self.kinds, *(kind for kind in called if kind.places)]
 
     @property
     def special_graphs(self) -> list[Graph]:
@@ -179,7 +187,7 @@ class Scope:
         """Drop the root module and its weights, which the host is done with; reports stay."""
         with self._lock:
             gone = torch.nn.Module()
-            for kind in self.kinds:
+            for kind in self.serving:
                 kind.places = [replace(place, module=gone) for place in kind.places]
             self.plan = Plan(
                 [
@@ -222,6 +230,7 @@ class Scope:
             together=Feature.WEIGHTS_TOGETHER not in self._shared.off,
             weights_ahead=Feature.WEIGHTS_AHEAD not in self._shared.off,
         )
+        self._called = {}
         self.drop_captured()
         self.specials.clear()
         self.forwards.bind(self.plan, self._of_place, self._bound.weights)
@@ -284,8 +293,19 @@ class Scope:
         return self._shared.graphs.graph(description, self._backend, self._facts)
 
     def _leave_to_others(self, bound: Bound) -> None:
-        """Leave to other nodes what is theirs now."""
-        self.forwards.leave(bound.foreign.places.keys())
+        """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""
+        foreign = bound.foreign
+        self._called = {}
+        for name, guests in foreign.guests.items():
+            if name in foreign.places:
+                continue
+            if (kind := self._of_place[name].calling(guests.live, self._graph_of)) is not None:
+                self._called[name] = kind, guests
+            else:
+                foreign.places.setdefault(name, next(iter(guests.words.values())))
+        for kind in self.kinds:
+            kind.hand_over(self._called)
+        self.forwards.leave(foreign.places.keys(), self._called)
 
     def end_run(self) -> None:
         """Forget what only the run needed."""
@@ -482,10 +502,12 @@ class Scope:
         left = None if self._bound is None else self._bound.foreign.places.get(place.name)
         if left is not None:
             return left
-        kind = self._of_place.get(place.name)
+        kind, guests = self._called.get(place.name, (self._of_place.get(place.name), None))
         if kind is None or kind.graph is None:
             return kind.reason if kind is not None and kind.reason else "it was not described"
         graph = kind.graph
+        if guests is not None and graph.state is State.MISSING and graph.reason is None:
+            return next(iter(guests.words.values()))  # it is asked for when a run begins
         if graph.state is State.READY:
             return graph.resting or self.forwards.declined(place.name)
         if graph.state is State.BUILDING:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Place
+from ..families.plan import Place, with_parts
 from ..host_api import layers
 from ..kinds import host_layer
 from ..kinds.layout import aligned
+from ..kinds.recorded import CalledOtherwiseError, Record, in_order
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
@@ -37,8 +38,8 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a comparison said; `references` are the host's results on the same inputs, and `reason`
-    why the graph's are not used.
+    """What a comparison said; `references` are the host's results on the same inputs (none where it
+    is to make the call itself), and `reason` why the graph's are not used.
     """
 
     good: bool
@@ -57,7 +58,12 @@ class Trust:
         self._graph = graph
         self._comparisons = comparisons
         self._has_host_layers = any(host_layer.paths(graph.description.module))
-        self._limits: dict[str, int] = {}
+        self._limits: dict[tuple[str, str], int] = {}
+        #: Names of others' code in parts of the region; with other code it is compared anew.
+        self.others = ""
+        #: How others' code in parts of the region was called in the call that is compared; the
+        #: host's maths get the same of it.
+        self.record: Record | None = None
 
     def covers(self, weight_class: str, elements: int) -> bool:
         """Tell whether a call needs no comparison.
@@ -66,12 +72,17 @@ class Trust:
             weight_class: of the weights that it takes (`weights.CLASSES`).
             elements: of its largest tensor.
         """
-        if elements <= self._limits.get(weight_class, -1):
+        known = self.others, weight_class
+        if elements <= self._limits.get(known, -1):
             return True
-        graph = self._graph
-        compared = self._comparisons.most(graph.key, graph.payload_sha256, weight_class)
-        self._limits[weight_class] = REACH * compared
+        payload = self._graph.payload_sha256
+        compared = self._comparisons.most(self._key(), payload, weight_class)
+        self._limits[known] = REACH * compared
         return elements <= REACH * compared
+
+    def _key(self) -> str:
+        """What is compared: the graph, with others' code."""
+        return f"{self._graph.key} {self.others}".rstrip()
 
     def sample(self, inputs: list[Any], elements: int) -> Sample:
         """Choose what to compare on.
@@ -120,22 +131,32 @@ class Trust:
             Whatever the host's code raises.
         """
         graph = self._graph
-        ours = results if sample.whole else call([*weights.tensors, *sample.inputs])
+        ours = results
+        if not sample.whole:
+            if self.record is not None:
+                self.record.clear()
+            ours = call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
         if (problem := _of_other_dtypes(ours, references)) is not None:
             graph.rest(problem)
             return Verdict(False, references, problem)
         found = self._difference(ours, references, sample.inputs)
+        references, compared = references[: len(ours)], references
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
             graph.doubts.discard(weights.weight_class)
             self._comparisons.add(
-                graph.key, graph.payload_sha256, weights.weight_class, sample.elements
+                self._key(), graph.payload_sha256, weights.weight_class, sample.elements
             )
             return Verdict(True, references)
-        if self._is_ill_conditioned(sample, references, found):
+        if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
+        if self.record is not None:  # for all that is known, with this code of others alone
+            reason = f"with another node's code in it, it differs from eager by {found.error:.1e}"
+            graph.unfit[self.others] = reason
+            logger.warning("%s runs eager: %s", graph.description.label, reason)
+            return Verdict(False, (), reason)  # the code may do more than give its result
         reason = self._differs(found.error, weights.weight_class)
         return Verdict(False, references, reason)
 
@@ -155,6 +176,8 @@ class Trust:
         self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]
     ) -> Difference:
         in_full = partial(self._in_full, inputs) if self._has_host_layers else None
+        if self.record is not None:
+            results = (*results, *self.record.given)
         return difference(results, references, inputs, in_full=in_full)
 
     def _in_full(self, inputs: list[Any]) -> tuple[torch.Tensor, ...]:
@@ -162,8 +185,19 @@ class Trust:
             return self._computed(inputs)
 
     def _computed(self, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """The host's results on these inputs, which stay as they are."""
-        return self._place.form.computed(self._place.module, inputs)
+        """The host's results on these inputs, which stay as they are; then what others' code in
+        parts of the region would be given, which gives what it gave the graph; nothing where the
+        host calls that otherwise.
+        """
+        form, module, record = self._place.form, self._place.module, self.record
+        if record is None:
+            return form.computed(module, inputs)
+        again, seen = record.again()
+        try:
+            results = form.computed(with_parts(module, again), inputs)
+        except CalledOtherwiseError:
+            return ()
+        return (*results, *in_order(seen))
 
     def _is_ill_conditioned(
         self, sample: Sample, references: Sequence[torch.Tensor], found: Difference

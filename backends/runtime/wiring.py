@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import types
+from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Dispatch, Passage, Plan
+from ..families.plan import Dispatch, Passage, Place, Plan
 from ..host_api import attention
 from ..host_api.layers import FORWARDS, own_forward
+from ..kinds.live_parts import Live, is_norm, is_product
 from ..kinds.packs import is_known, owner_of
 from ..kinds.purity import objection
-from ..kinds.sources import fingerprint, is_foreign
+from ..kinds.sources import fingerprint, is_foreign, wrapped_functions
 from ..kinds.watch import Watch
 from .attributes import Attributes, is_own_method, own_methods
 
@@ -93,16 +96,44 @@ class Wiring:
         ]
 
 
-def patched_places(plan: Plan) -> list[tuple[str, str]]:
-    """Return (place, reason) where another node hooked a module or gave it another forward, or a
-    layer has an attention of its own that no graph calls.
+class Guests(NamedTuple):
+    """What others put into parts of one place, that its graph calls when it runs.
+
+    Attributes:
+        words: what it is, by the paths of the parts.
+        live: which parts the graph must call for it.
+        code: names of the functions, which tell whether they were compared with eager before.
     """
-    found = []
+
+    words: dict[str, str]
+    live: Live
+    code: str
+
+
+class Others(NamedTuple):
+    """What others did to the places of a plan: a reason for those that are the host's, and the
+    guests of the other ones.
+    """
+
+    places: dict[str, str]
+    guests: dict[str, Guests]
+
+
+def others_in(plan: Plan) -> Others:
+    """Find where another node hooked a module or gave it another forward, or a layer has an
+    attention of its own that no graph calls.
+    """
+    places: dict[str, str] = {}
+    guests: dict[str, Guests] = {}
     for dispatch in plan.dispatches:
+        found = {place.name: _guests_of(place) for place in dispatch.regions}
         problem = _foreign_change(dispatch) or _own_attention(dispatch)
+        problem = problem or next((g for g in found.values() if isinstance(g, str)), None)
         if problem is not None:
-            found += [(place.name, problem) for place in dispatch.regions]
-    return found
+            places.update(dict.fromkeys(found, problem))
+        else:
+            guests.update((name, each) for name, each in found.items() if isinstance(each, Guests))
+    return Others(places, guests)
 
 
 @functools.cache
@@ -138,16 +169,46 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
 
 
 def _foreign_change(dispatch: Dispatch) -> str | None:
-    whole = all(place.form.children is None for place in dispatch.regions)
-    names = {c for place in dispatch.regions for c in place.form.children or ()}
-    module = dispatch.module
-    inner = list(module.modules()) if whole else [module]
-    for name in names:
-        if (child := module._modules.get(name)) is not None:
-            inner += list(child.modules())
-    if dispatch.follower is not None:
-        inner += list(dispatch.follower.module.modules())
-    return next((problem for part in inner if (problem := _foreign_part(part))), None)
+    """Say what others did to the very module that is dispatched, or to what follows it, or around
+    a place within it. Hooks of the module itself are called around whatever forward it has.
+    """
+    inner = []
+    if dispatch.follower is not None:  # it takes what the module gave by what it is
+        inner = [dispatch.module, *dispatch.follower.module.modules()]
+    if any(place.module is not dispatch.module for place in dispatch.regions):
+        inner += dispatch.module.modules()
+    problem = _own_method(dispatch.module)
+    return problem or next((found for part in inner if (found := _foreign_part(part))), None)
+
+
+def _guests_of(place: Place) -> Guests | str | None:
+    """What others put into parts of a place, or why it cannot be called by a graph; None for
+    nothing. Where a part is another's, what is within it is that one's to call.
+    """
+    words: dict[str, str] = {}
+    code: set[str] = set()
+    parts, products = [], False
+    kept = place.form.children
+    pending = [(n, m) for n, m in place.module._modules.items() if kept is None or n in kept]
+    while pending:
+        path, part = pending.pop()
+        if part is None:
+            continue
+        problem = _foreign_part(part)
+        if problem is None:
+            pending += [(f"{path}.{name}", child) for name, child in part._modules.items()]
+            continue
+        if is_product(part):
+            products = True
+        elif is_norm(part) or path in place.form.parts:
+            parts.append(path)
+        else:
+            return problem
+        words[path] = problem
+        code.update(map(_name_of, _foreign_code(part)))
+    if not words:
+        return None
+    return Guests(words, Live(products, tuple(sorted(parts))), " ".join(sorted(code)))
 
 
 def _own_attention(dispatch: Dispatch) -> str | None:
@@ -161,8 +222,25 @@ def _own_attention(dispatch: Dispatch) -> str | None:
 
 
 def _foreign_part(part: torch.nn.Module) -> str | None:
-    for method in own_methods(part):
-        return method.words
-    if part._forward_hooks or part._forward_pre_hooks:
+    problem = _own_method(part)
+    if problem is None and (part._forward_hooks or part._forward_pre_hooks):
         return f"another node hooks a {type(part).__name__}"
-    return None
+    return problem
+
+
+def _own_method(part: torch.nn.Module) -> str | None:
+    return next((method.words for method in own_methods(part)), None)
+
+
+def _foreign_code(part: torch.nn.Module) -> Iterator[Any]:
+    yield from (method.value for method in own_methods(part))
+    yield from (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+
+
+def _name_of(code: Any) -> str:
+    """A function's name with those that it was put around, or of what is called like one."""
+    named = code if hasattr(code, "__qualname__") else getattr(code, "func", type(code))
+    named = getattr(named, "__func__", named)
+    inner = wrapped_functions(named) if isinstance(named, types.FunctionType) else []
+    names = (getattr(each, "__qualname__", type(each).__name__) for each in (named, *inner))
+    return f"{getattr(named, '__module__', '')}:{'>'.join(names)}"

@@ -42,9 +42,15 @@ ENGLISH = {
     "left_norms": "{count} norms stay as they are ({why}); what lies around them is compiled",
     "left_products": "{count} linear layers stay as they are ({why}); what lies around them is "
     "compiled",
+    "left_convolutions": "{count} convolutions stay as they are ({why}); what lies around them is "
+    "compiled",
+    "left_parts": "{count} attentions and feed-forwards stay as they are ({why}); what lies around "
+    "them is compiled",
     "left_unpacked": "{count} linear layers unpack their weights at each call ({why})",
     "layers_norms": "  {kind}: {count} norms ({why})",
     "layers_products": "  {kind}: {count} linear layers ({why})",
+    "layers_convolutions": "  {kind}: {count} convolutions ({why})",
+    "layers_parts": "  {kind}: {count} attentions and feed-forwards ({why})",
     "layers_unpacked": "  {kind}: {count} linear layers that unpack their weights ({why})",
     "steps_eager": "steps that ran as without this node: {count} ({reason})",
     "parts_new": "{count} of them wait for the next run to use them",

@@ -53,7 +53,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "ready": parts.ready,
         "idle": parts.idle,
         "eager": _by_reason(eager),
-        "kinds": [_kind(kind) for kind in scope.kinds],
+        "kinds": [_kind(kind) for kind in scope.serving],
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
@@ -82,7 +82,9 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         # The count is the server's: a session shows it while it waits for something itself.
         "building": building if any(_is_awaited(g) for g in ours) else _NOTHING_BUILT,
     }
-    return _in_words(report, notes_of(session.notes, scope.plan.guests, _left(scope.kinds), steps))
+    return _in_words(
+        report, notes_of(session.notes, scope.plan.guests, _left(scope.serving), steps)
+    )
 
 
 def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
@@ -143,7 +145,8 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
 
 def _standing(session: Session, parts: Parts) -> str:
     """Say in a word how far a session is."""
-    if parts.eager and any(_is_awaited(graph) for graph in session.graphs):
+    wanted = [kind.graph for kind in session.scope.serving if kind.graph is not None]
+    if parts.eager and any(map(_is_awaited, wanted)):
         return "building"
     if parts.compiled:
         return "partly" if parts.eager else "compiled"
@@ -183,7 +186,7 @@ def _kind(kind: Any) -> dict[str, Any]:
     known = graph is not None
     return {
         "kind": kind.label,
-        "places": len(kind.places),
+        "places": len(kind.here),
         "state": _state(graph) if known else "eager",
         "wide": None if kind.wide is None else kind.wide.state.value,
         "unrounded": None if kind.unrounded is None else kind.unrounded.state.value,

@@ -289,13 +289,45 @@ def test_after_an_object_patch_on_a_forward_is_gone_all_places_are_compiled_agai
     assert reasons(xl.check()) == {}
 
 
-def test_a_replaced_inner_forward_runs_and_is_named(xl: Subject) -> None:
-    report = xl.check(
-        object_patch(
-            f"{BLOCK}.attn1.to_q.forward", lambda forward: lambda x: torch.tanh(forward(x))
-        )
+def called(xl: Subject, patch: Any = None) -> dict[str, int]:
+    """Check a patch until the graphs are there that call what it replaces: everything is compiled
+    then. Returns {why: number of layers that are called for it}.
+    """
+    patches = [] if patch is None else [patch]
+    assert set(reasons(xl.check(*patches))) <= {"its graph is being built"}
+    xl.lab.wait_until(lambda: not xl.lab.engine._graphs.awaited())
+    jobs = xl.lab.jobs()
+    report = xl.check(*patches)
+    assert reasons(report) == {} and xl.lab.jobs() == jobs
+    layers = [layer for kind in report["kinds"] for layer in kind["layers"]]
+    return {layer["why"]: layer["count"] for layer in layers}
+
+
+def test_a_replaced_inner_forward_is_called_within_its_compiled_block(xl: Subject) -> None:
+    patch = object_patch(
+        f"{BLOCK}.attn1.to_q.forward", lambda forward: lambda x: torch.tanh(forward(x))
     )
-    assert reasons(report) == {"another node replaces the forward of a Linear": 1}
+    found = called(xl, patch)
+    assert found["another node replaces the forward of a Linear"] == 1
+    assert reasons(xl.check()) == {}
+
+
+@pytest.mark.parametrize("part", ["attn1", "attn2", "ff"])
+def test_a_replaced_part_is_called_within_its_compiled_block(xl: Subject, part: str) -> None:
+    """As packs do that attend to references, or in tiles."""
+
+    def reference(forward: Any) -> Any:
+        def around(x: Any, *rest: Any, **named: Any) -> Any:
+            if part != "ff":
+                assert named.keys() == {"context", "value", "transformer_options"}
+                assert "block" in named["transformer_options"]
+            return forward(x.roll(1, dims=1), *rest, **named)
+
+        return around
+
+    found = called(xl, object_patch(f"{BLOCK}.{part}.forward", reference))
+    name = "FeedForward" if part == "ff" else "CrossAttention"
+    assert found == {f"another node replaces the forward of a {name}": 1}
 
 
 class _Halved(torch.nn.Module):
@@ -391,19 +423,18 @@ def test_a_wrapper_that_changes_modules_around_each_call_is_noticed(xl: Subject,
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre"])
 @pytest.mark.parametrize("path", ["middle_block.0", "input_blocks.3.1.transformer_blocks.0.ff"])
-def test_a_hooked_module_runs_the_hosts_code_and_is_named(
-    xl: Subject, kind: str, path: str
-) -> None:
+def test_hooks_act_around_what_is_compiled(xl: Subject, kind: str, path: str) -> None:
     module = xl.unet.get_submodule(path)
     if kind == "forward":
         handle = module.register_forward_hook(lambda m, args, result: result * 0.7)
     else:
         handle = module.register_forward_pre_hook(lambda m, args: (args[0] * 0.7, *args[1:]))
     try:
-        report = xl.check()
+        found = called(xl)
     finally:
         handle.remove()
-    assert reasons(report) == {f"another node hooks a {type(module).__name__}": 1}
+    is_part = path.endswith("ff")
+    assert found == ({"another node hooks a FeedForward": 1} if is_part else {})
     assert reasons(xl.check()) == {}
 
 

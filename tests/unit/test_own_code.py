@@ -36,6 +36,7 @@ ELSEWHERE = {
     "kinds/own_code.py": "makes the fingerprint",
     "kinds/packs.py": "says whose code something is",
     "kinds/purity.py": "refuses kinds; changes none",
+    "kinds/recorded.py": "keeps what others' code gave, where a server compares",
     "kinds/replaced.py": "says which files a worker runs; the key has what they leave behind",
     "kinds/sources.py": "makes hashes that are part of the key",
     "kinds/target.py": "makes the target",

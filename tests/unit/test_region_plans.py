@@ -16,7 +16,7 @@ from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families.plan import Place, Plan
 from warmgraph_backends.host_api.memory import spare_vram
 from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
-from warmgraph_backends.runtime.wiring import patched_places
+from warmgraph_backends.runtime.wiring import others_in
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import layouts
 from warmgraph_tools.inprocess import Host
@@ -99,9 +99,9 @@ def test_a_block_without_some_children_is_looked_at_all_the_same(host: Host) -> 
     assert block.in_conv is None and block.skep is None
     dispatch = adapter._dispatch("body.0", block)
     plan = Plan([dispatch])
-    assert patched_places(plan) == []
+    assert others_in(plan).places == {}
     block.act.register_forward_hook(lambda *_: None)
-    assert patched_places(plan) == [("body.0", "another node hooks a ReLU")]
+    assert others_in(plan).places == {"body.0": "another node hooks a ReLU"}
 
 
 def test_an_adapters_block_leaves_its_downsampling_to_the_host(host: Host) -> None:

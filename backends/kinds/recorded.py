@@ -1,0 +1,102 @@
+"""What others' parts of a region were given in one call of its graph, and what they gave.
+
+Where a graph is compared with the host's maths, these get the same results once more: code that
+counts its calls, or draws random numbers, is called once, as it would be without a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .tolerance import RELATIVE_L2
+
+#: So many elements of each tensor are compared.
+_SAMPLED = 2**16
+
+
+class CalledOtherwiseError(RuntimeError):
+    """The host's code calls such a part more often than its graph does."""
+
+
+class Record:
+    """One call of a region's graph."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        """Nothing was called yet.
+
+        Args:
+            paths: of the parts that are others'.
+        """
+        self._paths = paths
+        self._given: dict[str, list[torch.Tensor]] = {}
+        self._results: dict[str, list[torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        """Forget all: the graph is called once more."""
+        self._given.clear()
+        self._results.clear()
+
+    def note_given(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep of what a part is about to be given."""
+        self._given.setdefault(path, []).extend(samples(tensors))
+
+    def note_result(self, path: str, result: torch.Tensor) -> None:
+        """Keep what it gave; the graph goes on writing there."""
+        self._results.setdefault(path, []).append(result.clone())
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """Of what the parts were given, in the order of their paths."""
+        return in_order(self._given)
+
+    def again(self) -> tuple[dict[str, Again], dict[str, list[Any]]]:
+        """Return modules by the paths of the parts, which give what those gave, and a table that
+        will have what they are given.
+        """
+        seen: dict[str, list[Any]] = {}
+        found = {path: Again(path, self._results.get(path, ()), seen) for path in self._paths}
+        return found, seen
+
+
+class Again(torch.nn.Module):
+    """Gives in the place of a part what that gave before."""
+
+    def __init__(
+        self, path: str, results: Sequence[torch.Tensor], seen: dict[str, list[Any]]
+    ) -> None:
+        super().__init__()
+        self._path, self._results, self._seen = path, iter(results), seen
+
+    def forward(self, *args: Any, **named: Any) -> torch.Tensor:
+        given = list(_tensors((*args, *named.values())))
+        self._seen.setdefault(self._path, []).extend(samples(given))
+        result = next(self._results, None)
+        if result is None:
+            raise CalledOtherwiseError(self._path)
+        return result.clone()  # which the host's code may write into
+
+
+def in_order(table: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Return all tensors of a table, in the order of its names."""
+    return [tensor for path in sorted(table) for tensor in table[path]]
+
+
+def samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return some elements of each tensor that can be compared, in memory of their own."""
+    found = []
+    for tensor in tensors:
+        if str(tensor.dtype).removeprefix("torch.") in RELATIVE_L2:
+            every = (tensor.numel() // _SAMPLED) | 1  # odd, so that columns take turns
+            found.append(tensor.reshape(-1)[::every].clone())
+    return found
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

@@ -1,0 +1,158 @@
+"""A LoRA acts as without us in every form, with the graphs that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from .lab import TOLERANCE, Lab, relative
+from .others import REPLACED, Model, called, lora_of, products
+from .quantised_runs import QUANTISED
+from .subject import reasons
+
+BFLOAT16 = 3e-2
+
+Form = Callable[[Host, Any, "tuple[str, str]"], Any]
+
+
+def loaded(node: str, strength: float, which: int = 0) -> Form:
+    """What a loader of the host makes of a MODEL."""
+    more = {} if node.endswith("ModelOnly") else {"clip": None, "strength_clip": 0.0}
+
+    def form(host: Host, model: Any, names: tuple[str, str]) -> Any:
+        given = {"lora_name": names[which], "strength_model": strength, **more}
+        return host.node(node, model=model, **given)[0]
+
+    return form
+
+
+def stacked(*forms: Form) -> Form:
+    def form(host: Host, model: Any, names: tuple[str, str]) -> Any:
+        for each in forms:
+            model = each(host, model, names)
+        return model
+
+    return form
+
+
+def switched(inner: Form) -> Form:
+    def form(host: Host, model: Any, names: tuple[str, str]) -> Any:
+        ways = {"on_true": inner(host, model, names), "on_false": model}
+        return host.node("ComfySwitchNode", switch=True, **ways)[0]
+
+    return form
+
+
+ONLY, BYPASS = "LoraLoaderModelOnly", "LoraLoaderBypassModelOnly"
+FORMS: dict[str, Form] = {
+    "loader": loaded("LoraLoader", 0.8),
+    "model only": loaded(ONLY, -0.6),
+    "bypass": loaded("LoraLoaderBypass", 0.8),
+    "bypass model only": loaded(BYPASS, 1.2),
+    "two": stacked(loaded(ONLY, 0.7), loaded(ONLY, 0.4, 1)),
+    "two in bypass mode": stacked(loaded(BYPASS, 0.7), loaded(BYPASS, 0.4, 1)),
+    "one at load, one in bypass mode": stacked(loaded(ONLY, 0.7), loaded(BYPASS, 0.4, 1)),
+    "behind a switch": switched(loaded(ONLY, 0.7)),
+    "in bypass mode behind a switch": switched(loaded(BYPASS, 0.7)),
+}
+
+
+def files(host: Host, model: Model, name: str) -> tuple[str, str]:
+    """Two files: a LoRA of all products of all blocks, and one of a few."""
+    folder = Path(host.folder_paths.get_folder_paths("loras")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    every = products(model.plain)
+    for number, names in enumerate((every, every[1::3])):
+        lora = lora_of(model.plain, names, seed=number)
+        save_file(lora, folder / f"{name}-{number}.safetensors")
+    return f"{name}-0.safetensors", f"{name}-1.safetensors"
+
+
+def all_forms(host: Host, model: Model, name: str, tolerance: float) -> None:
+    """Every form, behind and before Compile Model: the image as without it, and one set of graphs
+    for those that replace what layers do, whichever they are.
+    """
+    names, lab = files(host, model, name), model.lab
+    plain = model.sample(model.plain)
+    first = FORMS["bypass"](host, model.compiled, names)
+    model.sample(first)
+    model.settled(first)
+    jobs = lab.jobs()
+    for what, form in FORMS.items():
+        eager = model.sample(form(host, model.plain, names))
+        assert relative(eager, plain) > 2 * tolerance, f"{what} did nothing"
+        ahead = lab.compiled(form(host, model.plain, names))
+        for ours in (form(host, model.compiled, names), ahead):
+            error = relative(model.sample(ours), eager)
+            assert error < tolerance, (what, error)
+            assert reasons(model.report(ours)) == {}, what
+            assert (called(model.report(ours)).get(REPLACED, 0) > 0) == ("bypass" in what), what
+    assert relative(model.sample(model.compiled), plain) < tolerance
+    assert reasons(model.report(model.compiled)) == {}
+    assert REPLACED not in called(model.report(model.compiled))
+    assert lab.jobs() == jobs
+
+
+def test_every_form_of_a_lora(host: Host, shared: Lab) -> None:
+    all_forms(host, Model(host, shared, "zimage"), "zimage", TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("zimage", torch.bfloat16),
+        ("zimage", "int8_convrot"),
+        ("zimage", "fp8_e4m3fn"),
+        ("krea", torch.float32),
+        ("krea", torch.bfloat16),
+        ("krea", "int8_convrot"),
+        ("krea", "fp8_e4m3fn"),
+        ("wan", torch.float32),
+        ("wan", "int8_convrot"),
+        ("wan", "fp8_e4m3fn"),
+        ("flux1", torch.float32),
+    ],
+)
+def test_every_form_of_a_lora_in_other_models(
+    host: Host, shared: Lab, kind: str, form: Any
+) -> None:
+    if isinstance(form, str):
+        plain, tolerance = transformers.load_quantised(kind, form), 2 * QUANTISED
+    else:
+        plain = transformers.load(kind, dtype=form)
+        tolerance = TOLERANCE if form is torch.float32 else BFLOAT16
+    all_forms(host, Model(host, shared, kind, plain), f"{kind}-{form}", tolerance)
+
+
+def test_a_hooked_loras_strength_is_that_of_this_run(host: Host, shared: Lab) -> None:
+    """As after a fresh start, whatever ran before."""
+
+    def run(model: Model, strength: float) -> torch.Tensor:
+        (hooks,) = host.node("CreateHookLoraModelOnly", lora_name=name, strength_model=strength)
+        (keyframe,) = host.node("CreateHookKeyframe", strength_mult=0.5, start_percent=0.5)
+        (hooks,) = host.node("SetHookKeyframes", hooks=hooks, hook_kf=keyframe)
+        return model.sample(model.compiled if ours else model.plain, steps=3, hooks=hooks)
+
+    first = Model(host, shared, "zimage")
+    name, _ = files(host, first, "hooked")
+    results = {}
+    for ours in (False, True):
+        model = Model(host, shared, "zimage")
+        results[ours] = [run(model, strength) for strength in (0.4, 0.7, 0.4)]
+        results[ours].append(run(Model(host, shared, "zimage"), 0.7))
+        weak, strong, again, fresh = results[ours]
+        assert torch.equal(weak, again) and torch.equal(strong, fresh)
+        assert relative(weak, strong) > 1e-3
+    jobs = shared.jobs()
+    for eager, compiled in zip(results[False], results[True], strict=True):
+        assert relative(compiled, eager) < TOLERANCE
+    assert reasons(model.report(model.compiled)) == {} and shared.jobs() == jobs
