@@ -23,10 +23,12 @@ Patch = Callable[[Any], Any]
 class Model:
     """One small transformer with and without Compile Model, and what others do to both."""
 
-    def __init__(self, host: Host, lab: Lab, kind: str, plain: Any = None) -> None:
+    def __init__(
+        self, host: Host, lab: Lab, kind: str, plain: Any = None, *, compiles: bool = True
+    ) -> None:
         self.host, self.lab, self.kind = host, lab, kind
         self.plain = transformers.load(kind) if plain is None else plain
-        self.compiled = lab.compiled(self.plain)
+        self.compiled = lab.compiled(self.plain) if compiles else None
 
     def sample(self, model: Any, *, steps: int = 2, **facts: Any) -> torch.Tensor:
         torch.manual_seed(3)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.families.plan import Plan
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
@@ -267,3 +271,52 @@ def test_code_that_writes_into_what_others_read_leaves_its_block_to_the_host(
     ours = other(zimage.compiled)
     assert relative(zimage.sample(ours), zimage.sample(other(zimage.plain))) < TOLERANCE
     assert reasons(zimage.report(ours)) == {}
+
+
+# --- what forms say of their parts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["flux1", "zimage", "qwen", "krea", "sd3", "wan", "wan_image", "wan_5b", "anima"]
+)
+def test_parts_that_a_graph_may_call_take_tensors_and_give_one_like_the_first(
+    host: Host, shared: Lab, kind: str
+) -> None:
+    """As the host calls them: with plain values besides, and the step's options."""
+    plain = transformers.load(kind)
+    root = plain.model.diffusion_model
+    found: dict[str, list[Any]] = {}
+
+    def note(name: str, given: Any, named: Any, result: Any) -> None:
+        values = [*given, *(v for key, v in named.items() if key != "transformer_options")]
+        tensors = [value for value in values if torch.is_tensor(value)]
+        rest = {type(value) for value in values if not torch.is_tensor(value)}
+        assert type(result) is torch.Tensor and result.shape == tensors[0].shape
+        assert result.dtype is tensors[0].dtype and rest <= {int, bool, type(None)}
+        found.setdefault(name, []).append(len(tensors))
+
+    plan = plan_model(root)
+    assert isinstance(plan, Plan)
+    wanted = set()
+    handles = []
+    for place in plan.places:
+        for path in place.form.parts:
+            try:
+                part = place.module.get_submodule(path)
+            except AttributeError:
+                continue
+            name = f"{place.form.name}.{path}"
+            wanted.add(name)
+            hook = functools.partial(_noting, note, name)
+            handles.append(part.register_forward_hook(hook, with_kwargs=True))
+    assert wanted
+    try:
+        Model(host, shared, kind, plain, compiles=False).sample(plain, steps=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert {name for name in wanted if "frame" not in name} <= found.keys()
+
+
+def _noting(note: Any, name: str, module: Any, given: Any, named: Any, result: Any) -> None:
+    note(name, given, named, result)
