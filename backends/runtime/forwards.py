@@ -74,7 +74,7 @@ class Forwards:
             weights: where the root module's are.
         """
         self._past_calls = self.calls
-        self._plan, self._kinds, self._weights = plan, kinds, weights
+        self._plan, self._kinds, self._weights, self._called = plan, kinds, weights, {}
         self._start_anew()
 
     def let_go(self) -> None:

@@ -297,12 +297,13 @@ class Scope:
         foreign = bound.foreign
         self._called = {}
         for name, guests in foreign.guests.items():
-            if name in foreign.places:
+            first = self._of_place[name]
+            if name in foreign.places or first.graph is None:
                 continue
-            if (kind := self._of_place[name].calling(guests.live, self._graph_of)) is not None:
+            if (kind := first.calling(guests.live, self._graph_of)) is not None:
                 self._called[name] = kind, guests
             else:
-                foreign.places.setdefault(name, next(iter(guests.words.values())))
+                foreign.places[name] = next(iter(guests.words.values()))
         for kind in self.kinds:
             kind.hand_over(self._called)
         self.forwards.leave(foreign.places.keys(), self._called)
