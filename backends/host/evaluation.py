@@ -139,7 +139,7 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
     """Find the session of the model that is evaluated."""
     if model is session.scope.holder:
         return _Evaluation(session)
-    patcher = models.current_patcher(model)
+    patcher = models.running_on(model)
     theirs = None if patcher is None else host.attached(patcher, KEY)
     if isinstance(theirs, Session) and theirs.scope.holder is model:
         if theirs.running is None:  # the host has not told of its run, nor will it of its end

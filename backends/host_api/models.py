@@ -111,7 +111,7 @@ def called_module(model: Any) -> Any:
     return model.diffusion_model
 
 
-def current_patcher(model: Any) -> Any:
+def running_on(model: Any) -> Any:
     """Return the MODEL that runs now on what `called_module` is asked of, None where none does."""
     return getattr(model, "current_patcher", None)
 
