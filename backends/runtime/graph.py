@@ -61,8 +61,7 @@ class Graph:
         self.description = description
         self.backend = backend
         self.state = State.MISSING
-        self.reason: str | None = None
-        self.remedy = ""
+        self._why: tuple[str | None, str] = None, ""
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
         #: Whether a call had more elements than it can count.
@@ -91,6 +90,20 @@ class Graph:
         #: while it is looked for.
         self.folders: tuple[Path, ...] = ()
         self.build_wanted = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not ready, in words, where that is known."""
+        return self._why[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about that reason; empty where there is nothing."""
+        return self._why[1]
+
+    def explain(self, reason: str | None, remedy: str = "") -> None:
+        """Say why it is not ready and what to do about it: what was said before is of the past."""
+        self._why = reason, remedy
 
     @property
     def is_pending(self) -> bool:
@@ -123,7 +136,8 @@ class Graph:
 
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""
-        self.state, self.reason, self.call = State.FAILED, reason, None
+        self.state, self.call = State.FAILED, None
+        self.explain(reason)
         self.attempts = MAX_ATTEMPTS
         self.built_elsewhere = False
         self._on_drop()  # what was captured with it must not be replayed any more

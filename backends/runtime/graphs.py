@@ -124,7 +124,7 @@ class Graphs:
                     graph.state is State.FAILED and graph.attempts < MAX_ATTEMPTS
                 ):
                     if build or graph.state is State.FAILED:  # else what is known holds meanwhile
-                        graph.reason, graph.remedy = None, ""
+                        graph.explain(None)
                     graph.attempts += graph.state is State.FAILED
                     graph.state, graph.folders = State.LOADING, tuple(folders)
                     graph.build_wanted = build
@@ -145,7 +145,8 @@ class Graphs:
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
             if graph.state is State.LOADING or graph.built_elsewhere:
-                graph.reason, graph.state = _CLOSED, State.MISSING
+                graph.explain(_CLOSED)
+                graph.state = State.MISSING
                 graph.built_elsewhere = False
 
     def when_loaded(self, task: Callable[[], None]) -> None:
@@ -158,7 +159,7 @@ class Graphs:
             self._loader.submit(task, *arguments)
         except RuntimeError as error:  # it takes no more tasks
             logger.debug("%s is not waited for: %s", graph.description.label, error)
-            graph.reason = _CLOSED
+            graph.explain(_CLOSED)
             self._set(graph, State.MISSING)
 
     def _load_or_build(self, graph: Graph, first: bool = True) -> None:
@@ -202,14 +203,14 @@ class Graphs:
             if reason is None and graph.refused is not None:
                 reason, remedy, _ = graph.refused
             reason = reason or self._explain_missing(graph, folders)
-        graph.reason, graph.remedy = reason, remedy
+        graph.explain(reason, remedy)
         return False
 
     def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:
         """End a graph's way at the boundary of a thread, where nothing else has."""
         logger.error("%s: %s", graph.description.label, what, exc_info=error)
         if graph.state is not State.READY:
-            graph.reason = f"{what}: {_words(error)}"
+            graph.explain(f"{what}: {_words(error)}")
             self._set(graph, State.FAILED)
 
     def _detail(self, what: str, error: BaseException) -> None:
@@ -277,7 +278,8 @@ class Graphs:
         graph.binary_bytes = facts.binary_bytes
         graph.build_seconds = seconds
         graph.payload_sha256 = payload_sha256
-        graph.reason, graph.remedy, graph.refused = None, "", None
+        graph.explain(None)
+        graph.refused = None
 
     def _build(self, graph: Graph) -> None:
         task = {
@@ -302,7 +304,7 @@ class Graphs:
     def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
         if isinstance(error, CancelledBuildError):
-            graph.reason = error.reason
+            graph.explain(error.reason)
             self._set(graph, State.MISSING)
             return
         if error is not None:
@@ -313,7 +315,7 @@ class Graphs:
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
-            graph.reason = f"build failed: {reason}"
+            graph.explain(f"build failed: {reason}")
             self._set(graph, State.FAILED)
             return
         result = future.result()

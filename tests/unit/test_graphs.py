@@ -15,7 +15,7 @@ import pytest
 
 from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
-from warmgraph_backends.errors import BuildError, GraphFileError
+from warmgraph_backends.errors import BuildError, CancelledBuildError, GraphFileError
 from warmgraph_backends.events import Events
 from warmgraph_backends.kinds import keys
 from warmgraph_backends.runtime.graph import Graph, State, manifest_of
@@ -352,6 +352,38 @@ def test_a_folder_that_is_named_while_a_graph_is_looked_for_is_looked_into_as_we
     go_on.set()
     place.graphs.settle()
     assert place.wanted.state is State.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (CancelledBuildError(), "its build was cancelled"),
+        (BuildError("it is too large"), "build failed: it is too large"),
+        (None, "a worker's result is not as it must be: work"),
+    ],
+    ids=["cancelled", "failed", "wrong"],
+)
+def test_an_advice_goes_with_the_reason_that_it_was_given_for(
+    place: Place, tmp_path: Path, error: BuildError | None, words: str
+) -> None:
+    """A file that nobody trusts here is built anew; what becomes of that is another matter."""
+    signer = Signer(tmp_path / "theirs")
+    manifest = {**manifest_of(place.wanted, read_facts(saved.facts()), 4.2)}
+    data = encode(manifest, saved.packed(), signer)
+    saved.put_at(place.folder / file_name(place.wanted.key, hidden=True), data)
+
+    def answer(job: Job) -> BuildResult:
+        graph = place.wanted
+        assert "trust" in graph.remedy and graph.refused is not None
+        if error is not None:
+            raise error
+        return BuildResult(job.key, saved.packed(), {**saved.facts(), "work": "much"}, 4.2)
+
+    place.builder.answer = answer
+    graph = place.ask(build=True)
+    assert (graph.reason or "").startswith(words) and graph.remedy == ""
+    graph.drop("it differs from eager")
+    assert (graph.reason, graph.remedy) == ("it differs from eager", "")
 
 
 def test_closing_leaves_no_graph_between_states(place: Place) -> None:
