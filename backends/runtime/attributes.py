@@ -64,13 +64,9 @@ class Attributes:
         """Find what was set or replaced since the description; where nothing was since the last
         time, this is cheap enough for each step.
         """
-        if self._has_others() or self.is_set() or not self._functions.are_there():
-            self._look_closely()
-
-    def is_set(self) -> bool:
-        """Tell whether a plain attribute that was there is another one now."""
         filled = any(_described(value) != before for value, before in self._lists)
-        return filled or not self._plain.are_there()
+        if self._has_others() or filled or not self._items.are_there():
+            self._look_closely()
 
     def _has_others(self) -> bool:
         """Tell whether a name came; the host's own come and go while it moves weights."""
@@ -94,7 +90,7 @@ class Attributes:
     def _scan(self) -> list[dict[str, Any]]:
         """The plain attributes of each module; notes what all look like, for `look`."""
         self._sizes = list(map(len, self._own))
-        self._plain, self._functions = _Items(), _Items()
+        self._items = _Items()
         self._seen: list[set[str]] = []
         self._lists: list[tuple[list[Any], Any]] = []
         self.methods = []
@@ -105,11 +101,11 @@ class Attributes:
             for name in self._seen[-1]:
                 value = own[name]
                 if _is_method(type(module), name, value):
-                    self._functions.add(own, name)
+                    self._items.add(own, name)
                     if not is_own_method(module, name, value):
                         self.methods.append(Method(module, name, value))
                 elif (described := _described(value)) is not _OTHER:
-                    self._plain.add(own, name)
+                    self._items.add(own, name)
                     plain[name] = described
                     if type(value) is list:
                         self._lists.append((value, described))

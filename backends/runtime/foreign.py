@@ -78,12 +78,6 @@ class Foreign:
         """Tell whether modules were replaced, or their classes."""
         return self._wiring.changed()
 
-    def is_other(self) -> bool:
-        """Tell whether something is another's now, while forwards of ours are in place."""
-        return (
-            self._watch.changed() or self.around() is not None or self._wiring.attributes.is_set()
-        )
-
     def replaced_code(self) -> list[Change]:
         """Return which functions are others than those that were described."""
         return self._watch.changes() if self._watch.changed() else []

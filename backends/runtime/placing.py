@@ -20,6 +20,7 @@ class Placing:
 
     def __init__(self) -> None:
         self._before: list[tuple[torch.nn.Module, Any]] = []
+        self._placed: Sequence[Placed] = ()
         #: Whether a call runs now.
         self.is_open = False
 
@@ -45,17 +46,21 @@ class Placing:
             self._take_away()
             self.is_open = False
 
-    def replace(self, forwards: Sequence[Placed]) -> None:
-        """Put others in their places while a call runs."""
+    def replace(self, forwards: Sequence[Placed]) -> Sequence[Placed]:
+        """Put others in their places while a call runs; returns those that were there."""
+        before = self._placed
         self._take_away()
         self._place(forwards)
+        return before
 
     def _place(self, forwards: Sequence[Placed]) -> None:
+        self._placed = forwards
         for module, forward in forwards:
             self._before.append((module, module.__dict__.get("forward")))
             module.__dict__["forward"] = forward
 
     def _take_away(self) -> None:
+        self._placed = ()
         while self._before:
             module, before = self._before.pop()
             if before is None:

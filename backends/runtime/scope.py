@@ -451,13 +451,12 @@ class Scope:
         return host(*args, **kwargs)
 
     def _look_within(self, bound: Bound) -> None:
-        if not bound.foreign.is_other():
-            return
-        self._placing.replace(())
-        bound.foreign.look()
-        self._leave_to_others(bound)
-        self.forwards.refresh(self.specials.complete)
-        self._placing.replace(self.forwards.any_shape.installed)
+        placed = self._placing.replace(())  # as the host and others have the model
+        if bound.foreign.look_again():
+            self._leave_to_others(bound)
+            self.forwards.refresh(self.specials.complete)
+            placed = self.forwards.any_shape.installed
+        self._placing.replace(placed)
 
     def _look_again(self) -> Bound:
         """Notice what another node's wrapper changed around this very step."""

@@ -126,7 +126,7 @@ def test_an_item_put_into_a_list_is_noticed(xl: Subject, ours: Any) -> None:
     assert attributes.set_since is None and attributes.methods == []
 
 
-@pytest.mark.parametrize("when", ["around each step", "between two runs"])
+@pytest.mark.parametrize("when", ["around each step", "within each step", "between two runs"])
 def test_a_function_that_an_instance_has_of_its_own_runs_and_is_named(
     xl: Subject, ours: Any, when: str
 ) -> None:
@@ -142,8 +142,8 @@ def test_a_function_that_an_instance_has_of_its_own_runs_and_is_named(
         finally:
             del norm.__dict__["_call_impl"]
 
-    patch = around_the_model(replaced, outermost=True)
-    around = when == "around each step"
+    patch = around_the_model(replaced, outermost=when == "around each step")
+    around = when != "between two runs"
     with contextlib.nullcontext() if around else replaced():
         eager = xl.sample(patch(xl.model) if around else xl.model)
         assert relative(eager, xl.sample(xl.model)) > 1e-4 or not around
