@@ -173,6 +173,19 @@ class Plan:
         """Every region of the model, in walking order."""
         return [place for dispatch in self.dispatches for place in dispatch.regions]
 
+    def over(self, module: torch.nn.Module) -> Plan:
+        """Return the same places with another module in place of each: what is told of them."""
+        told = [
+            Dispatch(module, tuple(replace(p, module=module) for p in each.regions), _no_forward)
+            for each in self.dispatches
+        ]
+        return replace(self, dispatches=told)
+
+
+def _no_forward(*_: Any) -> Any:
+    """The forward of a place whose module is gone."""
+    raise RuntimeError("a scope must not run once it was let go")
+
 
 def describe_place(
     place: Place,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..building.builder import BuildResult
+from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds import keys
@@ -122,6 +123,18 @@ class Graph:
     def is_coming(self) -> bool:
         """Whether it will surely be there: it is built, or will be if no file serves."""
         return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it serves no call now, None where it does."""
+        if self.state is State.READY:
+            return self.resting
+        if self.state is State.BUILDING:
+            return BY_ANOTHER_SERVER if self.built_elsewhere else "its graph is being built"
+        if self.state is State.LOADING and not self.is_missed:
+            return "its graph is being loaded"
+        text = self.reason or "no saved graph"
+        return f"{text}; {self.remedy}" if self.remedy else text
 
     def rest(self, reason: str) -> None:
         """Leave its calls to the host until the next run begins."""

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description
 from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, run_steps
 from ..families.catalogue import unread_options
-from ..families.plan import Dispatch, Place, Plan
+from ..families.plan import Place, Plan
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.keys import target
@@ -189,15 +188,7 @@ class Scope:
             gone = torch.nn.Module()
             for kind in self.serving:
                 kind.places = [replace(place, module=gone) for place in kind.places]
-            self.plan = Plan(
-                [
-                    Dispatch(gone, tuple(replace(p, module=gone) for p in d.regions), _no_forward)
-                    for d in self.plan.dispatches
-                ],
-                self.plan.outside,
-                self.plan.symbols,
-                self.plan.guests,
-            )
+            self.plan = self.plan.over(gone)
             self.root, self.holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()
             self.drop_captured()
@@ -252,10 +243,8 @@ class Scope:
     # --- a run ------------------------------------------------------------------------------------
 
     def begin_run(self, *, within: bool = False) -> None:
-        """Look at the model anew: what other nodes patched, and where its weights are now.
-
-        Args:
-            within: whether this begins in the middle of the host's run: what rests goes on resting.
+        """Look at the model anew: what other nodes patched, and where its weights are now; `within`
+        one of the host's runs, what rests goes on resting.
         """
         with self._lock:
             self._run_open = True
@@ -508,16 +497,4 @@ class Scope:
         graph = kind.graph
         if guests is not None and graph.state is State.MISSING and graph.reason is None:
             return next(iter(guests.words.values()))  # it is asked for when a run begins
-        if graph.state is State.READY:
-            return graph.resting or self.forwards.declined(place.name)
-        if graph.state is State.BUILDING:
-            return BY_ANOTHER_SERVER if graph.built_elsewhere else "its graph is being built"
-        if graph.state is State.LOADING and not graph.is_missed:
-            return "its graph is being loaded"
-        text = graph.reason or "no saved graph"
-        return f"{text}; {graph.remedy}" if graph.remedy else text
-
-
-def _no_forward(*_: Any) -> Any:
-    """The forward of a place whose module is gone."""
-    raise RuntimeError("a scope must not run once it was let go")
+        return graph.why_not or self.forwards.declined(place.name)
