@@ -52,23 +52,35 @@ class Record:
         """Of what the parts were given, in the order of their paths."""
         return in_order(self._given)
 
-    def again(self) -> tuple[dict[str, Again], dict[str, list[Any]]]:
+    def again(self, module: torch.nn.Module) -> tuple[dict[str, Again], dict[str, list[Any]]]:
         """Return modules by the paths of the parts, which give what those gave, and a table that
         will have what they are given.
+
+        Args:
+            module: the live one, of the region.
         """
         seen: dict[str, list[Any]] = {}
-        found = {path: Again(path, self._results.get(path, ()), seen) for path in self._paths}
-        return found, seen
+        parts = {path: module.get_submodule(path) for path in self._paths}
+        given = self._results.get
+        return {path: Again(path, p, given(path, ()), seen) for path, p in parts.items()}, seen
 
 
 class Again(torch.nn.Module):
-    """Gives in the place of a part what that gave before."""
+    """Gives in the place of a part what that gave before; in all else it is like that."""
 
     def __init__(
-        self, path: str, results: Sequence[torch.Tensor], seen: dict[str, list[Any]]
+        self,
+        path: str,
+        part: torch.nn.Module,
+        results: Sequence[torch.Tensor],
+        seen: dict[str, list[Any]],
     ) -> None:
         super().__init__()
+        self.__dict__["_part"] = part  # not below this one in the tree
         self._path, self._results, self._seen = path, iter(results), seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_part"], name)
 
     def forward(self, *args: Any, **named: Any) -> torch.Tensor:
         given = list(_tensors((*args, *named.values())))

@@ -192,6 +192,7 @@ class Region:
                 self.source.note_no_room()
             return self.decline("out of memory in the graph; the host ran this call")
         finally:
+            self._trust.record = None
             if weights.release is not None:
                 weights.release()
         if not verdict.good:

@@ -192,7 +192,7 @@ class Trust:
         form, module, record = self._place.form, self._place.module, self.record
         if record is None:
             return form.computed(module, inputs)
-        again, seen = record.again()
+        again, seen = record.again(module)
         try:
             results = form.computed(with_parts(module, again), inputs)
         except CalledOtherwiseError:
