@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class Kind:
                 self.called[live] = Kind(label, graph=graph, watch=self.watch)
         return self.called.get(live)
 
-    def hand_over(self, guests: Mapping[str, tuple[Kind, Guests]]) -> None:
+    def note_away(self, guests: Mapping[str, tuple[Kind, Guests]]) -> None:
         """Note which of its places others have their code in, and which kind each is of then."""
         self.away = frozenset(place.name for place in self.places if place.name in guests)
         for kind in self.called.values():
@@ -112,6 +112,36 @@ class Kind:
             module = host_layer.unrounded(first.description.module)
             label = f"{self.label} (not rounded)"
             self.unrounded = graph_of(replace(first.description, module=module, label=label))
+
+
+def hand_over(
+    of_place: Mapping[str, Kind],
+    guests: Mapping[str, Guests],
+    left: dict[str, str],
+    kinds: Iterable[Kind],
+    graph_of: Callable[[Description], Graph],
+) -> dict[str, tuple[Kind, Guests]]:
+    """Find the kinds that serve the places in which others have their code now.
+
+    Args:
+        of_place: the kind of each place as if nobody had.
+        guests: what others have in a place.
+        left: the places that are the host's, with a reason; gets those that no kind serves.
+        kinds: all of them.
+        graph_of: as of `describe_kinds`.
+    """
+    found = {}
+    for name, each in guests.items():
+        first = of_place[name]
+        if name in left or first.graph is None:
+            continue
+        if (kind := first.calling(each.live, graph_of)) is not None:
+            found[name] = kind, each
+        else:
+            left[name] = each.why
+    for kind in kinds:
+        kind.note_away(found)
+    return found
 
 
 def describe_kinds(

@@ -26,7 +26,7 @@ from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
 from .graph import Graph, State
-from .kind import Kind, describe_kinds
+from .kind import Kind, describe_kinds, hand_over
 from .placing import Placing, unmarked
 from .shared import Shared
 from .specials import Specials
@@ -127,7 +127,7 @@ class Scope:
     @property
     def serving(self) -> list[Kind]:
         """All kinds, and those for what others have in parts of some places now."""
-        called = [each for kind in self.kinds for each in kind.called.values()]
+        called = (each for kind in self.kinds for each in kind.called.values())
         return [*self.kinds, *(kind for kind in called if kind.places)]
 
     @property
@@ -284,17 +284,9 @@ class Scope:
     def _leave_to_others(self, bound: Bound) -> None:
         """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""
         foreign = bound.foreign
-        self._called = {}
-        for name, guests in foreign.guests.items():
-            first = self._of_place[name]
-            if name in foreign.places or first.graph is None:
-                continue
-            if (kind := first.calling(guests.live, self._graph_of)) is not None:
-                self._called[name] = kind, guests
-            else:
-                foreign.places[name] = next(iter(guests.words.values()))
-        for kind in self.kinds:
-            kind.hand_over(self._called)
+        self._called = hand_over(
+            self._of_place, foreign.guests, foreign.places, self.kinds, self._graph_of
+        )
         self.forwards.leave(foreign.places.keys(), self._called)
 
     def end_run(self) -> None:
@@ -496,5 +488,5 @@ class Scope:
             return kind.reason if kind is not None and kind.reason else "it was not described"
         graph = kind.graph
         if guests is not None and graph.state is State.MISSING and graph.reason is None:
-            return next(iter(guests.words.values()))  # it is asked for when a run begins
+            return guests.why  # it is asked for when a run begins
         return graph.why_not or self.forwards.declined(place.name)

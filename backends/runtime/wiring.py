@@ -109,6 +109,11 @@ class Guests(NamedTuple):
     live: Live
     code: str
 
+    @property
+    def why(self) -> str:
+        """One of its words."""
+        return next(iter(self.words.values()))
+
 
 class Others(NamedTuple):
     """What others did to the places of a plan: a reason for those that are the host's, and the
