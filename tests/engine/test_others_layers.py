@@ -16,7 +16,7 @@ from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
 from .others import REPLACED, ROOT, Model, Patch, bypassed, called, lora_of, products
-from .subject import reasons
+from .subject import Subject, reasons
 
 
 def test_a_lora_in_bypass_mode_leaves_all_blocks_compiled(host: Host, shared: Lab) -> None:
@@ -320,3 +320,25 @@ def test_parts_that_a_graph_may_call_take_tensors_and_give_one_like_the_first(
 
 def _noting(note: Any, name: str, module: Any, given: Any, named: Any, result: Any) -> None:
     note(name, given, named, result)
+
+
+@pytest.mark.slow
+def test_a_lora_in_bypass_mode_on_all_products_and_convolutions_of_a_unet(
+    host: Host, lab: Lab
+) -> None:
+    unet = Subject(lab, host, "narrow15")
+    name = host.model_file("locon", base="narrow15")
+
+    def patch(model: Any) -> Any:
+        given = {"lora_name": name, "strength_model": 1.0}
+        return host.node("LoraLoaderBypassModelOnly", model=model, **given)[0]
+
+    assert set(reasons(unet.check(patch))) <= {"its graph is being built"}
+    lab.wait_until(lambda: not lab.engine._graphs.awaited())
+    jobs = lab.jobs()
+    report = unet.check(patch)
+    assert reasons(report) == {} and lab.jobs() == jobs
+    found = called(report)
+    assert found["another node replaces the forward of a Conv2d"] > 10
+    assert found[REPLACED] > 10
+    assert reasons(unet.check()) == {} and lab.jobs() == jobs
