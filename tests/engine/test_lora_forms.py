@@ -17,6 +17,7 @@ from .lab import TOLERANCE, Lab, relative
 from .others import REPLACED, Model, called, lora_of, products
 from .quantised_runs import QUANTISED
 from .subject import reasons
+from .test_model_kinds import evaluate
 
 BFLOAT16 = 3e-2
 
@@ -156,3 +157,38 @@ def test_a_hooked_loras_strength_is_that_of_this_run(host: Host, shared: Lab) ->
     for eager, compiled in zip(results[False], results[True], strict=True):
         assert relative(compiled, eager) < TOLERANCE
     assert reasons(model.report(model.compiled)) == {} and shared.jobs() == jobs
+
+
+@pytest.mark.parametrize("form", ["model only", "one at load, one in bypass mode"])
+def test_a_lora_computed_at_each_call(host: Host, shared: Lab, form: str) -> None:
+    """As over a model of which nothing fits."""
+    import comfy.model_management as management
+
+    model = Model(host, shared, "zimage")
+    names = files(host, model, "streamed")
+    generator = torch.Generator().manual_seed(6)
+    given = {
+        "x": torch.randn(1, 16, 8, 8, generator=generator),
+        "t": torch.full((1,), 0.5),
+        "c_crossattn": torch.randn(1, 13, 64, generator=generator),
+        "num_tokens": 13,
+    }
+    ready = FORMS["bypass"](host, model.compiled, names)
+    model.sample(ready)
+    model.settled(ready)
+    plain, jobs = evaluate(model.plain, **given), shared.jobs()
+    results = []
+    for each in (model.plain, model.compiled):
+        lora = FORMS[form](host, each, names)
+        management.unload_all_models()
+        lora.patch_model(lora.load_device, lowvram_model_memory=1)  # nothing fits
+        layers = [m for m in lora.model.modules() if hasattr(m, "weight_function")]
+        assert any(layer.weight_function for layer in layers)
+        results.append(evaluate(lora, load=False, **given))
+        lora.detach()
+    eager, ours = results
+    assert relative(eager, plain) > 1e-3
+    assert relative(ours, eager) < TOLERANCE and shared.jobs() == jobs
+    report = model.report(lora)
+    assert reasons(report) == {}
+    assert (called(report).get(REPLACED, 0) > 0) == ("bypass" in form)
