@@ -487,6 +487,6 @@ class Scope:
         if kind is None or kind.graph is None:
             return kind.reason if kind is not None and kind.reason else "it was not described"
         graph = kind.graph
-        if guests is not None and graph.state is State.MISSING and graph.reason is None:
-            return guests.why  # it is asked for when a run begins
+        if guests is not None and graph.is_missed:  # it is asked for when a run begins, if at all
+            return guests.why
         return graph.why_not or self.forwards.declined(place.name)

@@ -108,14 +108,16 @@ def products(model: Any, pattern: str = "") -> list[str]:
     ]
 
 
-def lora_of(model: Any, names: list[str], *, seed: int = 9, rank: int = 4) -> dict[str, Any]:
+def lora_of(
+    model: Any, names: list[str], *, seed: int = 9, rank: int = 4, scale: float = 1.0
+) -> dict[str, Any]:
     """A LoRA of some products, as a file has it."""
     generator = torch.Generator().manual_seed(seed)
     lora = {}
     for name in names:
         layer = model.model.get_submodule(name)
         rows, columns = layer.out_features, layer.in_features
-        lora[f"{name}.lora_up.weight"] = torch.randn(rows, rank, generator=generator)
+        lora[f"{name}.lora_up.weight"] = scale * torch.randn(rows, rank, generator=generator)
         down = torch.randn(rank, columns, generator=generator)
         lora[f"{name}.lora_down.weight"] = down / columns**0.5
     return lora
