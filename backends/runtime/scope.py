@@ -25,7 +25,7 @@ from ..weights.casting import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
-from .graph import Graph, State
+from .graph import Graph
 from .kind import Kind, describe_kinds, hand_over
 from .placing import Placing, unmarked
 from .shared import Shared

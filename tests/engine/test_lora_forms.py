@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from warmgraph_backends.host_api import layers
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -90,10 +91,13 @@ def all_forms(host: Host, model: Model, name: str, tolerance: float, scale: floa
     for what, form in FORMS.items():
         eager = model.sample(form(host, model.plain, names))
         assert relative(eager, plain) > 2 * tolerance, f"{what} did nothing"
+        with layers.multiplying_in_full(model.plain.model):  # what rounding inputs costs
+            full = model.sample(form(host, model.plain, names))
+        most = max(tolerance, min(relative(full, eager), relative(eager, plain)) / 2)
         ahead = lab.compiled(form(host, model.plain, names))
         for ours in (form(host, model.compiled, names), ahead):
             error = relative(model.sample(ours), eager)
-            assert error < tolerance, (what, error)
+            assert error < most, (what, error)
             assert reasons(model.report(ours)) == {}, what
             assert (called(model.report(ours)).get(REPLACED, 0) > 0) == ("bypass" in what), what
     assert relative(model.sample(model.compiled), plain) < tolerance
