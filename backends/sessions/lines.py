@@ -101,8 +101,7 @@ ENGLISH = {
     "mend_c_compiler_why": "Nothing can be compiled: Triton needs one (gcc or clang) for its first "
     "kernel, and there is none; install gcc, or name another with CC.",
     "mend_cpp_compiler": "C++ compiler is missing",
-    "mend_cpp_compiler_why": "Nothing can be compiled: no C++ compiler on the path; install one; "
-    "until then models run as without this node.",
+    "mend_cpp_compiler_why": "Nothing can be compiled: no C++ compiler on the path; install one.",
     "mend_other": "{name} is missing",
     "mend_other_why": "Nothing can be compiled: {reason}; {remedy}.",
     "mend_builds": "Nothing can be built",

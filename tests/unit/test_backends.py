@@ -22,7 +22,7 @@ def test_another_device_gets_eager_with_the_reason(device: str) -> None:
     resolution = resolve_backend("auto", device)
     assert resolution.backend.name == "eager"
     assert resolution.refused == (
-        f"inductor: this backend does not run on {device}; models run eager there",
+        f"inductor: this backend does not run on {device}; use an NVIDIA GPU",
     )
     with pytest.raises(RequirementError, match=f"does not run on {device}"):
         resolve_backend("inductor", device)
