@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..families.plan import Passage
 from ..host_api import attention
 from ..host_api.layers import FORWARDS, STATE
 from ..kinds.bytecode import codes
@@ -46,8 +47,13 @@ class Attributes:
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         """Remember how things are now."""
-        # By which attention a layer runs is asked when it does (`Wiring`).
-        self._modules = [module for module in modules if not attention.is_layer(module)]
+        # By which attention a layer runs is asked when it does (`Wiring`); what lies in passages of
+        # ours is set by us, in each step.
+        self._modules = [
+            module
+            for module in modules
+            if not (attention.is_layer(module) or isinstance(module, Passage))
+        ]
         self._own = [module.__dict__ for module in self._modules]
         names: dict[type, frozenset[str]] = {}
         for cls in set(map(type, self._modules)):
