@@ -66,7 +66,7 @@ def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(stage: Stage, 
     reports = stage.run_all(name, **({} if name in AS_IT_IS else SMALL))
     for report in reports:
         assert report["regions"]["eager"] == 0, report["eager"]
-        assert report["regions"]["compiled"] > 10 and report["misses"] == []
+        assert report["regions"]["compiled"] + report["idle"] > 10 and report["misses"] == []
     assert len(stage.keys) == before + ADDED.get(name, 0)
     assert stage.server.report()["store"]["files"] == len(stage.keys)
 
