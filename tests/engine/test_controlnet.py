@@ -464,7 +464,7 @@ def test_a_network_that_another_node_hooks_or_patches_is_right_and_named(xl: Con
     try:
         eager = xl.sample(xl.apply(net))
         assert relative(xl.sample(xl.apply(ours)), eager) < TOLERANCE
-        assert reasons(xl.report(ours)) == {"another node hooks a ResBlock": 1}
+        assert reasons(xl.report(ours)) == {}, "a hook runs around the block's own forward"
     finally:
         handle.remove()
     host = type(net.control_model).forward
