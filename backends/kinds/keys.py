@@ -9,6 +9,7 @@ sizes of symbolic dims and object identities are in none of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -53,8 +54,10 @@ def structure(description: Description) -> dict[str, Any]:
 
 def inputs(description: Description) -> dict[str, Any]:
     """Return the part of a description that says what a graph takes."""
-    data = description.to_dict()
-    return {"inputs": data["inputs"], "symbols": data["symbols"]}
+    return {
+        "inputs": [asdict(each) for each in description.inputs],
+        "symbols": [asdict(each) for each in description.symbols],
+    }
 
 
 def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
