@@ -118,7 +118,11 @@ def test_a_prompt_ends_with_the_hosts_image_and_the_report_says_what_is_off(
         assert report["notes"] == [present.why_off(off, Feature.EVERYTHING)]
     else:
         assert relative(image, subject.eager) < TOLERANCE
-        assert report["regions"]["compiled"] > 0, "the rest is as it was"
+        # A step that is left as a whole has compiled nothing, and says so.
+        if need.name not in COMPARED:
+            assert report["regions"]["compiled"] > 0, "the rest is as it was"
+        else:
+            assert report["regions"]["compiled"] > 0 or report["calls"]["eager"] > 0
 
 
 def _hangs_on(need: Need, change: str) -> set[Feature]:
