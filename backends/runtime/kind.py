@@ -29,12 +29,10 @@ class Kind:
 
     `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
     such calls, or one was made; `unrounded` is another, once layers of a call did not round their
-    inputs as the first one does; `left_at` counts the layers that are the host's, and those that
-    unpack their weights, by what they are and how they compute, for each place; `watch` knows the
-    code that was described.
+    inputs as the first one does; `watch` knows the code that was described.
 
     `called` are further kinds, of the same places while others have their code in parts of them, by
-    which parts their graphs call; the first one's are `away` then.
+    which parts their graphs call; the first one's are `away` then. `guests` are those others.
     """
 
     label: str
@@ -43,10 +41,11 @@ class Kind:
     reason: str | None = None
     wide: Graph | None = None
     unrounded: Graph | None = None
-    left_at: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     called: dict[Live, Kind] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
+    guests: dict[str, Guests] = field(default_factory=dict)
+    _left_at: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
 
     @property
     def here(self) -> list[Place]:
@@ -55,9 +54,30 @@ class Kind:
 
     @property
     def left(self) -> Counter[tuple[str, str]]:
-        """What `left_at` has of these."""
-        found = (self.left_at.get(place.name, Counter()) for place in self.here)
-        return sum(found, Counter[tuple[str, str]]())
+        """How many layers of these are the host's, or unpack their weights, by what they are and
+        how they compute.
+        """
+        return sum(map(self._left_in, self.here), Counter[tuple[str, str]]())
+
+    def _left_in(self, place: Place) -> Counter[tuple[str, str]]:
+        """Counted when first asked for: it takes a tenth of what describing takes."""
+        found = self._left_at.get(place.name)
+        if found is None:
+            found = self._left_at[place.name] = self._count_left(place)
+        return found
+
+    def _count_left(self, place: Place) -> Counter[tuple[str, str]]:
+        if self.graph is None:
+            return Counter()
+        if (others := self.guests.get(place.name)) is not None:
+            return live_parts.count(self.graph.description.module, others.live, others.words)
+        return host_layer.count(place.module, self.graph.description.module)
+
+    def let_go(self) -> None:
+        """Keep what a report tells of its places, and no module of theirs."""
+        for place in self.places:
+            self._left_in(place)
+        self.places = [replace(place, module=torch.nn.Module()) for place in self.places]
 
     @property
     def second_graphs(self) -> list[Graph]:
@@ -84,14 +104,12 @@ class Kind:
         """Note which of its places others have their code in, and which kind each is of then."""
         self.away = frozenset(place.name for place in self.places if place.name in guests)
         for kind in self.called.values():
-            kind.places, kind.left_at = [], {}
+            kind.places, kind.guests, kind._left_at = [], {}, {}
         for place in self.places if self.away else ():
             if place.name in self.away:
-                kind, found = guests[place.name]
+                kind, others = guests[place.name]
                 kind.places.append(place)
-                if kind.graph is not None:
-                    module = kind.graph.description.module
-                    kind.left_at[place.name] = live_parts.count(module, found.live, found.words)
+                kind.guests[place.name] = others
 
     def widen(self, graph_of: Callable[[Description], Graph]) -> None:
         """Have the second graph from now on."""
@@ -171,9 +189,6 @@ def describe_kinds(
                 place, plan, device, dtype, graph_of, known, why_not
             )
         kind.places.append(place)
-        if kind.graph is not None:
-            module = kind.graph.description.module
-            kind.left_at[place.name] = host_layer.count(place.module, module)
         of_place[place.name] = kind
     return list({id(kind): kind for kind in quick.values()}.values()), of_place
 

@@ -294,8 +294,8 @@ class Region:
         leaves them.
         """
         form = self.place.form
-        if form.writes:  # what reads a captured address must find it there
-            results = leave(form, inputs, results, by_copy=is_ours())
+        if form.writes:
+            results = leave(form, inputs, results)
         return results if len(results) > 1 else results[0]
 
 

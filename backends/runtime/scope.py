@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -185,9 +184,9 @@ class Scope:
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
         with self._lock:
-            gone = torch.nn.Module()
             for kind in self.serving:
-                kind.places = [replace(place, module=gone) for place in kind.places]
+                kind.let_go()
+            gone = torch.nn.Module()
             self.plan = self.plan.over(gone)
             self.root, self.holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()

@@ -12,19 +12,17 @@ from typing import Any
 import torch
 
 from ..families.plan import Form
-from ..torch_api.storages import take_over
 
 
 def leave(
-    form: Form, inputs: Sequence[Any], results: tuple[torch.Tensor, ...], *, by_copy: bool
+    form: Form, inputs: Sequence[Any], results: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Leave in a block's inputs what the host's code leaves there.
 
     Args:
         form: of the block.
         inputs: as its caller gave them.
-        results: of the graph, or of the host's code on copies of the inputs; nobody else has them.
-        by_copy: Whether no memory may change hands.
+        results: of the graph, or of the host's code on copies of the inputs.
 
     Returns:
         What the block gives back: the very inputs, where it does so.
@@ -32,9 +30,7 @@ def leave(
     given = list(results)
     for i in form.writes:
         written: torch.Tensor = inputs[i]
-        is_given_back = form.gives_back(i, written.dtype)
-        if by_copy or not is_given_back or not take_over(written, results[i]):
-            written.copy_(results[i])
-        if is_given_back:
+        written.copy_(results[i])
+        if form.gives_back(i, written.dtype):
             given[i] = written
     return tuple(given)

@@ -11,12 +11,11 @@ import torch
 
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.families.plan import Place
-from warmgraph_backends.runtime import region, trust
+from warmgraph_backends.runtime import trust
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.written import leave
 from warmgraph_backends.storing.comparisons import Comparisons
-from warmgraph_backends.torch_api import storages
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -135,51 +134,6 @@ def test_a_pack_that_keeps_what_it_gave_a_block_makes_its_image(run: Run, pack: 
     run.check(model=clone)
 
 
-def test_memory_changes_hands_where_nobody_keeps_it_and_not_where_somebody_does(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is copied in a plain step."""
-    taken: list[bool] = []
-
-    def take_over(tensor: torch.Tensor, result: torch.Tensor) -> bool:
-        taken.append(storages.take_over(tensor, result))
-        return taken[-1]
-
-    monkeypatch.setattr("warmgraph_backends.runtime.written.take_over", take_over)
-    run.check()
-    blocks = run.plain.model.diffusion_model
-    each = 2 * len(blocks.double_blocks) + len(blocks.single_blocks)
-    assert taken == [True] * each * len(run.probe.calls)
-    taken.clear()
-    run.check(model=kept_part(run.model, 0))
-    assert taken.count(False) == len(run.probe.calls)
-
-
-def test_while_a_graph_of_cuda_is_captured_addresses_stay(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was captured reads and writes where a tensor was then."""
-    scope = run.model.get_attachment("warmgraph").scope
-    place = next(p for p in scope.plan.places if p.form.writes == (0,))
-    seen: list[tuple[int, int]] = []
-    given = region.Region._given
-
-    def noted(self: Any, inputs: Any, results: Any) -> Any:
-        before = inputs[0].data_ptr()
-        result = given(self, inputs, results)
-        if self.place.name == place.name:
-            seen.append((before, inputs[0].data_ptr()))
-        return result
-
-    monkeypatch.setattr(region.Region, "_given", noted)
-    run.check()
-    assert all(before != after for before, after in seen)
-    seen.clear()
-    monkeypatch.setattr(region, "is_ours", lambda: True)
-    run.check()
-    assert seen and all(before == after for before, after in seen)
-
-
 # --- a block by itself ----------------------------------------------------------------------------
 
 
@@ -211,7 +165,7 @@ def test_each_block_that_writes_says_which_inputs_it_gives_back(
             given = [tensor.clone() for tensor in before]
             theirs = Made(given, before, list(tensors(form.reference(module, *given))))
             given = [tensor.clone() for tensor in before]
-            results = leave(form, given, form.computed(module, given), by_copy=False)
+            results = leave(form, given, form.computed(module, given))
             ours = Made(given, before, list(results))
         assert theirs.written() == ours.written() == set(form.writes)
         assert theirs.same() == ours.same() and theirs.sharing() == ours.sharing()

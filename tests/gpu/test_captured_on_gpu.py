@@ -62,7 +62,7 @@ def test_a_call_that_cannot_be_captured_runs_as_ever(
 
 
 def test_what_the_hosts_step_caches_compute_is_replayed(lab: Any, sdxl: dict[str, Any]) -> None:
-    result = lab.run("step_cache", limit_s=290, **sdxl, size=[512, 512], form="exact")
+    result = lab.run("step_cache", limit_s=290, **sdxl, size=[512, 512], forms=["exact"])
     assert len(result["rows"]) == 4
     for row in result["rows"]:
         assert row["computed"] < row["steps"], row
