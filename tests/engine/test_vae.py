@@ -23,12 +23,10 @@ PIXEL = 1 / 255
 DECODED = 1e-5
 DDCONFIG = {
     "double_z": True,
-    "z_channels": 4,
     "resolution": 256,
     "in_channels": 3,
     "out_ch": 3,
     "ch": 64,
-    "ch_mult": [1, 1, 1, 2],
     "num_res_blocks": 1,
     "attn_resolutions": [],
     "dropout": 0.0,
@@ -36,12 +34,18 @@ DDCONFIG = {
 SIZES = [(8, 8), (16, 8), (9, 15), (25, 33), (32, 32), (45, 60), (8, 64), (64, 8), (1, 1), (2, 3)]
 
 
-def make_vae(seed: int = 0, channels: int = 4) -> Any:
-    """A small VAE of the host's, with random weights."""
+def make_vae(seed: int = 0, channels: int = 4, widths: tuple[int, ...] = (1, 1)) -> Any:
+    """A small VAE of the host's, with random weights.
+
+    Args:
+        channels: of a latent.
+        widths: of its levels; each but the last doubles an image's sides.
+    """
     import comfy.sd
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
-    config = {"embed_dim": channels, "ddconfig": {**DDCONFIG, "z_channels": channels}}
+    levels = {"z_channels": channels, "ch_mult": list(widths)}
+    config = {"embed_dim": channels, "ddconfig": {**DDCONFIG, **levels}}
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, tensor in AutoencoderKL(**config).state_dict().items():
@@ -50,7 +54,9 @@ def make_vae(seed: int = 0, channels: int = 4) -> Any:
             weights[name] = torch.randn(tensor.shape, generator=generator) / fan_in**0.5
         else:
             weights[name] = torch.full_like(tensor, float("norm" in name and "weight" in name))
-    return comfy.sd.VAE(sd=weights, config={"params": config})
+    vae = comfy.sd.VAE(sd=weights, config={"params": config})
+    vae.upscale_ratio = vae.downscale_ratio = 2 ** (len(widths) - 1)
+    return vae
 
 
 def latent(height: int, width: int, batch: int = 1, seed: int = 3) -> torch.Tensor:
@@ -178,7 +184,21 @@ def test_calls_are_served_by_graphs(vae_lab: Lab, compiled: Any) -> None:
     compiled.decode(latent(8, 8))
     decoder = [k for k in vae_lab.engine.report(compiled)["kinds"] if k["state"] == "ready"]
     assert decoder
-    assert vae_lab.engine.report(compiled)["calls"]["compiled"] - before == 18
+    assert vae_lab.engine.report(compiled)["calls"]["compiled"] - before == 12
+
+
+def test_a_block_that_changes_its_width_is_compiled(vae_lab: Lab) -> None:
+    """It has a convolution more, on its shortcut; of this VAE nothing else is built."""
+    plain = make_vae(widths=(1, 2))
+    vae = vae_lab.engine.compile_vae(plain, parts="decoder", when_missing="never")
+    session = vars(vae)["warmgraph"].session
+    (graph,) = vae_lab.build_only(session, ["VAE ResnetBlock 128->64"])
+    for samples in (latent(4, 4), latent(9, 5, batch=2)):
+        before = vae_lab.engine.report(vae)["calls"]["compiled"]
+        assert relative(vae.decode(samples), plain.decode(samples)) < DECODED
+        assert vae_lab.engine.report(vae)["calls"]["compiled"] > before
+    (kind,) = (k for k in vae_lab.engine.report(vae)["kinds"] if k["key"] == graph.key)
+    assert (kind["state"], kind["places"]) == ("ready", 1)
 
 
 def test_a_new_process_builds_nothing(
@@ -268,7 +288,7 @@ def test_memory_that_runs_out_ends_in_the_hosts_tiles(
     vae_lab: Lab, plain: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = plain.first_stage_model.decoder.up[0].block[0]
-    limited = _Limited(block.conv1.forward, most=70 * 70 * 64 * 64)
+    limited = _Limited(block.conv1.forward, most=70 * 70 * 4 * 64)
     monkeypatch.setattr(block.conv1, "forward", limited)
     samples = latent(72, 72)
     eager = plain.decode(samples)
