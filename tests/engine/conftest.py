@@ -32,9 +32,9 @@ def _short_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Narrow models run quicker so."""
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small models run quicker so; servers have all threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -15,8 +15,6 @@ from warmgraph_backends.deepcache.schedule import Schedule
 from .cached import Pair, cached, evaluations
 from .sampling import SIZE, Trace, area, both, during
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _mask(pair: Pair, conditioning: Any, area: str) -> Any:
     mask = torch.zeros(1, 72, 88)

@@ -19,8 +19,6 @@ from warmgraph_backends.events import Event
 
 from .cached import Pair, cache_of, cached
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MODULES = ("branches", "cache", "calls", "features", "patches", "run", "schedule", "tally")
 #: Where the host calls ours or ours the host: they tell whose an exception is.
 BOUNDARIES = {

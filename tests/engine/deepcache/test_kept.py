@@ -12,8 +12,6 @@ import torch
 from .cached import Pair, Reference, cache_of, cached
 from .sampling import SIZE, area, both, during
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_hires_over_an_upscaled_latent(xl: Pair) -> None:
     def sample(model: Any) -> torch.Tensor:

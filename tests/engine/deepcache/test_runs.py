@@ -13,8 +13,6 @@ from warmgraph_tools.inprocess import Host
 from .cached import STEPS, Pair, cached, evaluations
 from .sampling import sample_custom
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(("denoise", "size"), [(0.5, (9, 11)), (0.8, (13, 8))])
 def test_image_to_image(xl: Pair, denoise: float, size: tuple[int, int]) -> None:

@@ -12,8 +12,6 @@ from warmgraph_tools.inprocess import Host
 
 from .cached import CALLS, Pair, cache_of, cached, evaluations
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def tuned(host: Host) -> ModuleType:
