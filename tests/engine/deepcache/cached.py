@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from warmgraph_backends.deepcache.cache import DeepCache
@@ -30,6 +31,15 @@ CALLS = {"full": 3, "shallow": 4}
 CUTS = [("narrow15", 0), ("narrowxl", 3)]
 #: Under the host's key for wrappers.
 _KEY = "tests.reference"
+
+
+def by_turns(names: Collection[str]) -> list[Any]:
+    """Each name in one of the models by turns; in the others, too, where all tests run."""
+    return [
+        pytest.param(*cut, name, marks=[] if number % len(CUTS) == turn else [pytest.mark.slow])
+        for turn, cut in enumerate(CUTS)
+        for number, name in enumerate(names)
+    ]
 
 
 def unpatched(model: Any) -> Any:

@@ -19,7 +19,7 @@ from warmgraph_backends.sessions.report import deepcache_report
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", params=["narrowxl", "narrow15"])
@@ -42,7 +42,11 @@ def test_every_size_and_branch_equals_the_reference(
     assert not torch.equal(expected, pair.sample(pair.model, width=width, height=height))
 
 
-@pytest.mark.parametrize("size", [(512, 512), (720, 960), (1000, 1024), (520, 328)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [(720, 960), (520, 328), *(pytest.param(s, marks=SLOW) for s in ((512, 512), (1000, 1024)))],
+    ids=str,
+)
 def test_sizes_of_images_equal_the_reference(xl: Pair, size: tuple[int, int]) -> None:
     """720x960 is where others fail: 45 rows meet 46 on the way up."""
     given = {"width": size[0], "height": size[1], "steps": 4}

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import CALLS, CUTS, Pair, Patch, cache_of, cached, changed
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from .cached import CALLS, Pair, Patch, by_turns, cache_of, cached, changed
 
 
 def _attention(name: str) -> Patch:
@@ -111,8 +109,7 @@ BLOCKS: dict[str, Patch] = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize(("kind", "branch"), CUTS)
+@pytest.mark.parametrize(("kind", "branch", "name"), by_turns(BLOCKS))
 def test_patches_of_blocks(pairs: dict[str, Pair], kind: str, branch: int, name: str) -> None:
     assert pairs[kind].check(BLOCKS[name], branch=branch, width=72) == CALLS
 

@@ -17,8 +17,6 @@ from .cached import (
 )
 from .sampling import step_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 #: Models whose levels are wide enough for an adapter's features.
 ADAPTERS = ("narrowt2i15", "narrowt2ixl")
 
@@ -89,8 +87,14 @@ def test_control_that_changes_its_strength_acts_in_the_outer_blocks_at_once(xl: 
     assert xl.check(steps=10, full={0, 4, 8}, options={"interval": 4}, **sampling)["full"] == 3
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
-@pytest.mark.parametrize("branch", [0, 2])
+@pytest.mark.parametrize(
+    ("branch", "kind"),
+    [
+        pytest.param(branch, kind, marks=[] if (branch == 0) == (number == 0) else pytest.mark.slow)
+        for branch in (0, 2)
+        for number, kind in enumerate(ADAPTERS)
+    ],
+)
 def test_a_t2i_adapter(pairs: dict[str, Pair], kind: str, branch: int) -> None:
     pair = pairs[kind]
     sampling = _controlled(pair, (_net(pair, kind, file="t2i"), {}))

@@ -14,18 +14,16 @@ import torch
 
 from .cached import (
     CALLS,
-    CUTS,
     Pair,
     Patch,
     Reference,
+    by_turns,
     cached,
     changed,
     evaluations,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
+SLOW = pytest.mark.slow
 NODES: dict[str, dict[str, Any]] = {
     "FreeU": {"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2},
     "FreeU_V2": {"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2},
@@ -42,8 +40,7 @@ NODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize(("kind", "branch"), CUTS)
+@pytest.mark.parametrize(("kind", "branch", "name"), by_turns(NODES))
 def test_nodes_of_the_host(
     pairs: dict[str, Pair], kind: str, branch: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,9 +97,14 @@ def test_self_attention_guidance(sd15: Pair, words: int) -> None:
     assert torch.equal(sd15.sample(always, positive=positive), plain)
 
 
-@pytest.mark.parametrize("after_skip", [True, False])
-@pytest.mark.parametrize("block", [1, 3])
-@pytest.mark.parametrize("branch", [0, 2])
+@pytest.mark.parametrize(
+    ("branch", "block", "after_skip"),
+    [
+        *((0, 1, True), (0, 3, False), (2, 1, False), (2, 3, True)),
+        *(pytest.param(0, 1, False, marks=SLOW), pytest.param(0, 3, True, marks=SLOW)),
+        *(pytest.param(2, 1, True, marks=SLOW), pytest.param(2, 3, False, marks=SLOW)),
+    ],
+)
 def test_deep_shrink(xl: Pair, block: int, after_skip: bool, branch: int) -> None:
     """It ends in the middle of an interval."""
     patch = xl.patch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -10,9 +10,6 @@ import torch
 
 from .cached import STEPS, THIRDS, Pair, Reference, cached, evaluations
 from .sampling import Trace, sample_custom
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 #: Samplers that evaluate more than once a step, with how often in a step but the last.
 #: All call back right after the first evaluation of a step.
@@ -33,6 +30,18 @@ SEVERAL = {
 }
 #: They make steps of their own, whose number is not the schedule's.
 SOLVERS = ("dpm_fast", "dpm_adaptive")
+
+
+#: Ends of names by which a sampler is another one on other noise, or in another guidance.
+_FURTHER = ("_gpu", "_cfg_pp", "_ancestral", "_heun", "_sde", "_bh2", "ddim")
+
+
+def _some(names: Collection[str], *but: str) -> list[Any]:
+    """Names; where not all tests run, without those of further forms of others, and `but`."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name.endswith((*_FURTHER, *but)) else [])
+        for name in names
+    ]
 
 
 def _steps_of(pair: Pair, **sampling: Any) -> list[int]:
@@ -60,19 +69,19 @@ def test_no_sampler_is_left_out(xl: Pair) -> None:
     assert {*_names(), *SEVERAL, *SOLVERS} == set(comfy.samplers.SAMPLER_NAMES)
 
 
-@pytest.mark.parametrize("sampler", _names())
+@pytest.mark.parametrize("sampler", _some(_names()))
 def test_samplers_of_one_evaluation_a_step(xl: Pair, sampler: str) -> None:
     assert xl.check(sampler=sampler) == {"full": 3, "shallow": 4}
 
 
-@pytest.mark.parametrize("sampler", [*SEVERAL, *SOLVERS])
+@pytest.mark.parametrize("sampler", _some([*SEVERAL, *SOLVERS], "dpm_adaptive", "_2"))
 def test_interval_one_changes_nothing(xl: Pair, sampler: str) -> None:
     ours = cached(xl.model, interval=1)
     assert torch.equal(xl.sample(ours, sampler=sampler), xl.sample(xl.model, sampler=sampler))
     assert evaluations(ours)["shallow"] == 0
 
 
-@pytest.mark.parametrize("sampler", SEVERAL)
+@pytest.mark.parametrize("sampler", _some(SEVERAL))
 def test_what_is_evaluated_between_two_callbacks_is_of_one_sort(xl: Pair, sampler: str) -> None:
     """All of these call back right after the first evaluation of a step."""
     steps = _steps_of(xl, sampler=sampler)

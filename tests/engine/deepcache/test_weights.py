@@ -18,8 +18,6 @@ from .cached import (
 )
 from .sampling import step_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _lora(pair: Pair, strength: float) -> Patch:
     name = pair.host.model_file("lora", base="narrowxl")
@@ -84,8 +82,13 @@ def _with_hooks(pair: Pair, *keyframes: tuple[float, float], both: bool = False)
     return sample
 
 
-@pytest.mark.parametrize("branch", [0, 3])
-@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize(
+    ("both", "branch"),
+    [
+        *((False, 0), (True, 3)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 3), (True, 0))),
+    ],
+)
 def test_hooked_loras(xl: Pair, both: bool, branch: int) -> None:
     """On one conditioning only, calls are of two groups with weights of their own."""
     sample = _with_hooks(xl, both=both)

@@ -15,8 +15,6 @@ from .cached import (
     changed,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def _wrapped(kind: str) -> Patch:
     def around(executor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,8 +90,14 @@ def test_a_wrapper_that_runs_tiles(xl: Pair) -> None:
     assert xl.check(_function(tiles), width=192) == {"full": 9, "shallow": 12}
 
 
-@pytest.mark.parametrize("schedule", ["standard_static", "looped_uniform"])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("causal", "schedule"),
+    [
+        *((True, "standard_static"), (False, "looped_uniform")),
+        pytest.param(True, "looped_uniform", marks=pytest.mark.slow),
+        pytest.param(False, "standard_static", marks=pytest.mark.slow),
+    ],
+)
 def test_context_windows(xl: Pair, schedule: str, causal: bool) -> None:
     """Windows over a batch of images: several calls of one form in each evaluation. A schedule may
     move them from step to step.
