@@ -204,9 +204,7 @@ FILES = {
     "flux-2-klein-4b.safetensors": Kind(
         "diffusion_models", _transformer("flux2", context_in_dim=3 * 64)
     ),
-    "qwen_image_edit_2509_fp8_e4m3fn.safetensors": Kind(
-        "diffusion_models", _transformer("qwen", num_attention_heads=1)
-    ),
+    "qwen_image_edit_2509_fp8_e4m3fn.safetensors": Kind("diffusion_models", _transformer("qwen")),
     "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": _wan(),
     "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": _wan(),
     "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors": _wan(in_dim=36),
