@@ -22,6 +22,8 @@ COMPILED = {
     for name in NAMES
     if asked(name) <= set(transformer_files.FILES)
 }
+#: Each of these has what others show: a file in the same form, or another pair of models.
+SLOW = ("flux1_fp8_scaled", "flux1_int8", "wan22_two_models")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,10 @@ def test_each_file_is_asked_for() -> None:
     assert set().union(*map(asked, COMPILED)) == set(transformer_files.FILES)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in COMPILED],
+)
 def test_a_workflow_runs_compiled_once_built_and_builds_nothing_more(
     stage: Stage, name: str
 ) -> None:

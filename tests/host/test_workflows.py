@@ -1,5 +1,4 @@
-"""Every shipped workflow of a UNet on a real server; only `steps` is lowered, and the size, but
-for text_to_image's.
+"""Every shipped workflow of a UNet on a real server; only `steps` and the size are lowered.
 
 Narrow models stand under the file names that the workflows ask for. Seeds change from run to run,
 as the page's "randomize" does, because the host would serve an equal prompt from its cache.
@@ -25,8 +24,7 @@ FILES = {  # file name -> kind of model, and the model that it is for
 ADDED = {"controlnet": 1, "vae_tiled_decode": 1}
 UNETS = [name for name in NAMES if asked(name) <= set(FILES)]
 # Graphs are for any size. Of tiles there are still nine.
-SMALL = {"width": 512, "height": 512, "tile_size": 256}
-AS_IT_IS = ("text_to_image",)
+SMALL = {"width": 256, "height": 256, "tile_size": 128}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +54,26 @@ def test_each_workflow_names_only_files_that_these_tests_provide() -> None:
         assert asked(name) and asked(name) <= set(files), name
 
 
-@pytest.mark.parametrize("name", UNETS)
-def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(stage: Stage, name: str) -> None:
+AS_IT_IS = pytest.param("text_to_image", {}, id="text_to_image as it is", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*(pytest.param(name, SMALL, id=name) for name in UNETS), AS_IT_IS]
+)
+def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(
+    stage: Stage, name: str, size: dict[str, int]
+) -> None:
     before = len(stage.keys)
     if name in ADDED:
-        small = stage.prompt(name, seed=0, width=256, height=256)
+        small = stage.prompt(name, seed=0, **SMALL)
         stage.server.run(small, workflow=read(name))
         stage.server.wait_until_built()
-    reports = stage.run_all(name, **({} if name in AS_IT_IS else SMALL))
+    reports = stage.run_all(name, **size)
     for report in reports:
         assert report["regions"]["eager"] == 0, report["eager"]
-        assert report["regions"]["compiled"] + report["idle"] > 10 and report["misses"] == []
+        assert report["regions"]["compiled"] >= 10 and report["misses"] == []
+        is_vae = report["id"].startswith("vae-")  # of which a workflow decodes or encodes
+        assert (report["idle"] > 0) == is_vae, report["id"]
     assert len(stage.keys) == before + ADDED.get(name, 0)
     assert stage.server.report()["store"]["files"] == len(stage.keys)
 
