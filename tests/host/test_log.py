@@ -137,10 +137,15 @@ def test_the_console_reports_of_the_running_server(listener: Listener) -> None:
     assert answer["models"][0]["regions"] == {"total": 38, "compiled": 38, "eager": 0}
 
 
-def test_a_server_says_at_its_start_what_it_does_not_understand(
-    start_server: Callable[..., Server],
-) -> None:
-    own = start_server(environment={"WARMGRAPH_DEBUG": "verify,dmp"})
+def test_a_server_that_starts_again_says_what_it_does_not_understand(listener: Listener) -> None:
+    """It stops as with Ctrl-C."""
+    own = listener.server
+    first, stops = own.pid, own.log.count("Stopped server")
+    own.environment["WARMGRAPH_DEBUG"] = "verify,dmp"
+    own.restart()
+    assert own.pid != first
     assert "WARMGRAPH_DEBUG=verify is set on this server; no calls are captured" in own.log
     assert "WARMGRAPH_DEBUG: 'dmp' is not known and does nothing; known are verify, dump" in own.log
     own.stop()
+    assert own.log.count("Stopped server") == stops + 2
+    assert "IMPORT FAILED" not in own.log

@@ -69,18 +69,6 @@ def test_the_pack_is_installed_without_what_only_developers_need() -> None:
     assert not names & {"tests", "tools", "dev.py", "benchmarks", ".ci"}
 
 
-def test_a_server_stops_as_with_ctrl_c_and_starts_again(
-    start_server: Callable[..., Server],
-) -> None:
-    own = start_server()
-    first = own.pid
-    own.restart()
-    assert own.pid != first
-    own.stop()
-    assert own.log.count("Stopped server") == 2
-    assert "IMPORT FAILED" not in own.log
-
-
 class TestConverter:
     """`to_prompt` on shapes of workflow that the shipped ones do not have."""
 
