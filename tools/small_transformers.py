@@ -425,12 +425,19 @@ DETECTED = ("flux1", "wan")
 FAST = "fp8_fast"
 
 
-def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0) -> Any:
+def load_quantised(
+    kind: str,
+    form: str | Callable[[str], str],
+    *,
+    seed: int = 0,
+    change: Callable[[dict[str, torch.Tensor]], Any] = lambda file: None,
+) -> Any:
     """Return a MODEL as the host's loader makes it of a file whose blocks are quantised.
 
     Args:
         form: of `quantised.FORMATS`, or what says which a weight has; or `FAST`, of a kind of
             `DETECTED`.
+        change: what is done to the file.
     """
     import comfy.sd
     from comfy import model_management, utils
@@ -441,6 +448,7 @@ def load_quantised(kind: str, form: str | Callable[[str], str], *, seed: int = 0
             weights(kind, seed=seed), model_options=options
         )
     file = quantised(weights(kind, seed=seed), form)
+    change(file)
     if kind in DETECTED:
         return comfy.sd.load_diffusion_model_state_dict(file)
     config = _config(KINDS[kind])

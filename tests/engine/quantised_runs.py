@@ -39,6 +39,13 @@ def layers_of(file: Mapping[str, torch.Tensor]) -> list[str]:
     return [name.removesuffix(".comfy_quant") for name in file if name.endswith(".comfy_quant")]
 
 
+def rounded_layers(compiled: Any) -> list[int]:
+    """Of how many layers each graph of a compiled model rounds the input itself."""
+    kinds = compiled.get_attachment("warmgraph").scope.kinds
+    modules = [kind.graph.description.module for kind in kinds]
+    return [len(list(host_layer.rounded_paths(module))) for module in modules]
+
+
 class Flux:
     """A small Flux 1 as the host runs it, and through Compile Model."""
 
@@ -63,7 +70,4 @@ class Flux:
         return True
 
     def rounded(self) -> list[int]:
-        """Of how many layers each graph rounds the input itself."""
-        kinds = self.ours.get_attachment("warmgraph").scope.kinds
-        modules = [kind.graph.description.module for kind in kinds]
-        return [len(list(host_layer.rounded_paths(module))) for module in modules]
+        return rounded_layers(self.ours)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.debugging import Debugging
 from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -18,12 +19,13 @@ from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import TOLERANCE, Lab, Probe, relative, sampled
 from .paged import Paged, Scaled, in_main_memory
-from .quantised_runs import LAYER, QUANTISED, Flux, flux, layers_of
+from .quantised_runs import LAYER, QUANTISED, Flux, flux, layers_of, rounded_layers
+from .transformer_runs import EXPECTED
 
 #: What is said of a format that this device has no product for: a processor has none for fp8.
 UNPACKED = ": this device unpacks it at each call; int8 files are multiplied as they are"
-#: What a LoRA adds to its weight.
-LORA = 0.05 * torch.randn(1024, 256, generator=torch.Generator().manual_seed(9))
+#: By kind of a model, the layer that a LoRA changes.
+LAYERS = {"flux1": LAYER, "wan": "blocks.1.ffn.0"}
 
 
 def prompts(kind: str) -> Iterator[tuple[Any, torch.Tensor]]:
@@ -34,13 +36,21 @@ def prompts(kind: str) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def a_lora_builds_nothing(
-    host: Host, lab: Lab, model: Any, compiled: Any, prompt: Any, latent: torch.Tensor
+    host: Host,
+    lab: Lab,
+    model: Any,
+    compiled: Any,
+    prompt: Any,
+    latent: torch.Tensor,
+    layer: str = LAYER,
 ) -> None:
     """It is in the image, as in the host's, and in the graphs that there are."""
-    key, built = f"diffusion_model.{LAYER}.weight", lab.builds()
+    key, built = f"diffusion_model.{layer}.weight", lab.builds()
+    shape = model.model.diffusion_model.get_submodule(layer).weight.shape
+    added = 0.05 * torch.randn(shape, generator=torch.Generator().manual_seed(9))
     clone, plain = compiled.clone(), model.clone()
     for each in (clone, plain):
-        assert each.add_patches({key: ("diff", (LORA,))}) == [key]
+        assert each.add_patches({key: ("diff", (added,))}) == [key]
     with_lora, without, theirs = sampled(host, (clone, compiled, plain), prompt, latent)
     assert relative(with_lora, theirs) < 2 * QUANTISED < relative(with_lora, without)
     assert lab.builds() == built and lab.engine.report(clone)["calls"]["eager"] == 0
@@ -143,32 +153,48 @@ def checkpoint(host: Host, form: str) -> tuple[Any, Any, Any]:
     return host.nodes.CheckpointLoaderSimple().load_checkpoint(name)
 
 
-def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(host: Host, shared: Lab) -> None:
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(("transformer block",), id="what is quantised"),
+        pytest.param((), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(
+    host: Host, shared: Lab, tmp_path: Path, only: tuple[str, ...]
+) -> None:
     lora = host.model_file("lora", base="narrow15")
-    for number, form in enumerate(("fp8_e4m3fn", "int8")):
-        probe = Probe()
-        model, clip, _ = checkpoint(host, form)
-        built = shared.builds()
-        compiled = shared.compiled(probe.attach(model))
-        block = model.model.diffusion_model.middle_block[1].transformer_blocks[0]
-        assert block.attn1.to_q.quant_format == FORMATS[form].marks["format"]
-        prompt, other = host.encode(clip, "a cat on a hill"), host.encode(clip, "blurry")
-        images = []
-        for strength in (None, 1.0, 0.5, 0.0, None):
-            given = compiled
-            if strength is not None:
-                named = {"lora_name": lora, "strength_model": strength}
-                (given,) = host.node("LoraLoaderModelOnly", model=compiled, **named)
-            images.append(host.sample(given, prompt, other, width=72, height=96))
-        assert images[0].isfinite().all() and torch.equal(images[0], images[4])
-        assert relative(images[1], images[0]) > 10 * QUANTISED
-        host.sample(compiled, prompt, other, batch=2)
-        assert max(call.error for call in probe.calls) < QUANTISED
-        report = shared.engine.report(compiled)
-        assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-        assert shared.builds() - built == (0 if number else len(report["kinds"]))
-        words = f"linear layers stay as they are (quantised, {FORMATS[form].marks['format']}"
-        assert any(words in note for note in report["notes"]), report["notes"]
+    lab = shared.copy_to(tmp_path, Debugging(only=only))
+    try:
+        for number, form in enumerate(("fp8_e4m3fn", "int8")):
+            probe = Probe()
+            model, clip, _ = checkpoint(host, form)
+            built = lab.builds()
+            compiled = lab.compiled(probe.attach(model))
+            block = model.model.diffusion_model.middle_block[1].transformer_blocks[0]
+            assert block.attn1.to_q.quant_format == FORMATS[form].marks["format"]
+            prompt, other = host.encode(clip, "a cat on a hill"), host.encode(clip, "blurry")
+            images = []
+            for strength in (None, 1.0, 0.5, 0.0, None):
+                given = compiled
+                if strength is not None:
+                    named = {"lora_name": lora, "strength_model": strength}
+                    (given,) = host.node("LoraLoaderModelOnly", model=compiled, **named)
+                images.append(host.sample(given, prompt, other, width=72, height=96))
+            assert images[0].isfinite().all() and torch.equal(images[0], images[4])
+            assert relative(images[1], images[0]) > 10 * QUANTISED
+            host.sample(compiled, prompt, other, batch=2)
+            assert max(call.error for call in probe.calls) < QUANTISED
+            report = lab.engine.report(compiled)
+            left = {kind["kind"]: kind["places"] for kind in report["kinds"] if not kind["key"]}
+            assert not only or "Transformer block 64" not in left
+            assert report["regions"]["eager"] == sum(left.values()), report["eager"]
+            assert report["calls"]["eager"] == 0 < report["regions"]["compiled"]
+            assert lab.builds() - built == (0 if number else len(report["kinds"]) - len(left))
+            words = f"linear layers stay as they are (quantised, {FORMATS[form].marks['format']}"
+            assert any(words in note for note in report["notes"]), report["notes"]
+    finally:
+        lab.engine.close()
 
 
 # --- restarts -------------------------------------------------------------------------------------
@@ -273,30 +299,42 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
 def with_input_scales(file: dict[str, torch.Tensor]) -> None:
     """As files have it whose inputs were calibrated: one number for a layer, of either shape."""
     for n, name in enumerate(sorted(layers_of(file))):
-        shape = (1,) if "mlp" in name else ()
+        shape = (1,) if "mlp" in name or "ffn" in name else ()
         file[f"{name}.input_scale"] = torch.full(shape, 0.004 * (1 + n % 5))
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
+@pytest.mark.parametrize(
+    ("kind", "rounded"),
+    [("wan", [10, 0]), pytest.param("flux1", [10, 3, 0], marks=pytest.mark.slow)],
+)
 def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
-    host: Host, shared: Lab, tmp_path: Path
+    host: Host, shared: Lab, tmp_path: Path, kind: str, rounded: list[int]
 ) -> None:
-    calibrated = Flux(host, shared, flux("fp8_e4m3fn", with_input_scales))
-    model, compiled = calibrated.plain, calibrated.ours
-    assert calibrated.rounded() == [10, 3, 0]
-    for prompt, latent in prompts("flux1"):
+    def load() -> Any:
+        return transformers.load_quantised(kind, "fp8_e4m3fn", change=with_input_scales)
+
+    model = load()
+    compiled = shared.compiled(model)
+    assert rounded_layers(compiled) == rounded
+    for prompt, latent in prompts(kind):
         eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert eager.isfinite().all() and relative(ours, eager) < QUANTISED
     report = shared.engine.report(compiled)
-    assert report["calls"] == {**report["calls"], "compiled": 4 * 5, "eager": 0}, report["eager"]
+    places = EXPECTED[kind].places
+    assert report["calls"] == {**report["calls"], "compiled": 4 * places, "eager": 0}, report[
+        "eager"
+    ]
 
-    a_lora_builds_nothing(host, shared, model, compiled, prompt, latent)
+    a_lora_builds_nothing(host, shared, model, compiled, prompt, latent, LAYERS[kind])
 
     lab = shared.copy_to(tmp_path)
     try:
-        run = Flux(host, lab, flux("fp8_e4m3fn", with_input_scales))
-        assert relative(*run.images()) < QUANTISED
-        assert lab.engine.report(run.ours)["calls"]["eager"] == lab.jobs() == 0
+        model = load()
+        compiled = lab.compiled(model)
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert relative(ours, eager) < QUANTISED
+        assert lab.engine.report(compiled)["calls"]["eager"] == lab.jobs() == 0
     finally:
         lab.engine.close()
 
