@@ -15,7 +15,7 @@ import torch
 from warmgraph_backends.deepcache.branches import Branch, depth
 from warmgraph_tools.inprocess import Host
 
-SIZES = [(8, 8), (9, 15), (45, 30)]
+SIZES = [(8, 8), (9, 15), (21, 14)]
 Call = dict[str, Any]
 
 

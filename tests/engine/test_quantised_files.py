@@ -111,13 +111,11 @@ def in_full_precision(only: str) -> Callable[[File], None]:
 
 #: Others differ in what the host does alone.
 FEW = ("int8_convrot", "fp8_e4m3fn", "nvfp4")
+SOME = [form if form in FEW else pytest.param(form, marks=pytest.mark.slow) for form in FORMATS]
 
 
 @pytest.mark.parametrize("only", ["", "_mlp."])
-@pytest.mark.parametrize(
-    "form",
-    [form if form in FEW else pytest.param(form, marks=pytest.mark.slow) for form in FORMATS],
-)
+@pytest.mark.parametrize("form", SOME)
 def test_layers_that_ask_for_full_precision_run_the_same_graphs(
     host: Host, shared: Lab, form: str, only: str
 ) -> None:
@@ -256,7 +254,10 @@ def assert_as_the_host(run: Flux) -> tuple[str, str] | torch.Tensor:
 
 
 GROUPS = [
-    (form, size) for form in ("int8_convrot", "convrot_w4a4") for size in (0, 16, 64, 128, 1024)
+    *(("int8_convrot", size) for size in (0, 64, 1024)),
+    *(("convrot_w4a4", size) for size in (16, 128)),
+    *(pytest.param("int8_convrot", size, marks=pytest.mark.slow) for size in (16, 128)),
+    *(pytest.param("convrot_w4a4", size, marks=pytest.mark.slow) for size in (0, 64, 1024)),
 ]
 
 
@@ -310,7 +311,7 @@ def without_a_number(file: File) -> None:
         scale.reshape(-1)[0] = torch.nan
 
 
-@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("form", SOME)
 def test_a_scale_that_is_no_number_gives_the_hosts_image(
     host: Host, shared: Lab, form: str
 ) -> None:
