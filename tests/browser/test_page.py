@@ -79,7 +79,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     page.open_shipped("text_to_image")
     page.set_widget("KSampler", "steps", 1)
     for side in ("width", "height"):
-        page.set_widget("EmptyLatentImage", side, 512)
+        page.set_widget("EmptyLatentImage", side, 128)
     page.set_widget("KSampler", "control_after_generate", "fixed")
     page.run_workflow()
     assert set(workflows.glob("*.graphs")) == before, "a tab that was never saved has no folder"
