@@ -34,13 +34,13 @@ SIZES = {
 
 class More(NamedTuple):
     """What else people do with a model: the host's flags, sizes, the last number of which is a
-    batch, and whether it has a LoRA.
+    batch, and the node of its LoRA.
     """
 
     kind: str
     flags: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
-    lora: bool = False
+    lora: str | None = None
 
 
 #: By the case's name.
@@ -50,8 +50,11 @@ MORE = {
     "zimage_off": More("zimage", OFF, ((1024, 1024, 1),)),
     "zimage_novram": More("zimage", ("--novram",), ((1024, 1024, 1),)),
     "wan1_3b_720p": More("wan1_3b", DEFAULT, ((1280, 720, 21),)),
-    "flux1_int8_lora": More("flux1_int8", DEFAULT, ((1024, 1024, 1),), lora=True),
-    "flux1_fp8_lora": More("flux1_fp8", DEFAULT, ((1024, 1024, 1),), lora=True),
+    "flux1_int8_lora": More("flux1_int8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderModelOnly"),
+    "flux1_fp8_lora": More("flux1_fp8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderModelOnly"),
+    "flux1_int8_bypass": More(
+        "flux1_int8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderBypassModelOnly"
+    ),
 }
 
 #: Of EasyCache's node, its largest: a model of random weights changes much from step to step.

@@ -51,6 +51,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "wan14b_fp8_480p_81f_speedup": ("wan14b_fp8", "832x480x21", ">= 1.35"),
         "flux1_int8_lora_speedup": ("flux1_int8_lora", "1024x1024x1", ">= 1.4"),
         "flux1_fp8_lora_speedup": ("flux1_fp8_lora", "1024x1024x1", ">= 1.4"),
+        "flux1_int8_bypass_speedup": ("flux1_int8_bypass", "1024x1024x1", ""),
         "host033_zimage_int8_speedup": ("zimage_int8-host0.33", "1024x1024x1", ""),
         "host033_flux1_fp8_speedup": ("flux1_fp8-host0.33", "1024x1024x1", ""),
         "host033_wan14b_int8_speedup": ("wan14b_int8-host0.33", "832x480x9", ""),

@@ -253,8 +253,13 @@ def _meant(model: Any, dtype: Any) -> dict[str, Any]:
     return weights
 
 
-def with_lora(model: Any, *, rank: int = 16, strength: float = 0.8) -> Any:
-    """Return a clone with a LoRA on every product of its blocks, as LoraLoaderModelOnly puts it."""
+def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -> Any:
+    """Return a clone with a LoRA on every product of its blocks.
+
+    Args:
+        node: which of the host's puts it there: "LoraLoaderModelOnly" or
+            "LoraLoaderBypassModelOnly".
+    """
     import comfy.sd
     import torch
 
@@ -269,7 +274,11 @@ def with_lora(model: Any, *, rank: int = 16, strength: float = 0.8) -> Any:
             lora |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
     if not lora:
         raise RuntimeError("the model must have blocks with linear layers, got none")
-    patched, _ = comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)
+    load = {
+        "LoraLoaderModelOnly": comfy.sd.load_lora_for_models,
+        "LoraLoaderBypassModelOnly": comfy.sd.load_bypass_lora_for_models,
+    }[node]
+    patched, _ = load(model, None, lora, strength, 0.0)
     return patched
 
 

@@ -31,7 +31,7 @@ def transformer(
     exact: bool = True,
     exact_sizes: list[list[int]] | None = None,
     truth: bool = False,
-    lora: bool = False,
+    lora: str | None = None,
     rounds: int = 3,
     steps: int = 8,
     workers: int = 0,
@@ -47,7 +47,7 @@ def transformer(
         exact: whether the host's own forward, captured, takes turns.
         exact_sizes: at which it is compared with eager, bit for bit.
         truth: also compare ours and eager with the same file computed in float32.
-        lora: put a LoRA on all products of its blocks, as the LoraLoaderModelOnly node does; eager
+        lora: the host's node that puts a LoRA on all products of its blocks (`with_lora`); eager
             has it, too.
 
     Returns:
@@ -62,8 +62,8 @@ def transformer(
     result: dict[str, Any] = {"rows": {}}
     watch = Stopwatch()
     loaded = load(name, Path(path))
-    if lora:
-        loaded = with_lora(loaded)
+    if lora is not None:
+        loaded = with_lora(loaded, lora)
     result["file_seconds"] = round(watch.seconds(), 1)
     engine = open_engine(Path(store), workers=workers)
     probes = {form: Probe() for form in ("eager", "ours")}
