@@ -92,6 +92,7 @@ def test_the_host_knows_the_file_as_ours(model: Any) -> None:
     assert {name: config.unet_config[name] for name in CONFIG} == CONFIG
 
 
+@pytest.mark.slow
 def test_an_interval_of_one_gives_the_plain_images(model: Any) -> None:
     bench = quality.Bench(model, TASK)
     assert bench.plain.pictures.isfinite().all() and bench.plain.pictures.std() > 0.05
@@ -102,6 +103,7 @@ def test_an_interval_of_one_gives_the_plain_images(model: Any) -> None:
     assert third.psnr > tenth.psnr and third.work > tenth.work
 
 
+@pytest.mark.slow
 def test_a_threshold_is_found_at_which_work_is_equal(model: Any) -> None:
     bench = quality.Bench(model, TASK._replace(steps=4))
     uniform = bench.by_interval("uniform", 2, 0).row

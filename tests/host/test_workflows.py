@@ -54,11 +54,20 @@ def test_each_workflow_names_only_files_that_these_tests_provide() -> None:
         assert asked(name) and asked(name) <= set(files), name
 
 
+#: Tests of the engine show all that these do.
+SLOW = ("controlnet", "vae_tiled_decode")
 AS_IT_IS = pytest.param("text_to_image", {}, id="text_to_image as it is", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [*(pytest.param(name, SMALL, id=name) for name in UNETS), AS_IT_IS]
+    ("name", "size"),
+    [
+        *(
+            pytest.param(n, SMALL, id=n, marks=[pytest.mark.slow] if n in SLOW else [])
+            for n in UNETS
+        ),
+        AS_IT_IS,
+    ],
 )
 def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(
     stage: Stage, name: str, size: dict[str, int]

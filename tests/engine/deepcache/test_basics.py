@@ -27,7 +27,11 @@ def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
     return pairs[request.param]
 
 
-@pytest.mark.parametrize("size", [(64, 64), (72, 96), (104, 88), (40, 200)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [(72, 96), (40, 200), *(pytest.param(s, marks=SLOW) for s in ((64, 64), (104, 88)))],
+    ids=str,
+)
 @pytest.mark.parametrize("branch", [0, 1, 11])
 def test_every_size_and_branch_equals_the_reference(
     pair: Pair, size: tuple[int, int], branch: int
