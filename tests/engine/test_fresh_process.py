@@ -46,12 +46,9 @@ def test_a_fresh_process_with_another_hash_seed_loads_everything_and_builds_noth
 
 
 def test_describing_sdxl_takes_little_of_the_hosts_time(child: dict[str, Any]) -> None:
-    """The budget is 10 ms a kind; the thread's processor time, best of several.
-
-    Where two processes share two slow cores 142 ms were seen, and 248 ms for a process's first
-    time, which also imports and probes.
+    """Counted in calls of functions, of which there are as many on every machine: 403,000 with
+    Python 3.11. A process's first time also imports and probes.
     """
-    measured = child["describe"]
-    assert {(m["places"], m["kinds"]) for m in measured} == {(114, 23)}
-    assert min(m["ms"] for m in measured) <= 10 * 23, measured
-    assert measured[0]["ms"] <= 20 * 23, measured
+    first, again = child["describe"]
+    assert {(m["places"], m["kinds"]) for m in (first, again)} == {(114, 23)}
+    assert again["calls"] <= 450_000 and first["calls"] <= 1_000_000, (first, again)
