@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from processes import import_tests  # a script: its folder is on the path
 
 
 def main() -> None:
     """Describe a real-size SDXL before anything is warm, then run a user's first prompt."""
     tree, base, root = map(Path, sys.argv[1:])
-    _load("conftest", HERE.parent / "conftest.py")
-    package = _load("engine_tests", HERE / "__init__.py", [str(HERE)])
-    assert package is not None
+    import_tests()
     from engine_tests.lab import Lab
     from engine_tests.probed import Probed
 
@@ -94,15 +91,6 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
         calls = pstats.Stats(profile).total_calls
         measured.append({"calls": calls, "kinds": len(scope.kinds), "places": len(plan.places)})
     return measured
-
-
-def _load(name: str, file: Path, folders: list[str] | None = None) -> Any:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ a MODEL is a small transformer, `KIND:FORMAT` for a quantised one, or "unet".
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import threading
@@ -15,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from processes import import_tests  # a script: its folder is on the path
+
 #: The kinds of these models that are looked at; the others would take longer.
 ONLY = ("Wan", "Krea block", "Transformer block")
 
@@ -24,8 +24,7 @@ def main() -> None:
     """Put each model through the same samples."""
     names = sys.argv[4:]
     tree, base, root = map(Path, sys.argv[1:4])
-    _load("conftest", HERE.parent / "conftest.py")
-    _load("engine_tests", HERE / "__init__.py", [str(HERE)])
+    import_tests()
     from engine_tests.lab import Lab
 
     from warmgraph_backends.debugging import Debugging
@@ -152,15 +151,6 @@ def watched_recording() -> Iterator[dict[str, int]]:
         yield seen
     finally:
         region.Region.__call__, scope.Scope._prepare = before  # type: ignore[method-assign]
-
-
-def _load(name: str, file: Path, folders: list[str] | None = None) -> Any:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

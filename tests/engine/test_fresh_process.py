@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +11,7 @@ from warmgraph_tools.inprocess import Host
 
 from .lab import Lab
 from .probed import Probed
-
-CHILD = Path(__file__).with_name("child.py")
+from .processes import seen_by
 
 HASH_SEED = "12345"
 
@@ -24,16 +19,8 @@ HASH_SEED = "12345"
 @pytest.fixture(scope="module")
 def child(lab: Lab, host: Host) -> dict[str, Any]:
     """What a new process with another hash seed saw over the shared store."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(host.tree), str(host.base), str(lab.root)],
-        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
+    return seen_by("child.py", host.tree, host.base, lab.root, timeout=900, environment=environment)
 
 
 def test_a_fresh_process_with_another_hash_seed_loads_everything_and_builds_nothing(

@@ -4,10 +4,7 @@ part is compiled or named.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ from warmgraph_tools.inprocess import Host
 
 from . import newer_tree
 from .lab import TOLERANCE
+from .processes import seen_by
 from .quantised_runs import QUANTISED
 from .transformer_runs import EXPECTED
 
-CHILD = Path(__file__).with_name("newer_child.py")
 #: Whose attention gets an argument that nobody knows.
 UNHEARD_OF = "krea"
 UNET = "unet"
@@ -47,15 +44,7 @@ def seen_of(tree: Path, host: Host, folder: Path, *names: str) -> dict[str, Any]
     """What a process of that host saw of these models."""
     lab = os.environ.get("WARMGRAPH_TEST_LAB")
     root = Path(lab) / "newer" if lab else folder / "lab"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(tree), str(host.base), str(root), *names],
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return seen_by("newer_child.py", tree, host.base, root, *names, timeout=3000)
 
 
 @pytest.fixture(scope="module")
