@@ -21,7 +21,7 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab, relative
-from .quantised_runs import LAYER, QUANTISED, Flux, flux
+from .quantised_runs import LAYER, QUANTISED, Flux, flux, rounding
 
 ELSEWHERE = torch.device("cpu", 1)
 
@@ -42,7 +42,7 @@ def calls(host: Host, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def within_blocks(model: Any) -> list[Any]:
-    """The quantised layers of a small Flux 1 that lie within its regions."""
+    """The quantised layers of a small transformer that lie within its regions."""
     root = model.model.diffusion_model
     return [
         layer
@@ -67,10 +67,11 @@ def test_layers_are_not_called(host: Host, shared: Lab, calls: Counter[int]) -> 
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
+@pytest.mark.parametrize("kind", ["wan", pytest.param("flux1", marks=pytest.mark.slow)])
 def test_layers_whose_inputs_a_graph_rounds_are_not_called(
-    host: Host, shared: Lab, calls: Counter[int]
+    host: Host, shared: Lab, calls: Counter[int], kind: str
 ) -> None:
-    run = settled(Flux(host, shared, flux("fp8_e4m3fn")))
+    run = settled(Flux(host, shared, rounding(kind), kind))
     assert sum(run.rounded()) > 0
     calls.clear()
     ours = run.sample(run.ours)

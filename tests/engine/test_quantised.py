@@ -19,7 +19,15 @@ from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import TOLERANCE, Lab, Probe, relative, sampled
 from .paged import Paged, Scaled, in_main_memory
-from .quantised_runs import LAYER, QUANTISED, Flux, flux, layers_of, rounded_layers
+from .quantised_runs import (
+    LAYER,
+    QUANTISED,
+    Flux,
+    flux,
+    rounded_layers,
+    rounding,
+    with_input_scales,
+)
 from .transformer_runs import EXPECTED
 
 #: What is said of a format that this device has no product for: a processor has none for fp8.
@@ -296,13 +304,6 @@ def test_a_packs_own_file_runs_compiled_around_its_products_and_norms(
 # --- fp8 where the device multiplies it -----------------------------------------------------------
 
 
-def with_input_scales(file: dict[str, torch.Tensor]) -> None:
-    """As files have it whose inputs were calibrated: one number for a layer, of either shape."""
-    for n, name in enumerate(sorted(layers_of(file))):
-        shape = (1,) if "mlp" in name or "ffn" in name else ()
-        file[f"{name}.input_scale"] = torch.full(shape, 0.004 * (1 + n % 5))
-
-
 @pytest.mark.usefixtures("multiplies_fp8")
 @pytest.mark.parametrize(
     ("kind", "rounded"),
@@ -340,16 +341,16 @@ def test_a_graph_rounds_the_inputs_of_fp8_products_by_their_scales(
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
+@pytest.mark.parametrize("kind", ["wan", pytest.param("flux1", marks=pytest.mark.slow)])
 def test_a_layer_that_does_not_round_now_is_the_hosts_once_and_then_has_a_second_graph(
-    host: Host, shared: Lab
+    host: Host, shared: Lab, kind: str
 ) -> None:
-    """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full. The
-    file has no scales of inputs, as most.
-    """
-    model = flux("fp8_e4m3fn")
+    """A LoRA that is applied at each call: the host unpacks the weight and multiplies in full."""
+    model = rounding(kind)
     compiled = shared.compiled(model)
-    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
-    layer = model.model.diffusion_model.get_submodule(LAYER)
+    prompt, latent = transformers.conditioning(kind, 13), transformers.latent(kind, 8, 8)
+    layer = model.model.diffusion_model.get_submodule(LAYERS[kind])
+    name, places = LAYERS[kind].split(".", 2)[2], EXPECTED[kind].places
     scope = compiled.get_attachment("warmgraph").scope
     images, reports = [], []
     patched = [lambda weight: 1.5 * weight]
@@ -363,15 +364,16 @@ def test_a_layer_that_does_not_round_now_is_the_hosts_once_and_then_has_a_second
     assert torch.equal(images[0], images[4])
     assert relative(images[1], images[0]) > 2 * QUANTISED
     before, first, _, later, after = reports
-    whole = {"total": 5, "compiled": 5, "eager": 0}
+    whole = {"total": places, "compiled": places, "eager": 0}
     assert before["regions"] == later["regions"] == after["regions"] == whole
-    assert first["regions"] == {"total": 5, "compiled": 4, "eager": 1}
-    assert "weights of img_mlp.0 are patched at each call" in first["eager"][0]["reason"]
-    assert after["calls"]["compiled"] - later["calls"]["compiled"] == 2 * 5
-    assert later["calls"]["compiled"] - reports[2]["calls"]["compiled"] == 2 * 5
+    assert first["regions"] == {"total": places, "compiled": places - 1, "eager": 1}
+    assert f"weights of {name} are patched at each call" in first["eager"][0]["reason"]
+    assert after["calls"]["compiled"] - later["calls"]["compiled"] == 2 * places
+    assert later["calls"]["compiled"] - reports[2]["calls"]["compiled"] == 2 * places
     assert [kind["unrounded"] for kind in later["kinds"]].count("ready") == 1
-    another = shared.engine.report(shared.compiled(flux("fp8_e4m3fn")))
-    assert another["builds"] == another["loads"] == 0 and another["reused"] == 4
+    another = shared.engine.report(shared.compiled(rounding(kind)))
+    assert another["builds"] == another["loads"] == 0
+    assert another["reused"] == EXPECTED[kind].kinds + 1
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
