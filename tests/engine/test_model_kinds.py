@@ -293,10 +293,11 @@ def test_layers_of_classes_made_at_run_time_stay_whose_they_are_and_are_named(
     )
     compiled = lab.compiled(model)
     eager, ours = evaluate(model, **inputs()), evaluate(compiled, **inputs())
-    assert relative(ours, eager) < TOLERANCE and not torch.equal(ours, eager)
+    assert relative(ours, eager) < TOLERANCE
     report = lab.engine.report(compiled)
     assert reasons(report).keys() == {"WARMGRAPH_DEBUG compiles transformer block only"}
-    assert report["calls"]["eager"] == 0 < report["regions"]["compiled"]
+    places = report["regions"]["compiled"]
+    assert report["calls"] == {"compiled": places, "eager": 0} and places > 0
     notes = [note for note in report["notes"] if "stay as they are" in note]
     for what, name in (("norms", "LayerNorm"), ("linear layers", "Linear")):
         [note] = [note for note in notes if f"{what} stay as they are" in note]
