@@ -91,17 +91,24 @@ def chunked(part: Any) -> Callable[..., Any]:
     return forward
 
 
-def test_what_packs_put_into_wan_leaves_its_blocks_compiled(host: Host, shared: Lab) -> None:
+@pytest.mark.parametrize(
+    ("path", "make", "name"),
+    [
+        ("self_attn", enhanced, "WanSelfAttention"),
+        # What the next test shows, too.
+        pytest.param(
+            *("cross_attn", negative_guidance, "WanT2VCrossAttention"), marks=pytest.mark.slow
+        ),
+        pytest.param("ffn", chunked, "Sequential", marks=pytest.mark.slow),
+    ],
+)
+def test_what_packs_put_into_wan_leaves_its_blocks_compiled(
+    host: Host, shared: Lab, path: str, make: Callable[[Any], Callable[..., Any]], name: str
+) -> None:
     wan = Model(host, shared, "wan")
     blocks = len(wan.plain.model.diffusion_model.blocks)
-    parts = {
-        ("cross_attn", negative_guidance): "WanT2VCrossAttention",
-        ("self_attn", enhanced): "WanSelfAttention",
-        ("ffn", chunked): "Sequential",
-    }
-    for (path, make), name in parts.items():
-        found = wan.check(object_patches(path, make))
-        assert found == {f"another node replaces the forward of a {name}": blocks}
+    found = wan.check(object_patches(path, make))
+    assert found == {f"another node replaces the forward of a {name}": blocks}
 
 
 def test_what_packs_put_into_wan_together(host: Host, shared: Lab) -> None:
@@ -113,7 +120,10 @@ def test_what_packs_put_into_wan_together(host: Host, shared: Lab) -> None:
         lora = lora_of(wan.plain, products(wan.plain, r"blocks\.0\.self_attn\.[qk]"))
         return bypassed(lora)(model)
 
-    assert wan.check(patch)[REPLACED] == 2
+    found = wan.check(patch)
+    assert found[REPLACED] == 2
+    for name in ("WanT2VCrossAttention", "Sequential"):
+        assert found[f"another node replaces the forward of a {name}"] == 2
 
 
 # --- code that counts, draws, fails or does what it should not ------------------------------------

@@ -313,7 +313,7 @@ def test_a_replaced_inner_forward_is_called_within_its_compiled_block(xl: Subjec
     assert reasons(xl.check()) == {}
 
 
-@pytest.mark.parametrize("part", ["attn1", "attn2", "ff"])
+@pytest.mark.parametrize("part", ["attn1", pytest.param("attn2", marks=pytest.mark.slow), "ff"])
 def test_a_replaced_part_is_called_within_its_compiled_block(xl: Subject, part: str) -> None:
     """As packs do that attend to references, or in tiles."""
 

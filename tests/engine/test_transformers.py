@@ -803,7 +803,7 @@ class Nets:
         ("flux1", flux_network, 4),
         ("flux1", flux_union_network, 4),
         ("qwen", qwen_network, 2),
-        ("qwen", qwen_fun_network, 2),
+        pytest.param("qwen", qwen_fun_network, 2, marks=pytest.mark.slow),
         pytest.param("sd3", sd3_network, 2, marks=pytest.mark.slow),
         pytest.param("sd3", sd35_network, 2, marks=pytest.mark.slow),
     ],

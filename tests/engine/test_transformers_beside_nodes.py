@@ -132,7 +132,7 @@ CASES = (
     Case("wan", easy_cache),
     Case("zimage", lazy_cache),
     Case("wan", windows),
-    Case("flux2", rescale_guidance),
+    Case("zimage", rescale_guidance),
     Case("flux2", skip_layers),
     Case("flux2", normalised_guidance, "another node patches attn1_output_patch"),
     Case("flux2", two_adapters),
