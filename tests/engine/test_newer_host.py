@@ -63,14 +63,16 @@ def is_served(seen: dict[str, Any], name: str) -> None:
     kind, _, form = name.partition(":")
     for step in (seen[step] for step in STEPS):
         assert step["error"] <= (3 * QUANTISED if form else TOLERANCE)
-        places = EXPECTED[kind].places
+        places = EXPECTED[kind].places - EXPECTED[kind].others
         assert step["regions"] == {"total": places, "compiled": places, "eager": 0}, step["reasons"]
         assert step["jobs"] == 0
-    # Once by ours and once by eager's call, which the probe holds beside it.
-    for own in (seen["own"], seen["came so"]):
-        if seen["layers"]:
-            assert own["attentions"] >= 2 * seen["layers"] and own["attentions"] % 2 == 0
-            assert own["norm"] != seen["plain"]["norm"]
+    for own in (seen["own"], seen["came so"]) if seen["layers"] else ():
+        assert own["norm"] != seen["plain"]["norm"]
+    if seen["layers"]:
+        # Once by ours and once by eager's call, which the probe holds beside it; by the host's
+        # blocks, too, while graphs are compared with them.
+        assert seen["own"]["attentions"] == 2 * EXPECTED[kind].attentions
+        assert seen["came so"]["attentions"] > seen["own"]["attentions"]
     assert seen["plain"]["attentions"] == seen["back"]["attentions"] == 0
     assert seen["back"]["norm"] == seen["plain"]["norm"]
 
