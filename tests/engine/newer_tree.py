@@ -3,8 +3,9 @@ to attention and ask of layers, written into the files of the pinned one.
 
 Each attention gets a part that may name another function for it (`ComfyAttention`), passed on with
 its tensors in containers; feed-forwards go through helpers that look at a layer before they call
-it, and do more in one kernel where its weight is quantised; blocks are called by a helper; the
-model's own call, wrappers and all, is recorded by something that counts what others allocate.
+it, and do more in one kernel where its weight is quantised; blocks take one argument more, which
+they are given, and some are called by a helper; the model's own call, wrappers and all, is recorded
+by something that counts what others allocate.
 """
 
 from __future__ import annotations
@@ -163,6 +164,8 @@ def make(tree: Path, target: Path) -> Path:
     _rewrite(host / "ldm/lumina/model.py", _gated_together)
     _rewrite(host / "ldm/wan/model.py", _folded, _called_by_a_helper)
     _rewrite(host / "model_base.py", _recorded)
+    for name in ("flux/model.py", *(n for n in _MODELS if n != "flux/math.py")):
+        _rewrite(host / "ldm" / name, _one_more_argument)
     return target
 
 
@@ -278,6 +281,26 @@ def _called_by_a_helper(text: str) -> str:
         text, "x = block(x, e=e0,", "x = comfy.model_prefetch.run_block(block, x, e=e0,"
     )
     return "import comfy.model_prefetch\nimport comfy.ops\n" + text
+
+
+def _one_more_argument(text: str) -> str:
+    """Have each block that takes the options of a call take one argument more, and get it."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Block"):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                    arguments = method.args
+                    if any(each.arg == "transformer_options" for each in arguments.args):
+                        arguments.kwonlyargs.append(ast.arg("pace"))
+                        arguments.kw_defaults.append(ast.Constant(None))
+        elif isinstance(node, ast.Call) and any(
+            k.arg == "transformer_options" for k in node.keywords
+        ):
+            called = ast.unparse(node.func)
+            if called in ("block", "layer") or called.endswith(".run_block"):
+                node.keywords.append(ast.keyword("pace", ast.Constant(None)))
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _recorded(text: str) -> str:
