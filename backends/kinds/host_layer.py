@@ -273,13 +273,14 @@ def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[tuple
     """
     found: Counter[tuple[str, str]] = Counter()
     rounded, left = set(rounded_paths(description)), set(paths(description))
-    for path in sorted(left):
-        layer = module.get_submodule(path)
+    there = dict(module.named_modules())
+    for path in sorted(left & there.keys()):  # another node may have taken one away since
+        layer = there[path]
         what = "norms" if isinstance(layer, _NORMS) else "products"
         found[what, _why(layer, path in rounded)] += 1
     unpacked = [
         layer
-        for path, layer in module.named_modules()
+        for path, layer in there.items()
         if path not in left and isinstance(layer, torch.nn.Linear) and unpacks_stored(layer)
     ]
     if unpacked:

@@ -77,7 +77,8 @@ class Kind:
         """Keep what a report tells of its places, and no module of theirs."""
         for place in self.places:
             self._left_in(place)
-        self.places = [replace(place, module=torch.nn.Module()) for place in self.places]
+        gone = torch.nn.Module()
+        self.places = [replace(place, module=gone) for place in self.places]
 
     @property
     def second_graphs(self) -> list[Graph]:
