@@ -168,6 +168,22 @@ class Probe:
         return result
 
 
+class Once:
+    """Samples once for the same numbers and names, anew for all else."""
+
+    def __init__(self, sample: Callable[..., torch.Tensor]) -> None:
+        self._sample = sample
+        self._images: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def __call__(self, **sampling: Any) -> torch.Tensor:
+        if not all(type(value) in (int, float, str) for value in sampling.values()):
+            return self._sample(**sampling)
+        key = tuple(sorted(sampling.items()))
+        if key not in self._images:
+            self._images[key] = self._sample(**sampling)
+        return self._images[key]
+
+
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """||a - b|| / ||b||."""
     return float((a - b).norm() / b.norm())

@@ -9,7 +9,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .lab import TOLERANCE, Lab, relative
+from .lab import TOLERANCE, Lab, Once, relative
 
 Patch = Callable[[Any], Any]
 
@@ -29,7 +29,8 @@ class Subject:
         self.positive = host.encode(self.clip, "a cat on a hill")
         self.negative = host.encode(self.clip, "blurry")
         self.compiled = lab.compiled(self.model)
-        self._images: dict[tuple[Any, ...], torch.Tensor] = {}
+        #: The model's own image.
+        self._plain = Once(lambda **sampling: self.sample(self.model, **sampling))
 
     @property
     def unet(self) -> Any:
@@ -48,15 +49,6 @@ class Subject:
         negative = sampling.pop("negative", self.negative)
         latent: torch.Tensor = self.host.sample(model, positive, negative, **sampling)
         return latent
-
-    def _plain(self, **sampling: Any) -> torch.Tensor:
-        """The model's own image, made once for the same numbers and names."""
-        if not all(type(value) in (int, float, str) for value in sampling.values()):
-            return self.sample(self.model, **sampling)
-        key = tuple(sorted(sampling.items()))
-        if key not in self._images:
-            self._images[key] = self.sample(self.model, **sampling)
-        return self._images[key]
 
     def report(self, model: Any) -> dict[str, Any]:
         report: dict[str, Any] = self.lab.engine.report(model)

@@ -21,6 +21,8 @@ from warmgraph_backends.events import Events
 from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_tools.inprocess import Host
 
+from ..lab import Once
+
 Patch = Callable[[Any], Any]
 
 STEPS = 7
@@ -156,7 +158,8 @@ class Pair:
         self.model, self.clip, _ = host.load(kind)
         self.positive = self.prompt("a cat on a hill")
         self.negative = self.prompt("blurry")
-        self._images: dict[tuple[Any, ...], torch.Tensor] = {}
+        #: The model's own image.
+        self._bare = Once(lambda **sampling: self.sample(self.model, **sampling))
 
     @property
     def unet(self) -> Any:
@@ -184,15 +187,6 @@ class Pair:
         image: torch.Tensor = self.host.sample(model, **given)
         assert image.isfinite().all()
         return image
-
-    def _bare(self, **sampling: Any) -> torch.Tensor:
-        """The model's own image, made once for the same numbers and names."""
-        if not all(type(value) in (int, float, str) for value in sampling.values()):
-            return self.sample(self.model, **sampling)
-        key = tuple(sorted(sampling.items()))
-        if key not in self._images:
-            self._images[key] = self.sample(self.model, **sampling)
-        return self._images[key]
 
     def check(
         self,
