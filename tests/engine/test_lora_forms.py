@@ -21,6 +21,7 @@ from .subject import reasons
 from .test_model_kinds import evaluate
 
 BFLOAT16 = 3e-2
+SMALL = 0.2  # of a LoRA: rounding the inputs of larger weights costs half of the image
 
 Form = Callable[[Host, Any, "tuple[str, str]"], Any]
 
@@ -78,31 +79,47 @@ def files(host: Host, model: Model, name: str, scale: float = 1.0) -> tuple[str,
     return f"{name}-0.safetensors", f"{name}-1.safetensors"
 
 
-def all_forms(host: Host, model: Model, name: str, tolerance: float, scale: float = 1.0) -> None:
+def all_forms(
+    host: Host,
+    model: Model,
+    name: str,
+    tolerance: float,
+    scale: float = 1.0,
+    exact: Model | None = None,
+) -> None:
     """Every form, behind and before Compile Model: the image as without it, and one set of graphs
     for those that replace what layers do, whichever they are.
+
+    Args:
+        exact: the same weights in float32, of a model that rounds all that it computes.
     """
     names, lab = files(host, model, name, scale), model.lab
-    plain = model.sample(model.plain)
-    first = FORMS["bypass"](host, model.compiled, names)
-    model.sample(first)
-    model.settled(first)
-    jobs = lab.jobs()
-    for what, form in FORMS.items():
+    twin = exact or model
+
+    def check(what: str, form: Form, plain: torch.Tensor | None = None) -> None:
         eager = model.sample(form(host, model.plain, names))
-        assert relative(eager, plain) > 2 * tolerance, f"{what} did nothing"
-        with layers.multiplying_in_full(model.plain.model):  # what rounding inputs costs
-            full = model.sample(form(host, model.plain, names))
-        most = max(tolerance, min(relative(full, eager), relative(eager, plain)) / 2)
+        with layers.multiplying_in_full(twin.plain.model):
+            full = twin.sample(form(host, twin.plain, names))
+        # What rounding costs eager, of inputs alone or, where all is rounded, for each of the two.
+        most = max(tolerance, relative(full, eager) * (2 if exact else 0.5))
+        if plain is not None:
+            effect = relative(eager, plain)
+            assert effect > 2 * tolerance, f"{what} did nothing"
+            most = min(most, effect / 2)
         ahead = lab.compiled(form(host, model.plain, names))
         for ours in (form(host, model.compiled, names), ahead):
-            error = relative(model.sample(ours), eager)
+            error = relative(model.sample(ours), full if exact else eager)
             assert error < most, (what, error)
             assert reasons(model.report(ours)) == {}, what
             assert (called(model.report(ours)).get(REPLACED, 0) > 0) == ("bypass" in what), what
-    assert relative(model.sample(model.compiled), plain) < tolerance
-    assert reasons(model.report(model.compiled)) == {}
-    assert REPLACED not in called(model.report(model.compiled))
+
+    first = FORMS["bypass"](host, model.compiled, names)
+    model.sample(first)
+    model.settled(first)
+    jobs, plain = lab.jobs(), model.sample(model.plain)
+    for what, form in FORMS.items():
+        check(what, form, plain)
+    check("none", lambda _, given, __: given)
     assert lab.jobs() == jobs
 
 
@@ -130,14 +147,18 @@ def test_every_form_of_a_lora(host: Host, shared: Lab) -> None:
 def test_every_form_of_a_lora_in_other_models(
     host: Host, shared: Lab, kind: str, form: Any
 ) -> None:
-    scale = 1.0
+    scale, exact, tolerance = SMALL, None, 4 * QUANTISED
     if isinstance(form, str):
-        scale = 0.2  # rounding the inputs of larger weights costs half of the image
-        plain, tolerance = transformers.load_quantised(kind, form), 4 * QUANTISED
+        plain = transformers.load_quantised(kind, form)
+    elif form is torch.bfloat16:
+        plain, tolerance = transformers.load(kind, dtype=form), BFLOAT16
+        file = {key: value.float() for key, value in transformers.weights(kind, dtype=form).items()}
+        same = transformers.load_file(kind, file, dtype=torch.float32)
+        exact = Model(host, shared, kind, same, compiles=False)
     else:
-        plain = transformers.load(kind, dtype=form)
-        tolerance = TOLERANCE if form is torch.float32 else BFLOAT16
-    all_forms(host, Model(host, shared, kind, plain), f"{kind}-{form}", tolerance, scale)
+        plain, scale, tolerance = transformers.load(kind, dtype=form), 1.0, TOLERANCE
+    model = Model(host, shared, kind, plain)
+    all_forms(host, model, f"{kind}-{form}", tolerance, scale, exact)
 
 
 def test_a_hooked_loras_strength_is_that_of_this_run(host: Host, shared: Lab) -> None:
