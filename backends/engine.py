@@ -448,7 +448,8 @@ class Engine:
     def await_graphs(self, session: Session) -> None:
         """Wait within a run for what is on its way, if that is what the user chose."""
         if session.options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(session.graphs, self._builder, None)
+            graphs = [kind.graph for kind in session.scope.serving if kind.graph is not None]
+            self._prompts.wait(graphs, self._builder, None)
 
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""

@@ -76,6 +76,8 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
         elif before is None:
             session.running = Running(model, begun=True)
             runs.begin(session, partial(target_of, patcher) if is_own else None)
+        if is_own:  # a LoRA in bypass mode is put in when the model is loaded
+            runs.await_graphs(session)
 
     return begins
 

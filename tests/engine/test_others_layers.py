@@ -30,6 +30,27 @@ def test_a_lora_in_bypass_mode_leaves_all_blocks_compiled(host: Host, shared: La
     assert shared.jobs() == built  # the same graphs call any of a block's products
 
 
+@pytest.mark.slow
+def test_who_waits_for_graphs_waits_for_those_around_others_code_too(host: Host, lab: Lab) -> None:
+    """Which the host puts in when it loads the model: after the node has waited."""
+    from comfy.model_management import InterruptProcessingException
+
+    model = Model(host, lab, "zimage")
+    ready = bypassed(lora_of(model.plain, products(model.plain)))(model.compiled)
+
+    def cancelled() -> None:
+        raise InterruptProcessingException
+
+    lab.cancelled = cancelled
+    with pytest.raises(InterruptProcessingException):
+        model.sample(ready)
+    assert not lab.engine._prompts.is_busy()
+    lab.cancelled = lambda: None
+    model.sample(ready)
+    report = model.report(ready)
+    assert reasons(report) == {} and report["calls"]["eager"] == 0
+
+
 # --- what packs do to Wan -------------------------------------------------------------------------
 
 
@@ -343,8 +364,7 @@ def test_a_lora_in_bypass_mode_on_all_products_and_convolutions_of_a_unet(
         given = {"lora_name": name, "strength_model": 1.0}
         return host.node("LoraLoaderBypassModelOnly", model=model, **given)[0]
 
-    assert set(reasons(unet.check(patch))) <= {"its graph is being built"}
-    lab.wait_until(lambda: not lab.engine._graphs.awaited())
+    assert reasons(unet.check(patch)) == {}
     jobs = lab.jobs()
     report = unet.check(patch)
     assert reasons(report) == {} and lab.jobs() == jobs
