@@ -27,6 +27,15 @@ def _summary(host_tree: Path, kind: str, form: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "(" in line]
 
 
+#: Our own kernel, where each head is normed by itself.
+_ROTATES = "torch.ops.warmgraph.norm_and_rotate.default("
+
+
+def _launches(lines: list[str]) -> list[str]:
+    """Triton's kernels and ours."""
+    return [line for line in lines if ".run(" in line or _ROTATES in line]
+
+
 @pytest.mark.parametrize(
     ("kind", "form", "streams", "joins"),
     [
@@ -41,10 +50,12 @@ def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
     """One kernel for each stream, then what joins the streams; nothing waits in float32."""
     lines = _summary(host_tree, kind, form)
     (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
-    before = [line for line in lines[:attention] if ".run(" in line]
-    assert sum("rms_norm" in line for line in before) == streams, before
+    before = _launches(lines[:attention])
+    normed = [line for line in before if "rms_norm" in line or _ROTATES in line]
+    assert len(normed) == streams, before
     assert sum("_cat_host_attention" in line for line in before) == joins, before
-    assert not any("float32" in line for line in lines), lines
+    tables = ", 2, 2), ("  # which hold a rotation for each pair of elements
+    assert not any("float32" in line and tables not in line for line in lines), lines
 
 
 @pytest.mark.slow
@@ -70,5 +81,5 @@ def test_values_reach_attention_as_their_product_gave_them(host_tree: Path) -> N
     """The host of Z-Image repeats them for each head even where each has its own."""
     lines = _summary(host_tree, "zimage", "layer")
     (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
-    before = [line for line in lines[:attention] if ".run(" in line]
+    before = _launches(lines[:attention])
     assert len(before) == 2, before  # the norm of the rows, queries with keys

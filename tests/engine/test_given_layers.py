@@ -67,7 +67,8 @@ def test_layers_are_not_called(host: Host, shared: Lab, calls: Counter[int]) -> 
 
 
 @pytest.mark.usefixtures("multiplies_fp8")
-@pytest.mark.parametrize("kind", ["wan", pytest.param("flux1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wan", "flux1"])
 def test_layers_whose_inputs_a_graph_rounds_are_not_called(
     host: Host, shared: Lab, calls: Counter[int], kind: str
 ) -> None:

@@ -73,7 +73,8 @@ def test_a_run_that_uses_none_of_them_is_told_as_what_it_is(probed: Probed) -> N
     assert probed.report()["standing"] == "compiled"
 
 
-@pytest.mark.parametrize("kind", ["qwen", pytest.param("wan_5b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen", "wan_5b"])
 def test_another_way_to_call_a_block_is_no_failure_where_it_is_not_needed(
     host: Host, shared: Lab, kind: str
 ) -> None:

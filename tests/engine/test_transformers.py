@@ -35,7 +35,7 @@ IMAGE = torch.rand(1, 64, 96, 3, generator=torch.Generator().manual_seed(0))
 # What others take, too, or next to it: their builds are for `--all`.
 SLOW = (
     *("flux1", "chroma", "lumina2", "sd3", "hunyuan", "hunyuan_15"),
-    *("krea", "wan_image", "anima", "predict2_video"),
+    *("krea", "wan_image", "wan_5b", "anima", "predict2_video"),
 )
 # By whose blocks they have.
 VARIANTS = {
