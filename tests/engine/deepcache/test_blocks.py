@@ -12,6 +12,9 @@ import torch
 
 from .cached import CALLS, Pair, Patch, by_turns, cache_of, cached, changed
 
+#: DeepCache's other tests show what is compiled; these take minutes.
+pytestmark = pytest.mark.slow
+
 
 def _attention(name: str) -> Patch:
     """Like IPAdapter's first kind: more tokens to look at."""

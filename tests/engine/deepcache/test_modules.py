@@ -17,6 +17,9 @@ from .cached import (
     evaluations,
 )
 
+#: DeepCache's other tests show what is compiled; these take minutes.
+pytestmark = pytest.mark.slow
+
 
 class Scaled(torch.nn.Module):
     """A layer that others hang behind a block's own, as motion modules are."""

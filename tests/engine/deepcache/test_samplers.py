@@ -11,6 +11,9 @@ import torch
 from .cached import STEPS, THIRDS, Pair, Reference, cached, evaluations
 from .sampling import Trace, sample_custom
 
+#: DeepCache's other tests show what is compiled; these take minutes.
+pytestmark = pytest.mark.slow
+
 #: Samplers that evaluate more than once a step, with how often in a step but the last.
 #: All call back right after the first evaluation of a step.
 SEVERAL = {

@@ -15,6 +15,9 @@ from .cached import (
     changed,
 )
 
+#: DeepCache's other tests show what is compiled; these take minutes.
+pytestmark = pytest.mark.slow
+
 
 def _wrapped(kind: str) -> Patch:
     def around(executor: Any, *args: Any, **kwargs: Any) -> Any:
