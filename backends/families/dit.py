@@ -4,7 +4,7 @@ another node may put into them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -13,10 +13,13 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
+from ..kinds import live_masks
 from .plan import Call, Form, Forward, Place, Plan, dispatch_one, unknown_layer
 
 #: What a form's reference calls the host's block with.
 options = host_attention.options
+#: And what in the place of a mask of that name (`serve`).
+mask = live_masks.given
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
 REFERENCES = "called with reference images that have a timestep of their own"
@@ -117,13 +120,22 @@ def changed(options: dict[str, Any]) -> str | None:
     return None
 
 
-def serve(call: Call, reason: str | None, options: dict[str, Any], *inputs: Any) -> Any:
+def serve(
+    call: Call,
+    reason: str | None,
+    options: dict[str, Any],
+    *inputs: Any,
+    masks: Mapping[str, Any] | None = None,
+) -> Any:
     """Compute a block, its attention with the call's `transformer_options`; None where the host
     must, for a `reason`.
+
+    Args:
+        masks: of this call, by the names that the form's reference has for them.
     """
     if reason is not None:
         return call.decline(reason)
-    with host_attention.attending_with(options):
+    with host_attention.attending_with(options, masks):
         return call(*inputs)
 
 

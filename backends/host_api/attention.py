@@ -105,7 +105,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: Any,
     heads: int,
     *,
     split: bool,
@@ -120,7 +120,7 @@ def attend(
         query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
         key: likewise; its rows are the keys'.
         value: as `key`.
-        mask: what is added to the products, or None.
+        mask: what is added to the products, or None; or the host's own of LTX' guides.
         low_precision: whether the host leaves a kernel of fewer bits to choose (0.33 and newer).
         contained: whether the block gives its tensors away, in containers (0.33 and newer).
         layer: the part of a layer that may name an attention of its own (0.35 and newer).
@@ -131,6 +131,11 @@ def attend(
     """
     from comfy.ldm.modules import attention
 
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        own = _of_guides(mask)
+        return own._attention_with_guide_mask(  # type: ignore[no-any-return]
+            query, key, value, heads, mask, None, options
+        )
     more: dict[str, Any] = {} if low_precision else {"low_precision_attention": False}
     if layer is not None:
         more[PREFERRED] = layer
@@ -141,3 +146,17 @@ def attend(
         *given, heads, mask, skip_reshape=split, transformer_options=options, **more
     )
     return result
+
+
+def may_attend_under(mask: Any) -> bool:
+    """Tell whether `attend` takes a mask."""
+    return mask is None or isinstance(mask, torch.Tensor) or _of_guides(mask) is not None
+
+
+def _of_guides(mask: Any) -> Any:
+    """The module of the host's that has this class of masks (`comfy/ldm/lightricks/model.py`): one
+    mask for each group of queries.
+    """
+    module = sys.modules.get("comfy.ldm.lightricks.model")
+    known = type(mask) is getattr(module, "GuideAttentionMask", _of_guides)
+    return module if known and hasattr(module, "_attention_with_guide_mask") else None

@@ -63,7 +63,9 @@ def int8_weight(weight: Any) -> Int8Weight | None:
 Int8Product = Callable[..., torch.Tensor]
 
 
-def int8_product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> Int8Product:
+def int8_product(
+    x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None, act: str = ""
+) -> Int8Product:
     """Return what the library computes such a product with, of whatever of these sizes and dtypes:
     a tensor's class, an operator and a choice among backends lead to it at each call otherwise.
 
@@ -72,21 +74,23 @@ def int8_product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None)
     """
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.registry")
-        given = _of_int8_linear(x, weight, bias)
+        given = _of_int8_linear(x, weight, bias, act)
         chosen = library.registry.get_implementation("int8_linear", kwargs=given)
         inspect.signature(chosen).bind(**given)
     except (ImportError, AttributeError, TypeError, LookupError, ValueError) as error:
         raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
 
-    def product(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        result: torch.Tensor = chosen(**_of_int8_linear(x, weight, bias))
+    def product(
+        x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None, act: str = ""
+    ) -> torch.Tensor:
+        result: torch.Tensor = chosen(**_of_int8_linear(x, weight, bias, act))
         return result
 
     return product
 
 
 def _of_int8_linear(
-    x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None
+    x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None, act: str
 ) -> dict[str, Any]:
     given: dict[str, Any] = {
         "x": x.contiguous(),
@@ -97,6 +101,8 @@ def _of_int8_linear(
     }
     if weight.group is not None:
         given.update(convrot=True, convrot_groupsize=weight.group)
+    if act:
+        given["input_act"] = act
     return given
 
 
@@ -199,6 +205,53 @@ def _int8_rows_product() -> Any:
         return library._C.cutlass_int8_dequant
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
+
+
+def multiply_rounded(
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    weight: Any,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Multiply an fp8 layer's input that is rounded already by its weight, as the library does it:
+    two classes of tensors, an operator and a table lead there at each call otherwise.
+
+    Args:
+        values, scale, dtype: as of `rounded_input`.
+        weight: [out, in], a tensor of the library's.
+
+    Returns:
+        [rows, out] in `dtype`.
+    """
+    product = _scaled_product()
+    if product is not None and weight._layout_cls == _FP8_LAYOUT and values.is_contiguous():
+        try:
+            of_weight = weight._params.scale
+            result: torch.Tensor = product(
+                values, weight._qdata.t(), scale, of_weight, bias=bias, out_dtype=dtype
+            )
+        except (RuntimeError, TypeError):  # the library then multiplies in full
+            pass
+        else:
+            return result
+    return torch.nn.functional.linear(rounded_input(values, scale, dtype), weight, bias)
+
+
+#: The host's for fp8 weights whose inputs it rounds.
+_FP8_LAYOUT = "TensorCoreFP8E4M3Layout"
+
+
+@cache
+def _scaled_product() -> Callable[..., torch.Tensor] | None:
+    """What the library's fp8 layers multiply by; None where this version is not known."""
+    try:
+        library: Any = importlib.import_module(f"{PACKAGE}.tensor.fp8")
+        product: Callable[..., torch.Tensor] = library.scaled_mm_v2
+        inspect.signature(product).bind(0, 0, 0, 0, bias=None, out_dtype=None)
+    except (ImportError, AttributeError, TypeError):
+        return None
+    return product
 
 
 def facts() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
-from ..kinds import operators
+from ..kinds import live_masks, operators
 from ..kinds.attention_layer import AttentionLayer
 from ..kinds.host_layer import part_at
 
@@ -51,11 +51,16 @@ class _Thread(threading.local):
 
 
 @contextlib.contextmanager
-def attending_with(options: dict[str, Any]) -> Iterator[None]:
-    """Until this ends, let the operator pass these `transformer_options` on."""
+def attending_with(
+    options: dict[str, Any], masks: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Until this ends, let the operator pass these `transformer_options` on, and attend under these
+    masks where a form's reference has a mask of that name.
+    """
     before, _thread.options = _thread.options, options
     try:
-        yield
+        with live_masks.attending_under(masks or {}):
+            yield
     finally:
         _thread.options = before
 
@@ -111,19 +116,26 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
     unknown += [name for name in ("skip_output_reshape",) if given.get(name)]
     if layer is not None and not isinstance(layer, AttentionLayer):
         unknown.append(f"a {type(layer).__name__}")
-    unknown += [f"a {type(each).__name__}" for each in tensors if not torch.is_tensor(each)]
+    mask: Any = given.get("mask")
+    masked_by = ""
+    if isinstance(mask, live_masks.LiveMask):
+        mask, masked_by = None, mask.name
+    wrong = [each for each in tensors if not torch.is_tensor(each)]
+    wrong += [mask] if mask is not None and not torch.is_tensor(mask) else []
+    unknown += [f"a {type(each).__name__}" for each in wrong]
     if unknown:
         raise BuildError(
             f"attention is called with {', '.join(unknown)}, which a graph does not pass on"
         )
     result: torch.Tensor = OPERATOR(
         *tensors,
-        given.get("mask"),
+        mask,
         given["heads"],
         bool(given.get("skip_reshape")),
         low_precision,
         contained,
         "" if layer is None else layer.path,
+        masked_by,
     )
     return result
 
@@ -180,9 +192,12 @@ def _attend(
     low_precision: bool,
     contained: bool,
     path: str,
+    masked_by: str,
 ) -> torch.Tensor:
     options = _thread.options or {}
     layer = part_at(path) if path else None
+    if masked_by:
+        mask = live_masks.of_step(masked_by)
 
     def host() -> torch.Tensor:
         return attention.attend(
@@ -232,13 +247,14 @@ def _fake(
     low_precision: bool,
     contained: bool,
     path: str,
+    masked_by: str,
 ) -> torch.Tensor:
     return query.new_empty(_shape(query, heads, split))
 
 
 OPERATOR, _thread = operators.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
-    " bool low_precision, bool contained, str path) -> Tensor",
+    " bool low_precision, bool contained, str path, str masked_by) -> Tensor",
     _attend,
     _fake,
     _Thread(),

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from ..host_api import kitchen, layers
+from ..host_api import activations, kitchen, layers
 from ..torch_api.device import current_stream
 from .int8_rows import WIDEST, Int8Rows
 from .ways import KEPT, Ways
@@ -74,24 +74,27 @@ class Int8Products:
         return result
 
     def multiply(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str = ""
     ) -> torch.Tensor:
         """Return `linear(input, weight, bias)`, by the quicker way where the weight is rotated.
 
         Args:
-            input: [..., in].
+            input: [..., in], or what an activation makes that of.
             weight: [out, in], a tensor of the library's or any other.
+            act: that activation, by the host's name; the library computes it while it quantises.
         """
         parts = kitchen.int8_weight(weight)
         if parts is None:
-            return linear(input, weight, bias)
-        form = input.shape, parts.values.shape, input.dtype, parts.group
+            return linear(activations.activated(input, act), weight, bias)
+        form = input.shape, parts.values.shape, input.dtype, parts.group, act
 
         def host() -> torch.Tensor:
             # Elsewhere PyTorch takes `linear` apart, and the library multiplies in full.
             is_whole = input.is_contiguous() or torch.is_inference_mode_enabled()
-            product = self._product(form, input, parts, bias) if is_whole else None
-            return linear(input, weight, bias) if product is None else product(input, parts, bias)
+            product = self._product(form, input, parts, bias, act) if is_whole else None
+            if product is None:
+                return linear(activations.activated(input, act), weight, bias)
+            return product(input, parts, bias, act)
 
         may_be_apart = parts.group == GROUP and _is_open(input)
         if not may_be_apart or input.nbytes > _most_bytes(input.device):
@@ -101,9 +104,9 @@ class Int8Products:
             return host()
         return self.ways.run(
             form,
-            lambda: _class(input, parts.values),
+            lambda: _class(input, parts.values, act),
             host,
-            lambda: _apart(input, means, parts, bias),
+            lambda: _apart(activations.activated(input, act), means, parts, bias),
         )
 
     def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:
@@ -182,9 +185,9 @@ def _most_bytes(device: torch.device) -> float:
     return MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
-def _class(input: torch.Tensor, weight: torch.Tensor) -> str:
+def _class(input: torch.Tensor, weight: torch.Tensor, act: str) -> str:
     out, width = weight.shape
-    rows = round(2 * math.log2(input.numel() // width))
-    return (
-        f"{kitchen.version()} rows {str(input.dtype).removeprefix('torch.')} {width} {out} {rows}"
-    )
+    rows = round(2 * math.log2(input.numel() // input.shape[-1]))
+    dtype = str(input.dtype).removeprefix("torch.")
+    name = f"{kitchen.version()} rows {dtype} {width} {out} {rows}"
+    return f"{name} {act}" if act else name

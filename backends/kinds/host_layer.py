@@ -14,12 +14,14 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from ..host_api.kitchen import rounded_input
+from ..host_api import activations
+from ..host_api.kitchen import multiply_rounded, rounded_input
 from ..host_api.layers import (
     better_files,
     multiplies_as_stored,
@@ -52,9 +54,11 @@ class Caller(Protocol):
         """Return what `layer(input)` would."""
 
     def multiply(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str = ""
     ) -> torch.Tensor:
-        """Return what `linear(input, weight, bias)` would."""
+        """Return what `linear(input, weight, bias)` would, of the input after an activation if one
+        is named.
+        """
 
 
 #: (weight, bias) of layers, by their paths.
@@ -172,7 +176,7 @@ class HostLayer(StandIn):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor
         if self.rounded_to is None:
-            result = OPERATOR(input, self.path, self.out_features)
+            result = OPERATOR(input, self.path, self.out_features, "")
             return result
         scale = None if self.input_scale is None else self.input_scale.float().reshape(())
         most = torch.finfo(self.rounded_to).max
@@ -181,6 +185,21 @@ class HostLayer(StandIn):
         dtype = str(input.dtype).removeprefix("torch.")
         result = ROUNDED(values, scale, self.path, self.out_features, dtype)
         return result
+
+
+def activations_folded() -> AbstractContextManager[None]:
+    """Until this ends, let the host's product after an activation be one call of its layer, where
+    the graph does not round what that gets: an int8 product takes the activation along. For a
+    worker, while it traces.
+    """
+
+    def folded(layer: Any, x: torch.Tensor, act: str) -> torch.Tensor | None:
+        if not isinstance(layer, HostLayer) or layer.rounded_to is not None:
+            return None
+        result: torch.Tensor = OPERATOR(x, layer.path, layer.out_features, act)
+        return result
+
+    return activations.answered_by(folded)
 
 
 def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
@@ -317,20 +336,29 @@ def _better(files: Sequence[str]) -> str:
     return f"; {' or '.join(files)} files are multiplied as they are" if files else ""
 
 
-def _run(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
+def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.Tensor:
     if _thread.module is None:
-        return _stand_in(input, path, out_features)
+        return _stand_in(activations.activated(input, act), path, out_features)
     module, caller, given = _thread.module, _thread.caller, _given(path, input.dtype)
     shape = (*input.shape[:-1], out_features)
+    is_code = path in _thread.others
+    if act and is_code:
+        is_code = not activations.passes_over(module.get_submodule(path))
+        if is_code:
+            input, act = activations.activated(input, act), ""
 
     def compute() -> torch.Tensor:
-        if given is not None:
-            return (linear if caller is None else caller.multiply)(input, *given)
+        if given is not None and caller is not None:
+            return caller.multiply(input, *given, act)
         layer = module.get_submodule(path)
+        if act:
+            return activations.multiply(layer, input, act)
+        if given is not None:
+            return linear(input, *given)
         result: torch.Tensor = layer(input) if caller is None else caller.call(layer, input)
         return result
 
-    return called(path, compute, shape, input)
+    return (called if is_code else operators.live)(path, compute, shape, input)
 
 
 def _run_rounded(
@@ -346,9 +374,9 @@ def _run_rounded(
     def compute() -> torch.Tensor:
         rows = values.reshape(-1, values.shape[-1])
         one = _one(values.device) if scale is None else scale
-        rounded = rounded_input(rows, one, wanted)
         if given is not None:
-            return linear(rounded, *given).reshape(shape)
+            return multiply_rounded(rows, one, *given, wanted).reshape(shape)
+        rounded = rounded_input(rows, one, wanted)
         result: torch.Tensor = module.get_submodule(path)(rounded)
         return result.reshape(shape)
 
@@ -383,7 +411,7 @@ def _stand_in(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor
     return 0.8 * one - 0.6 * other  # as large as the input, as a real layer's about is
 
 
-def _fake(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
+def _fake(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.Tensor:
     return input.new_empty((*input.shape[:-1], out_features))
 
 
@@ -394,7 +422,10 @@ def _fake_rounded(
 
 
 OPERATOR, _thread = operators.register(
-    "host_layer(Tensor input, str path, int out_features) -> Tensor", _run, _fake, _Thread()
+    "host_layer(Tensor input, str path, int out_features, str act) -> Tensor",
+    _run,
+    _fake,
+    _Thread(),
 )
 ROUNDED, _ones = operators.register(
     "host_layer_of_rounded(Tensor values, Tensor? scale, str path, int out_features, str dtype)"

@@ -18,6 +18,7 @@ from pathlib import Path
 MAKERS = (
     "compilers/inductor.py",
     "compilers/rewrites.py",
+    "host_api/activations.py",
     "host_api/attention.py",
     "host_api/layers.py",
     "kernels/attention.py",
@@ -31,6 +32,7 @@ MAKERS = (
     "kinds/describe.py",
     "kinds/host_layer.py",
     "kinds/layout.py",
+    "kinds/live_masks.py",
     "kinds/live_parts.py",
     "kinds/operators.py",
     "kinds/stand_in.py",

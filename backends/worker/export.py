@@ -88,7 +88,7 @@ class _Region(torch.nn.Module):
         return host_attention.traced(layers=layers)
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        with tracing(self.layout), self._attending():
+        with tracing(self.layout), self._attending(), host_layer.activations_folded():
             results = self.form.computed(self.module, inputs)
         return tuple(
             result.contiguous(memory_format=memory_format(result, self.layout))

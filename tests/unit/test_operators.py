@@ -47,19 +47,21 @@ def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
     x = torch.randn(2, 4)
     for each in (layers, host_layer):
         with each.layers_of(block), torch.no_grad():
-            assert torch.equal(each.OPERATOR(x, "0", 6), block(x))
+            assert torch.equal(each.OPERATOR(x, "0", 6, ""), block(x))
             with pytest.raises(ValueError, match="0 must give"):
-                each.OPERATOR(x, "0", 5)
-    stand_in = host_layer.OPERATOR(x, "0", 6)
-    assert torch.equal(stand_in, layers.OPERATOR(x, "0", 6)), "where there is no layer, in a worker"
-    assert not torch.equal(stand_in, host_layer.OPERATOR(x, "1", 6))
+                each.OPERATOR(x, "0", 5, "")
+    stand_in = host_layer.OPERATOR(x, "0", 6, "")
+    assert torch.equal(stand_in, layers.OPERATOR(x, "0", 6, "")), (
+        "where there is no layer, in a worker"
+    )
+    assert not torch.equal(stand_in, host_layer.OPERATOR(x, "1", 6, ""))
 
 
 def test_a_result_that_is_an_input_is_copied() -> None:
     block = torch.nn.Sequential(torch.nn.Identity())
     x = torch.ones(2, 4)
     with host_layer.layers_of(block):
-        result = host_layer.OPERATOR(x, "0", 4)
+        result = host_layer.OPERATOR(x, "0", 4, "")
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
 
 
