@@ -49,9 +49,11 @@ FORMATS = {
 
 def is_of_a_block(name: str, weight: torch.Tensor) -> bool:
     """Tell whether a weight is a matrix of one of a transformer's repeated blocks: embeddings and
-    the last layer keep their precision in such files.
+    the last layer keep their precision in such files, as do the small networks of a few families.
     """
     repeated = "blocks." in name or name.startswith("layers.")
+    if any(part in name for part in ("connector", "gate_logits", "adaln_proj")):
+        return False
     return repeated and weight.dim() == 2 and name.endswith("weight")
 
 

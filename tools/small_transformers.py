@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .quantised import quantised
+from .quantised import is_of_a_block, quantised
 
 _FLUX = {
     "image_model": "flux",
@@ -309,6 +309,81 @@ _ERNIE = {
     "ffn_hidden_size": 512,
     "text_in_dim": 64,
 }
+_LTX = {
+    "in_channels": 128,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 64,
+    "cross_attention_dim": 128,
+    "caption_channels": 96,
+}
+_LTXV = {**_LTX, "image_model": "ltxv"}
+_LTX2 = {
+    **_LTX,
+    "image_model": "ltxav",
+    "audio_in_channels": 128,
+    "audio_num_attention_heads": 2,
+    "audio_attention_head_dim": 32,
+    "audio_cross_attention_dim": 64,
+    "connector_num_layers": 1,
+    "connector_num_attention_heads": 2,
+    "connector_attention_head_dim": 48,
+    "rope_type": "split",
+    "frequencies_precision": "float64",
+    "use_middle_indices_grid": True,
+    "causal_temporal_positioning": True,
+    "timestep_scale_multiplier": 1000.0,
+    "av_ca_timestep_scale_multiplier": 1000.0,
+}
+#: The text is projected in front of the connectors, its attention is modulated, heads have gates.
+_LTX23 = {
+    **_LTX2,
+    "apply_gated_attention": True,
+    "cross_attention_adaln": True,
+    "caption_proj_before_connector": True,
+    "caption_projection_first_linear": False,
+    "connector_apply_gated_attention": True,
+    "connector_attention_head_dim": 64,
+    "audio_connector_num_attention_heads": 2,
+    "audio_connector_attention_head_dim": 32,
+}
+_LTX25 = {
+    **_LTX23,
+    "ff_bias": False,
+    "audio_ff_bias": False,
+    "use_keyframes_abs_pos_embedding": True,
+}
+#: Of widths that a group of rotated elements divides.
+_LTX23_WIDE = {
+    **_LTX23,
+    "num_attention_heads": 4,
+    "attention_head_dim": 128,
+    "cross_attention_dim": 512,
+    "audio_num_attention_heads": 4,
+    "audio_attention_head_dim": 64,
+    "audio_cross_attention_dim": 256,
+    "connector_num_attention_heads": 4,
+    "connector_attention_head_dim": 128,
+    "audio_connector_num_attention_heads": 4,
+    "audio_connector_attention_head_dim": 64,
+}
+_H3 = {
+    "image_model": "minimax_h3",
+    "hidden_size": 256,
+    "num_layers": 2,
+    "token_refiner_num_layers": 1,
+    "num_attention_heads": 4,
+    "attention_head_dim": 128,
+    "ffn_hidden_size": 512,
+    "latents_dim": 24,
+    "audio_latents_dim": 32,
+    "text_dim": 320,
+    "timestep_input_dim": 64,
+    "time_embed_hidden_size": 96,
+    "time_embed_dim": 80,
+}
+#: A curve stands in the place of the timestep's embedding, as in most files.
+_H3_CURVES = {**_H3, "adaln_curve_grid": 33, "time_embed_dim": 8}
 
 
 class Small(NamedTuple):
@@ -321,6 +396,7 @@ class Small(NamedTuple):
         text: width of a text's tokens.
         is_video: whether its latents have frames.
         patch: what the sides of its latents must be multiples of.
+        sounds: sizes of its audio's latent between batch and length, if it has one, and after it.
     """
 
     settings: dict[str, Any]
@@ -329,6 +405,7 @@ class Small(NamedTuple):
     text: int
     is_video: bool = False
     patch: int = 1
+    sounds: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 KINDS = {
@@ -363,6 +440,13 @@ KINDS = {
     "kandinsky": Small(_KANDINSKY, "Kandinsky5", 16, 64, True),
     "omnigen": Small(_OMNIGEN, "Omnigen2", 16, 64),
     "ernie": Small(_ERNIE, "ErnieImage", 128, 64),
+    "ltxv": Small(_LTXV, "LTXV", 128, 96, True),
+    "ltx2": Small(_LTX2, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
+    "ltx23": Small(_LTX23, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
+    "ltx25": Small(_LTX25, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
+    "ltx23_wide": Small(_LTX23_WIDE, "LTXAV", 128, 768, True, 1, ((8,), (16,))),
+    "h3": Small(_H3, "MiniMaxH3", 24, 320, True, 1, ((32, 2), ())),
+    "h3_curves": Small(_H3_CURVES, "MiniMaxH3", 24, 320, True, 1, ((32, 2), ())),
 }
 #: Those that have no regions.
 WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
@@ -431,6 +515,7 @@ def load_quantised(
     *,
     seed: int = 0,
     change: Callable[[dict[str, torch.Tensor]], Any] = lambda file: None,
+    takes: Callable[[str, torch.Tensor], bool] = is_of_a_block,
 ) -> Any:
     """Return a MODEL as the host's loader makes it of a file whose blocks are quantised.
 
@@ -438,6 +523,7 @@ def load_quantised(
         form: of `quantised.FORMATS`, or what says which a weight has; or `FAST`, of a kind of
             `DETECTED`.
         change: what is done to the file.
+        takes: whether a weight of this name is quantised.
     """
     import comfy.sd
     from comfy import model_management, utils
@@ -447,7 +533,7 @@ def load_quantised(
         return comfy.sd.load_diffusion_model_state_dict(
             weights(kind, seed=seed), model_options=options
         )
-    file = quantised(weights(kind, seed=seed), form)
+    file = quantised(weights(kind, seed=seed), form, takes=takes)
     change(file)
     if kind in DETECTED:
         return comfy.sd.load_diffusion_model_state_dict(file)
@@ -518,7 +604,7 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
         "guidance": 3.5,
         **facts,
     }
-    if small.name == "Omnigen2":  # which counts the tokens by it
+    if small.name in ("Omnigen2", "LTXV"):  # which are not called without one
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
     if small.settings.get("model_type") in ("i2v", "animate", "scail", "scail2"):
         from comfy.clip_vision import Output
@@ -563,12 +649,24 @@ def extras(kind: str, height: int, width: int, frames: int, *, seed: int = 5) ->
     return given
 
 
-def latent(kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1) -> Any:
-    """An empty LATENT; of less than a patch of the model's at its edges nothing is made."""
+def latent(
+    kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1, sounds: int = 8
+) -> Any:
+    """An empty LATENT; of less than a patch of the model's at its edges nothing is made.
+
+    Args:
+        sounds: length of the audio's latent, where a model has one.
+    """
     small = KINDS[kind]
     middle = (frames,) if small.is_video else ()
     height, width = (side // small.patch * small.patch for side in (height, width))
-    return {"samples": torch.zeros(batch, small.channels, *middle, height, width)}
+    images = torch.zeros(batch, small.channels, *middle, height, width)
+    if small.sounds is None:
+        return {"samples": images}
+    from comfy.nested_tensor import NestedTensor
+
+    before, after = small.sounds
+    return {"samples": NestedTensor((images, torch.zeros(batch, *before, sounds, *after)))}
 
 
 def reference(kind: str, height: int, width: int, *, seed: int = 3) -> torch.Tensor:
@@ -577,14 +675,22 @@ def reference(kind: str, height: int, width: int, *, seed: int = 3) -> torch.Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+#: Buffers that a file brings: SD3's positions, H3's rotations and its curve.
+_IN_FILES = ("pos_embed", "rope.inv_freq", "adaln_t_table")
+
+
 def _learned(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a file brings: of buffers SD3's positions alone."""
-    buffers = {name: each for name, each in module.named_buffers() if name == "pos_embed"}
+    """What a file brings."""
+    buffers = {name: each for name, each in module.named_buffers() if name in _IN_FILES}
     return {**dict(module.named_parameters()), **buffers}
 
 
 def _values(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     values = torch.randn(weight.shape, generator=generator)
+    if name == "rope.inv_freq":
+        return 1e-4 ** (torch.arange(len(weight)) / len(weight))
+    if "scale_shift_table" in name:
+        return 0.3 * values
     if weight.dim() == 1:
         scale = "norm" in name and name.endswith(("weight", "scale"))
         return (1.0 if scale else 0.0) + 0.05 * values

@@ -24,8 +24,8 @@ _ROWS = 2
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
-    rotations = (rotate, rotate_joined, rotate_halves)
-    norms = (norm, norm_and_rotate, norm_and_rotate_both)
+    rotations = (rotate, rotate_joined, rotate_halves, rotate_both_halves)
+    norms = (norm, norm_and_rotate, norm_and_rotate_both, norm_and_modulate)
     halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
     for_all = (*rotations, *norms, *halves, join_rows, by_rows, gelu, repeats_once)
     return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
@@ -75,6 +75,13 @@ def rotate_halves(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     first, second = halves[..., :1, :], halves[..., 1:, :]
     rotated: torch.Tensor = table[..., 0] * first + table[..., 1] * second
     return rotated.reshape(x.shape).to(x.dtype)
+
+
+def rotate_both_halves(
+    q: torch.Tensor, k: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotate_halves` for two."""
+    return rotate_halves(q, table), rotate_halves(k, table)
 
 
 def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
@@ -153,6 +160,16 @@ def norm_and_rotate_both_halves(
     )
 
 
+def norm_and_modulate(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """RMSNorm without a weight, scaled by one plus `scale` and shifted."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(exact)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * (1.0 + scale.to(exact)) + shift.to(exact)).to(x.dtype)
+
+
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """`torch.nn.functional.gelu(x, approximate="tanh")` by `1 + tanh(u) = 2 sigmoid(2 u)`: the same
     number, whose exponential is one instruction. GPU kernels' tanh takes so many that this pass
@@ -183,7 +200,12 @@ _NORM = {
     f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
     f"{kitchen.PACKAGE}.rms_rope_split_half1": norm_and_rotate_halves,
     f"{kitchen.PACKAGE}.rms_rope_split_half": norm_and_rotate_both_halves,
+    f"{kitchen.PACKAGE}.apply_rope_split_half1": rotate_halves,
+    f"{kitchen.PACKAGE}.apply_rope_split_half": rotate_both_halves,
+    f"{kitchen.PACKAGE}.rms_adaln": norm_and_modulate,
 }
+#: Which writes into its inputs.
+_NORM_IN_PLACE = f"{kitchen.PACKAGE}.rms_rope_split_half_"
 
 
 Source = TypeVar("Source")
@@ -201,11 +223,15 @@ class _Rewrites(TorchFunctionMode):
         self._normed: _Made[tuple[torch.Tensor, torch.Tensor, float]] = []
         #: What was repeated for the heads that share it, and of what.
         self._repeated: _Made[torch.Tensor] = []
+        #: What an operator of the library writes into, and what it would have there.
+        self._written: _Made[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._written:
+            args = tuple(self._current(value) for value in args)
         if func is torch.nn.functional.group_norm:
             if self._channels_last and args[0].dim() == 4:
                 func = group_norm
@@ -228,6 +254,8 @@ class _Rewrites(TorchFunctionMode):
                 func = self._rotate
             elif name == _APPLY:
                 func = self._rotate_both
+            elif name == _NORM_IN_PLACE:
+                func = self._norm_in_place
             else:
                 func = _NORM.get(name, func)
         return func(*args, **kwargs)
@@ -256,6 +284,22 @@ class _Rewrites(TorchFunctionMode):
             query, key, value, mask, heads, split, *others
         )
         return result
+
+    def _norm_in_place(
+        self, q: torch.Tensor, k: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Out of place: whoever reads these tensors from now on reads the results. The host reads
+        what they are views of no more, which the build's comparison would tell.
+        """
+        both = norm_and_rotate_both_halves(q, k, *args, **kwargs)
+        self._written += zip((q, k), both, strict=True)
+        return both
+
+    def _current(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        found = _made_of(self._written, value)
+        return value if found is None else found
 
     def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
         """The operator repeats by itself, where its kernel needs it."""

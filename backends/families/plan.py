@@ -76,6 +76,9 @@ class Form:
     #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
     #: their first one's shape: where others replace one, a graph calls it when it runs.
     parts: tuple[str, ...] = ()
+    #: Sizes that a comparison on a part of a call leaves whole, where its inputs may be cut though
+    #: one of them holds indices; None where such a call is compared as it is.
+    whole: tuple[str, ...] | None = None
 
     def label(self, module: Any) -> str:
         """Return a name for people, for example "ResBlock 320->640"."""
@@ -84,6 +87,12 @@ class Form:
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         """Return the activations that the region takes in a model that computes in `dtype`."""
         raise NotImplementedError
+
+    def code(self) -> tuple[Callable[..., Any], ...]:
+        """Return the host's code that neither `reference` nor the module's names: methods of an
+        object that one of them makes.
+        """
+        return ()
 
     def reference(self, module: Any, *inputs: Any) -> Any:
         """Compute the region by the host's own code: the oracle, and what is traced.
@@ -275,7 +284,7 @@ def region_sources(
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
     live = attention.replaceable() if form.live_attention else None
-    functions = [reference, *rewritten(form.layout), *functions]
+    functions = [reference, *form.code(), *rewritten(form.layout), *functions]
     found = fingerprint(functions, classes, watch, through, live)
     if any(name.startswith(kitchen.PACKAGE) for name in found):
         found[f"{kitchen.PACKAGE}:version"] = kitchen.facts()

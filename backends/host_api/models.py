@@ -6,6 +6,7 @@ and, for names, on the classes of `comfy/supported_models.py`.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -201,7 +202,8 @@ def run_forward(patcher: Any, latent: tuple[int, ...], inputs: Mapping[str, Any]
 
     Args:
         latent: its shape; its first side is the batch as the model sees it.
-        inputs: what the model takes besides: shapes of empty tensors, and plain values.
+        inputs: what the model takes besides: shapes of empty tensors, and plain values; among them
+            the shapes of all latents that it makes, where these are several.
     """
     import comfy.model_management as management
     from comfy.patcher_extension import merge_nested_dicts
@@ -214,6 +216,8 @@ def run_forward(patcher: Any, latent: tuple[int, ...], inputs: Mapping[str, Any]
         name: torch.zeros(value, device=device) if isinstance(value, tuple) else value
         for name, value in inputs.items()
     }
+    if (shapes := inputs.get("latent_shapes")) is not None:  # which the host hands over as a row
+        latent = (latent[0], 1, sum(math.prod(shape[1:]) for shape in shapes))
     patcher.pre_run()
     try:
         with torch.inference_mode():

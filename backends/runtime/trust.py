@@ -11,7 +11,7 @@ import torch
 
 from ..families.plan import Place, with_parts
 from ..host_api import layers
-from ..kinds import host_layer
+from ..kinds import host_layer, live_masks
 from ..kinds.layout import aligned
 from ..kinds.recorded import CalledOtherwiseError, Record, in_order
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
@@ -92,14 +92,16 @@ class Trust:
         specs = self._graph.description.inputs
         all_there_is = Sample(inputs, True, elements)
         one_size = self._graph.description.is_special
-        counts = any("int" in spec.dtype for spec in specs)  # of rows, or which ones
+        kept = self._place.form.whole
+        # Of rows, or which ones.
+        counts = any(s.dtype == "int" or ("int" in s.dtype and kept is None) for s in specs)
         if elements <= MAX_COMPARED or one_size or counts:
             return all_there_is
         sizes = {
             dim: size
             for spec, value in zip(specs, inputs, strict=True)
             for dim, size in zip(spec.dims, value.shape, strict=True)
-            if isinstance(dim, str)
+            if isinstance(dim, str) and dim not in (kept or ())
         }
         left = elements
         while left > MAX_COMPARED and max(sizes.values()) > 1:
@@ -109,7 +111,7 @@ class Trust:
         corners = []
         for spec, value in zip(specs, inputs, strict=True):
             for axis, dim in enumerate(spec.dims):
-                if isinstance(dim, str):
+                if dim in sizes:
                     value = value.narrow(axis, 0, sizes[dim])
             corners.append(aligned(value, self._graph.description.layout))
         return Sample(corners, False, elements)
@@ -130,6 +132,18 @@ class Trust:
             torch.OutOfMemoryError: there is no memory for both.
             Whatever the host's code raises.
         """
+        if sample.whole:
+            return self._compare(call, results, weights, sample)
+        with live_masks.attending_under({}):  # the call's are of all its tokens
+            return self._compare(call, results, weights, sample)
+
+    def _compare(
+        self,
+        call: Callable[[list[Any]], Any],
+        results: Sequence[torch.Tensor],
+        weights: Fetched,
+        sample: Sample,
+    ) -> Verdict:
         graph = self._graph
         ours = results
         if not sample.whole:

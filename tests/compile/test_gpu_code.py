@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _summary(host_tree: Path, kind: str, form: str) -> list[str]:
+def _summary(host_tree: Path, kind: str, form: str, *more: str) -> list[str]:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton, which torch for CPUs does not bring")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "gpu_code.py"), kind, form],
+        [sys.executable, str(ROOT / "tools" / "gpu_code.py"), kind, form, *more],
         env={**os.environ, "WARMGRAPH_HOST": str(host_tree)},
         capture_output=True,
         text=True,
@@ -83,3 +83,24 @@ def test_values_reach_attention_as_their_product_gave_them(host_tree: Path) -> N
     (attention,) = (n for n, line in enumerate(lines) if "host_attention.default(" in line)
     before = _launches(lines[:attention])
     assert len(before) == 2, before  # the norm of the rows, queries with keys
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "form", "file", "kernels"),
+    [
+        ("ltx23", "block", (), 28),
+        ("h3_curves", "block", (), 5),
+        ("h3_curves", "block", ("--file", "int8_convrot"), 4),
+    ],
+)
+def test_blocks_of_video_and_audio_are_few_passes(
+    host_tree: Path, kind: str, form: str, file: tuple[str, ...], kernels: int
+) -> None:
+    """Norm, modulation and rotation are one with what reads them; int8 products take the activation
+    before them along, as the host's do.
+    """
+    lines = _summary(host_tree, kind, form, *file)
+    assert len([line for line in lines if ".run(" in line]) == kernels, lines
+    assert not any("float32" in line for line in lines), lines
+    assert any("swiglu" in line for line in lines) == bool(file)

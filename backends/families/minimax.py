@@ -1,0 +1,181 @@
+"""The region plan of the host's MiniMax H3: its blocks.
+
+Embeddings, the packing of text, references, audio and video into one row of tokens, what the
+timesteps modulate by, and the last layer stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .family import Family, Inputs
+from .plan import (
+    Call,
+    Form,
+    Forward,
+    Passage,
+    Place,
+    Plan,
+    dispatch_one,
+    host_forward,
+    shallow_copy,
+    unknown_layer,
+)
+
+NAME = "minimax"
+
+#: Tokens of all streams in one row, and how many kinds of them are modulated otherwise.
+SYMBOLS = {s.name: s for s in (Symbol("tokens", 1, 2**18, 15700), Symbol("kinds", 1, 2**14, 6))}
+
+#: Pairs of elements of each head that are rotated: a third for each of time, height and width.
+PAIRS = 48
+#: Shift, scale and gate, of attention and of the layers after it.
+_PARTS = 6
+#: One row of modulation for tokens from the first number to the second, or one for each.
+_Segments = list[tuple[int, int, Any]]
+
+
+class _Given(Passage):
+    """Stands for the layer that makes what modulates: gives it."""
+
+    def __init__(self, modulation: torch.Tensor) -> None:
+        super().__init__()
+        self.modulation = modulation
+
+    def forward(self, _: Any) -> tuple[torch.Tensor, ...]:
+        return self.modulation.unbind(0)
+
+
+class Block(dit.Attending):
+    """DiTBlock: `x [tokens, C]`, what modulates the kinds of tokens `modulation [6, kinds, C]`, the
+    kind of each token `index [tokens]` and the rotation table -> as x.
+    """
+
+    family = NAME
+    name = "block"
+    children = ("norm1", "norm2", "attn", "mlp")
+    writes = (0,)
+    widens = True
+    whole = ("kinds",)
+    parts = ("attn", "mlp")
+
+    def label(self, module: Any) -> str:
+        return f"MiniMax H3 block {module.adaln_proj.hidden}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width = module.adaln_proj.hidden
+        # Files with a curve in the place of the timestep's embedding modulate in float32.
+        exact = dtype if module.adaln_proj.apply_silu else "float32"
+        return (
+            InputSpec("x", dtype, ("tokens", width)),
+            InputSpec("modulation", exact, (_PARTS, "kinds", width)),
+            InputSpec("index", "int64", ("tokens",)),
+            InputSpec("table", dtype, (1, "tokens", 1, PAIRS, 2, 2)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, modulation, index, table = inputs
+        cut = shallow_copy(module, adaln_proj=_Given(modulation))
+        segments = [(0, x.shape[0], index)]
+        return host_forward(cut, x, None, segments, table, transformer_options=dit.options())
+
+
+BLOCK = Block()
+FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
+
+
+def plan_minimax(model: Any) -> Plan:
+    """Cut a MiniMax H3 into regions."""
+    from comfy.ldm.minimax import model as host
+
+    plan = Plan(symbols=SYMBOLS)
+    if 3 * model.rope.inv_freq.shape[0] != PAIRS:
+        plan.outside.append(("blocks", "rotates another part of each head"))
+        return plan
+    kinds = _Kinds()
+    for i, block in enumerate(model.blocks):
+        place = Place(f"blocks.{i}", block, BLOCK)
+        if type(block) is host.DiTBlock:
+            plan.dispatches.append(dispatch_one(place, _Served(block, kinds)))
+        else:
+            plan.outside.append((place.name, unknown_layer(block)))
+    return plan
+
+
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs | None:
+    if latent[0] != 1:  # which the host refuses
+        return None
+    video = (1, model.latents_dim, *latent[2:])
+    sounds = (1, model.audio_latents_dim, 2, 8)
+    return {"c_crossattn": (1, 256, model.hidden_size), "latent_shapes": [video, sounds]}
+
+
+FAMILY = Family(
+    title="MiniMax H3",
+    roots={"comfy.ldm.minimax.model:MiniMaxH3Model": plan_minimax},
+    forms=FORMS,
+    unread=dit.UNREAD_OPTIONS,
+    empty=_empty,
+)
+
+
+class _Kinds:
+    """The kind of each token: made once for all blocks of a call, and once for the calls of a run,
+    of which the host hands over the same runs of equal tokens.
+    """
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._form: Any = None
+        self._known = torch.empty(0)
+
+    def __call__(self, segments: _Segments, device: torch.device) -> torch.Tensor:
+        if self._of is segments:
+            return self._known
+        plain = all(isinstance(row, int) for *_, row in segments)
+        form = (tuple(segments), device) if plain else None
+        if form is None or self._form != form:
+            self._known = _index(segments, device)
+        self._of, self._form = segments, form
+        return self._known
+
+
+def _index(segments: _Segments, device: torch.device) -> torch.Tensor:
+    rows = [
+        row if isinstance(row, torch.Tensor) else torch.full((end - begin,), row)
+        for begin, end, row in segments
+    ]
+    if not any(row.device == device for row in rows):
+        return torch.cat(rows).to(device)
+    return torch.cat([row.to(device) for row in rows])
+
+
+class _Served:
+    """Makes the forward of a block."""
+
+    def __init__(self, module: Any, kinds: _Kinds) -> None:
+        self._module, self._kinds = module, kinds
+
+    def __call__(self, call: Call, host: Forward) -> Forward:
+        module, kinds = self._module, self._kinds
+
+        def forward(
+            x: torch.Tensor,
+            t_emb: torch.Tensor,
+            mod_segments: Any,
+            rope_freqs: torch.Tensor,
+            transformer_options: dict[str, Any] | None = None,
+        ) -> torch.Tensor:
+            options = {} if transformer_options is None else transformer_options
+            modulation = torch.stack(module.adaln_proj(t_emb))
+            index = kinds(mod_segments, x.device)
+            # Patches within blocks never act here: the host's code asks for none.
+            served = dit.serve(call, None, options, x, modulation, index, rope_freqs)
+            return host() if served is None else x  # which holds the result
+
+        return forward
