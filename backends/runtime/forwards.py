@@ -15,6 +15,7 @@ import torch
 
 from ..cuda_graphs.replays import EXACT
 from ..families.plan import Call, Place, Plan
+from ..host_api import options
 from ..weights.fetching import ModelWeights
 from .faults import Faults
 from .graph import Graph, State
@@ -139,6 +140,18 @@ class Forwards:
             done: is to be called once the root module's call was made.
         """
         return self.any_shape._replace(installed=self._make_set(record).installed, recorded=done)
+
+    def asking_ahead(self, values: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+        """Let the host's code ask for weights ahead of a call's blocks only where some may come.
+
+        Args:
+            values: the call's arguments.
+        """
+        regions = self._regions
+        all_served = not self._patched and len(self._plan.places) == len(regions) > 0
+        if all_served and all(region.keeps_weights for region in regions.values()):
+            return options.bringing_nothing_ahead(values)
+        return contextlib.nullcontext()
 
     # --- regions ----------------------------------------------------------------------------------
 

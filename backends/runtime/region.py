@@ -251,6 +251,11 @@ class Region:
         self.calls += 1
         return result
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether it has the weights of its next call."""
+        return self._weights.are_kept
+
     def let_weights_go(self) -> None:
         """Keep no weights beyond a run."""
         self._weights.let_go()

@@ -333,7 +333,8 @@ class Scope:
             step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
             if step is None:
                 return self._placing.run(plain, ())
-            result = self._made(host, plain, step)
+            with self.forwards.asking_ahead((*args, *kwargs.values())):
+                result = self._made(host, plain, step)
             if step.serving.recorded is not None:
                 self.faults.spare(STEP, "recording sizes", step.serving.recorded)
             return result

@@ -221,6 +221,11 @@ class RegionWeights:
         """Keep no weights: the host may load the model anew, and needs the room."""
         self._fetched = None
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether those of the last call are kept for the next one."""
+        return self._fetched is not None and self._epoch == self._source.epoch
+
     def fetch(self) -> Fetched:
         """Get the weights for one call.
 
