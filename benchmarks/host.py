@@ -210,12 +210,14 @@ def ksampler(
     scheduler: str = "normal",
     denoise: float = 1.0,
     latent: Any = None,
+    noise_mask: Any = None,
     on_step: Callable[[int], None] | None = None,
 ) -> Any:
     """Sample as the KSampler node does, with the host's clean-up after it; a latent on the CPU.
 
     Args:
         latent: what to start from; None is an empty one of `size`, which is not asked for else.
+        noise_mask: what of it is to be made; None is all.
     """
     import comfy.sample
     import latent_preview
@@ -242,6 +244,7 @@ def ksampler(
             negative,
             latent,
             denoise=denoise,
+            noise_mask=noise_mask,
             callback=callback,
             disable_pbar=True,
             seed=seed,

@@ -22,7 +22,9 @@ class Mode(Enum):
 
 
 class Call(NamedTuple):
-    """One recorded UNet call: tensor inputs in order (None where there was none), output."""
+    """One recorded UNet call: tensor inputs in order (None where there was none; a list where there
+    are several latents), output (one row where there are several).
+    """
 
     inputs: tuple[Any, ...]
     output: Any
@@ -88,13 +90,14 @@ class Probe:
                     f"replayed call must have the recorded shapes, got {shapes} for "
                     f"{[_shape(a) for a in recorded]}: the host batched the prompts differently"
                 )
-            # A model may compute in another dtype than the one that was recorded.
-            data = [a if r is None else r.to(a.dtype) for a, r in zip(args, recorded, strict=False)]
+            data = [a if r is None else _like(r, a) for a, r in zip(args, recorded, strict=False)]
             args = (*data, *args[len(recorded) :])
         # x, timesteps, context, y: the inputs that hold data, copied, for a model may write there.
-        inputs = tuple(a.clone() if isinstance(a, torch.Tensor) else None for a in args[:4])
+        inputs = tuple(map(_copied, args[:4]))
         output = executor(*args, **kwargs)
-        self.calls.append(Call(inputs, output.clone()))
+        made = output if isinstance(output, list) else [output]
+        row = output.clone() if len(made) == 1 else torch.cat([each.flatten() for each in made])
+        self.calls.append(Call(inputs, row))
         return output
 
 
@@ -158,6 +161,21 @@ def torch_used_mib() -> float:
     return torch.cuda.memory_allocated() / MIB if torch.cuda.is_available() else 0.0
 
 
+def start_peak() -> None:
+    """Forget what PyTorch held at most until now."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_mib() -> float:
+    """What PyTorch held at most since `start_peak`, weights in dynamic VRAM aside; 0 on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else 0.0
+
+
 def mark() -> Any:
     """Note this point in the GPU's queue; by this process's clock where there is no GPU."""
     import torch
@@ -177,7 +195,29 @@ def elapsed_ms(begin: Any, end: Any) -> float:
     return float(begin.elapsed_time(end))
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
+def _tensors(value: Any) -> list[Any] | None:
+    """The tensors of an input; None where it has none."""
     import torch
 
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+    found = value if isinstance(value, (list, tuple)) else [value]
+    return list(found) if all(isinstance(each, torch.Tensor) for each in found) else None
+
+
+def _shape(value: Any) -> list[tuple[int, ...]] | None:
+    found = _tensors(value)
+    return None if found is None else [tuple(each.shape) for each in found]
+
+
+def _copied(value: Any) -> Any:
+    found = _tensors(value)
+    if found is None:
+        return None
+    copies = [each.clone() for each in found]
+    return copies if isinstance(value, (list, tuple)) else copies[0]
+
+
+def _like(recorded: Any, value: Any) -> Any:
+    """A recorded input in the dtype of this call's: a model may compute in another one."""
+    if isinstance(recorded, list):
+        return type(value)(r.to(v.dtype) for r, v in zip(recorded, value, strict=True))
+    return recorded.to(value.dtype)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,17 +185,26 @@ def write_network(
     seed: int,
     device: str,
     form: str | None = None,
+    exact: Collection[str] = (),
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write a file of a network with these parameters, its blocks in a format of
     `tools/quantised.py` if one is named.
+
+    Args:
+        exact: names of those that such files have in float32.
+        metadata: what such a file says of itself.
     """
+    import torch
+
     tensors = _network(shapes, _Drawer.seeded(seed, device, dtype))
+    tensors |= {name: tensors[name].to(torch.float32) for name in exact}
     if form is not None:
         import_alias("warmgraph_tools", ROOT / "tools")
         from warmgraph_tools.quantised import quantised
 
         tensors = quantised(tensors, form, device=device)
-    return _write(path, tensors)
+    return _write(path, tensors, metadata)
 
 
 def write_vae(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
@@ -259,9 +269,13 @@ def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
 
 def _network(shapes: dict[str, tuple[int, ...]], draw: _Drawer) -> dict[str, Any]:
     """A network's weights: fan-in scaling, norms near one, residual branches damped."""
+    import torch
+
     tensors = {}
     for name, shape in shapes.items():
-        if len(shape) >= 2:
+        if name.endswith("inv_freq"):  # of rotations
+            tensors[name] = 1e-4 ** (torch.arange(*shape) / shape[0])
+        elif len(shape) >= 2:
             std = 1.0 / math.sqrt(math.prod(shape[1:]))
             if name.endswith(_RESIDUAL_ENDS) and not name.endswith("attn2.to_out.0.weight"):
                 std *= _RESIDUAL_GAIN
@@ -301,12 +315,12 @@ class _Drawer:
         return value.normal_(mean, std, generator=self._generator).to(self._dtype).cpu()
 
 
-def _write(path: Path, tensors: dict[str, Any]) -> int:
+def _write(path: Path, tensors: dict[str, Any], metadata: Mapping[str, str] | None = None) -> int:
     """Write under another name and rename: a killed run leaves no half file to be reused."""
     import safetensors.torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    safetensors.torch.save_file(tensors, str(part), metadata={"format": "pt"})
+    safetensors.torch.save_file(tensors, str(part), metadata={"format": "pt", **(metadata or {})})
     os.replace(part, path)
     return path.stat().st_size

@@ -30,17 +30,28 @@ SIZES = {
     "wan14b_int8": ((832, 480, 9),),
     "wan14b_fp8": ((832, 480, 21),),
 }
+#: Models of video and audio: frames of the latent, a batch, and how many of its frames are known.
+AV_SIZES = {
+    "ltx23_fp8": ((640, 352, 16, 1, 1), (1280, 704, 16, 1, 1), (1280, 704, 16)),
+    "ltx23": ((1280, 704, 16, 1, 1), (1280, 704, 16)),
+    "ltx25_int8": ((1280, 704, 16, 1, 1),),
+    "h3_int8": ((896, 512, 17), (864, 480, 37)),
+    "ltx23_few_fp8": ((640, 352, 16, 1, 1),),
+    "ltx23_few": ((640, 352, 16, 1, 1),),
+    "h3_few_int8": ((896, 512, 17),),
+}
 
 
 class More(NamedTuple):
-    """What else people do with a model: the host's flags, sizes, the last number of which is a
-    batch, and the node of its LoRA.
+    """What else people do with a model: the host's flags, sizes, the node of its LoRA, and that
+    one's strength.
     """
 
     kind: str
     flags: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
     lora: str | None = None
+    strength: float = 0.8
 
 
 #: By the case's name.
@@ -52,6 +63,9 @@ MORE = {
     "wan1_3b_720p": More("wan1_3b", DEFAULT, ((1280, 720, 21),)),
     "flux1_int8_lora": More("flux1_int8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderModelOnly"),
     "flux1_fp8_lora": More("flux1_fp8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderModelOnly"),
+    "ltx23_fp8_lora": More(
+        "ltx23_fp8", DEFAULT, ((1280, 704, 16, 1, 1),), "LoraLoaderModelOnly", 0.5
+    ),
     "flux1_int8_bypass": More(
         "flux1_int8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderBypassModelOnly"
     ),
@@ -91,18 +105,37 @@ def transformer(name: str) -> Callable[[Lab], Result]:
     return run
 
 
+def audio_video(name: str) -> Callable[[Lab], Result]:
+    """A case that times a model of video and audio, in the host's default mode."""
+
+    def run(lab: Lab) -> Result:
+        return _transformer(
+            lab,
+            name,
+            DEFAULT,
+            AV_SIZES[name],
+            store=lab.store(name, empty=not lab.smoke),
+            truth="few" in name,
+            rival=False,
+            exact=False,
+            **({"rounds": 1, "steps": 3} if lab.smoke else {"rounds": 2, "steps": 4}),
+        )
+
+    return run
+
+
 def more(name: str) -> Callable[[Lab], Result]:
     """A case that times a model in another mode or at sizes that cost more, by the graphs that its
     own case built if that came before.
     """
-    kind, flags, sizes, lora = MORE[name]
+    kind, flags, sizes, lora, strength = MORE[name]
 
     def run(lab: Lab) -> Result:
         # The host takes no `--cpu` beside it.
         modes = () if lab.smoke and "--novram" in flags else flags
         quick = {"rounds": 1, "steps": 3} if lab.smoke else {"rounds": 2, "steps": 4}
         options = {"store": lab.store(kind), "rival": False, "exact": False, "lora": lora}
-        return _transformer(lab, kind, modes, sizes, **options, **quick)
+        return _transformer(lab, kind, modes, sizes, strength=strength, **options, **quick)
 
     return run
 

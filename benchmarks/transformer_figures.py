@@ -51,6 +51,15 @@ def _transformer_speedups() -> dict[str, Figure]:
         "wan14b_fp8_480p_81f_speedup": ("wan14b_fp8", "832x480x21", ">= 1.35"),
         "flux1_int8_lora_speedup": ("flux1_int8_lora", "1024x1024x1", ">= 1.4"),
         "flux1_fp8_lora_speedup": ("flux1_fp8_lora", "1024x1024x1", ">= 1.4"),
+        "ltx23_fp8_i2v_14080_speedup": ("ltx23_fp8", "1280x704x16x1x1", ">= 1.5"),
+        "ltx23_fp8_i2v_3520_speedup": ("ltx23_fp8", "640x352x16x1x1", ">= 2.0"),
+        "ltx23_fp8_t2v_14080_speedup": ("ltx23_fp8", "1280x704x16", ""),
+        "ltx23_bf16_i2v_14080_speedup": ("ltx23", "1280x704x16x1x1", ">= 1.4"),
+        "ltx23_bf16_t2v_14080_speedup": ("ltx23", "1280x704x16", ""),
+        "ltx25_int8_i2v_14080_speedup": ("ltx25_int8", "1280x704x16x1x1", ""),
+        "h3_int8_15700_speedup": ("h3_int8", "864x480x37", ">= 1.28"),
+        "h3_int8_7600_speedup": ("h3_int8", "896x512x17", ">= 1.22"),
+        "ltx23_fp8_lora_speedup": ("ltx23_fp8_lora", "1280x704x16x1x1", ">= 1.4"),
         "flux1_int8_bypass_speedup": ("flux1_int8_bypass", "1024x1024x1", ""),
         "host033_zimage_int8_speedup": ("zimage_int8-host0.33", "1024x1024x1", ""),
         "host033_flux1_fp8_speedup": ("flux1_fp8-host0.33", "1024x1024x1", ""),
@@ -63,6 +72,12 @@ def _transformer_speedups() -> dict[str, Figure]:
     }
 
 
+def _largest_peak_ratio(*cases: dict[str, Any]) -> float:
+    rows = [row for case in cases for row in case["rows"].values()]
+    return max(round(row["ours"]["peak_mib"] / row["eager"]["peak_mib"], 3) for row in rows)
+
+
+_AV = _transformers("ltx23_fp8", "ltx23", "h3_int8")
 _SIX = _transformers("zimage", "flux1", "qwen", "wan1_3b", "klein4b", "krea2")
 _LIGHT = _transformers("zimage", "flux1", "klein4b", "wan1_3b")
 _QUANTISED = _transformers("zimage_int8", "flux1_int8", "flux1_fp8")
@@ -89,6 +104,22 @@ TRANSFORMER_FIGURES: dict[str, Figure] = {
     "dit_builds_after_first": Figure(
         "builds", ("small_transformers",), lambda case: case["builds_after_first"], "== 0"
     ),
+    "av_builds_after_first": Figure(
+        "builds",
+        _AV,
+        lambda *cases: sum(case["builds_after_first"] for case in cases),
+        "== 0",
+        any_of=True,
+    ),
+    "av_error_ratio": Figure(
+        "ours / eager, against float32 of the same weights",
+        _transformers("ltx23_few", "ltx23_few_fp8", "h3_few_int8"),
+        _largest_error_ratio,
+        "<= 1.1",
+        any_of=True,
+    ),
+    "av_peak_vram_ratio": Figure("ours / eager", _AV, _largest_peak_ratio, "<= 1.05", any_of=True),
+    "av_cold_build_seconds": Figure("s", _AV, largest("ready_seconds"), "<= 45", any_of=True),
     "dit_exact_max_abs_diff": Figure(
         "latent",
         ("small_transformers", *_LIGHT),

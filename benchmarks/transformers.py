@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +95,45 @@ _WAN_14B: dict[str, Any] = {
     "num_heads": 40,
     "num_layers": 40,
 }
+_LTX23: dict[str, Any] = {
+    "num_layers": 48,
+    "rope_type": "split",
+    "use_middle_indices_grid": True,
+    "causal_temporal_positioning": True,
+    "connector_num_layers": 1,
+    "apply_gated_attention": True,
+    "cross_attention_adaln": True,
+    "caption_proj_before_connector": True,
+    "caption_projection_first_linear": False,
+    "av_ca_timestep_scale_multiplier": 1000.0,
+}
+#: What ComfyUI 0.33 added for it.
+_LTX25 = {
+    **_LTX23,
+    "ff_bias": False,
+    "audio_ff_bias": False,
+    "use_keyframes_abs_pos_embedding": True,
+}
+_H3: dict[str, Any] = {"adaln_curve_grid": 1001, "time_embed_dim": 16}
+
+
+class Sounds(NamedTuple):
+    """What a model of video and audio makes beside the video.
+
+    Attributes:
+        channels: of the video's latent.
+        before: sizes of the audio's latent between batch and length; `after` it: those behind.
+        per_frame: its length for each frame of the video's latent.
+    """
+
+    channels: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    per_frame: float
+
+
+_OF_LTX = Sounds(128, (8,), (16,), 126 / 16)
+_OF_H3 = Sounds(24, (32, 2), (), 124 / 37)
 
 
 class Transformer(NamedTuple):
@@ -110,6 +150,8 @@ class Transformer(NamedTuple):
         cfg: guidance; 1 runs one prompt.
         dtype: of the files that people have.
         form: that such a file's blocks are quantised in, of `tools/quantised.py`.
+        sounds: what it makes beside a video.
+        tells: whether its file holds its settings, for the host does not tell them by its weights.
     """
 
     root: str
@@ -122,6 +164,8 @@ class Transformer(NamedTuple):
     cfg: float = 1.0
     dtype: str = "bfloat16"
     form: str | None = None
+    sounds: Sounds | None = None
+    tells: bool = False
 
 
 #: At the end of a file's name: of a model's other checkpoint.
@@ -174,6 +218,33 @@ TRANSFORMERS = {
     "wan14b": Transformer(
         "comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",), dtype="float16"
     ),
+    "ltx23": Transformer(
+        "comfy.ldm.lightricks.av_model:LTXAVModel",
+        _LTX23,
+        "ltx23",
+        4096 + 2048,
+        1024,
+        ("transformer_blocks",),
+        sounds=_OF_LTX,
+        tells=True,
+    ),
+    "h3": Transformer(
+        "comfy.ldm.minimax.model:MiniMaxH3Model",
+        _H3,
+        "h3_curves",
+        5120,
+        200,
+        ("blocks",),
+        sounds=_OF_H3,
+    ),
+}
+TRANSFORMERS["ltx25"] = TRANSFORMERS["ltx23"]._replace(settings=_LTX25, small="ltx25")
+#: Of so few blocks that the same file computed in float32 fits, too.
+FEW = 4
+TRANSFORMERS |= {
+    f"{name}_few": each._replace(settings={**each.settings, "num_layers": FEW})
+    for name, each in TRANSFORMERS.items()
+    if each.sounds is not None
 }
 #: Quantised files of these, and of which format.
 QUANTISED = {
@@ -186,10 +257,18 @@ QUANTISED = {
     "qwen_fp8": ("qwen", "fp8_e4m3fn"),
     "wan14b_int8": ("wan14b", "int8_convrot"),
     "wan14b_fp8": ("wan14b", "fp8_e4m3fn"),
+    "ltx23_fp8": ("ltx23", "fp8_e4m3fn"),
+    "ltx23_few_fp8": ("ltx23_few", "fp8_e4m3fn"),
+    "ltx25_int8": ("ltx25", "int8_convrot"),
+    "h3_int8": ("h3", "int8_convrot"),
+    "h3_few_int8": ("h3_few", "int8_convrot"),
 }
+#: Small twins of these whose widths a group of rotated elements divides.
+_WIDE = {"ltx23": "ltx23_wide", "ltx25": "ltx23_wide", "h3": "h3_curves"}
 for _name, (_base, _form) in QUANTISED.items():
     # The host's detection knows a quantised small Flux or Wan alone.
     _small = "wan" if _base.startswith("wan") else "flux1"
+    _small = _WIDE.get(_base.removesuffix("_few"), _small)
     TRANSFORMERS[_name] = TRANSFORMERS[_base]._replace(form=_form, small=_small)
 
 
@@ -204,8 +283,23 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
     options = {"dtype": torch.bfloat16, "device": "meta", "operations": operations()}
     with torch.device("meta"):
         root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
-    shapes = {key: tuple(value.shape) for key, value in root.state_dict().items()}
-    return write_network(path, shapes, dtype=kind.dtype, seed=seed, device=device, form=kind.form)
+    there = root.state_dict()
+    return write_network(
+        path,
+        {key: tuple(value.shape) for key, value in there.items()},
+        dtype=kind.dtype,
+        seed=seed,
+        device=device,
+        form=kind.form,
+        exact=[key for key, value in there.items() if value.dtype is torch.float32],
+        metadata=_metadata(name),
+    )
+
+
+def _metadata(name: str) -> dict[str, str] | None:
+    """What a model's file says of itself."""
+    kind = TRANSFORMERS[name]
+    return {"config": json.dumps({"transformer": kind.settings})} if kind.tells else None
 
 
 def is_transformer(name: str) -> bool:
@@ -232,7 +326,7 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
         if dtype is None:
             return model
         return comfy.sd.load_diffusion_model_state_dict(
-            _meant(model, dtype), model_options={"dtype": dtype}
+            _meant(model, dtype), model_options={"dtype": dtype}, metadata=_metadata(name)
         )
     options = {} if dtype is None else {"dtype": dtype}
     return comfy.sd.load_diffusion_model(str(path), model_options=options)
@@ -242,8 +336,9 @@ def _meant(model: Any, dtype: Any) -> dict[str, Any]:
     """The weights that a quantised model stands for, in this dtype."""
     from comfy.quant_ops import QuantizedTensor, get_layout_class
 
-    weights = {}
-    for key, value in model.model.diffusion_model.named_parameters():
+    root = model.model.diffusion_model
+    weights = dict(root.named_buffers())
+    for key, value in root.named_parameters():
         if isinstance(value.data, QuantizedTensor):
             params = dataclasses.replace(value.data.params, orig_dtype=dtype)
             layout = get_layout_class(value.data._layout_cls)
@@ -286,11 +381,16 @@ def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0)
     """Sample as the KSampler node does.
 
     Args:
-        size: [width, height, frames] in pixels and frames of the latent, and a batch if it is
-            more than one.
+        size: [width, height, frames] in pixels and frames of the latent, then a batch if it is
+            more than one, and how many first frames are there already.
     """
     width, height, frames, *batch = size
+    known = batch.pop() if len(batch) > 1 else 0
     pixels = Size(width, height, *batch)
+    sounds = TRANSFORMERS[name.removeprefix(SMALL)].sounds
+    latent, mask = empty_latent(model, pixels, frames=frames), None
+    if sounds is not None:
+        latent, mask = _with_sounds(latent, sounds, known)
     return ksampler(
         model,
         _prompt(name, seed=1),
@@ -300,8 +400,27 @@ def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0)
         cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg,
         seed=seed,
         scheduler="simple",
-        latent=empty_latent(model, pixels, frames=frames),
+        latent=latent,
+        noise_mask=mask,
     )
+
+
+def _with_sounds(video: Any, sounds: Sounds, known: int) -> tuple[Any, Any]:
+    """A latent of video and audio, and a mask where the first frames are known, as the host's nodes
+    make them.
+    """
+    import torch
+    from comfy.nested_tensor import NestedTensor
+
+    video = video[:, :1].expand(-1, sounds.channels, *video.shape[2:]).clone()
+    length = round(video.shape[2] * sounds.per_frame)
+    audio = video.new_zeros(len(video), *sounds.before, length, *sounds.after)
+    latent = NestedTensor((video, audio))
+    if not known:
+        return latent, None
+    mask = torch.ones_like(video[:, :1])
+    mask[:, :, :known] = 0.0
+    return latent, NestedTensor((mask, torch.ones_like(audio)))
 
 
 def _load_small(name: str, dtype: Any) -> Any:

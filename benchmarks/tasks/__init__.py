@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import (
+    audio_video,
     beside,
     build,
     captured,
@@ -52,6 +53,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_cache": step_cache.step_cache,
     "changes": changes.changes,
     "transformer": transformers.transformer,
+    "small_audio_video": audio_video.small_audio_video,
     "small_transformers": small_transformers.small_transformers,
     "restarted_transformers": small_transformers.restarted_transformers,
     "deepcache": deepcache.deepcache,

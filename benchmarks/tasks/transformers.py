@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import kernel_times
-from ..measure import Call, Mode, Probe, Stopwatch, rel_l2, summary
+from ..measure import Call, Mode, Probe, Stopwatch, peak_mib, rel_l2, start_peak, summary
 from ..pack import brief, build_seconds, graph_files, open_engine, settle, settle_second_graphs
 from ..transformers import SMALL, TRANSFORMERS, load, sample, with_lora
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
@@ -32,6 +32,7 @@ def transformer(
     exact_sizes: list[list[int]] | None = None,
     truth: bool = False,
     lora: str | None = None,
+    strength: float = 0.8,
     rounds: int = 3,
     steps: int = 8,
     workers: int = 0,
@@ -40,8 +41,7 @@ def transformer(
 
     Args:
         path: of its file, written now if it is not there.
-        sizes: [width, height, frames] in pixels and frames of the latent, and a batch if it is
-            more than one.
+        sizes: as `transformers.sample` takes them.
         rival: whether blocks compiled one by one by `torch.compile` take turns, too, at the first
             size.
         exact: whether the host's own forward, captured, takes turns.
@@ -49,10 +49,11 @@ def transformer(
         truth: also compare ours and eager with the same file computed in float32.
         lora: the host's node that puts a LoRA on all products of its blocks (`with_lora`); eager
             has it, too.
+        strength: of that.
 
     Returns:
         {"file_seconds", "ready_seconds" from an empty store, "build_seconds" of each graph,
-        "builds", "disk_mb", "rows": {size:
+        "builds", "builds_after_first", "disk_mb", "rows": {size:
         {form: times, "speedup", "vs_per_block_torch_compile", "rel_l2"}}, "profile",
         "exact_max_abs_diff", "errors" against float32 of each call, {"ours", "eager"},
         "attention_ms", "products_ms": of the kernels to choose from}
@@ -63,7 +64,7 @@ def transformer(
     watch = Stopwatch()
     loaded = load(name, Path(path))
     if lora is not None:
-        loaded = with_lora(loaded, lora)
+        loaded = with_lora(loaded, lora, strength=strength)
     result["file_seconds"] = round(watch.seconds(), 1)
     engine = open_engine(Path(store), workers=workers)
     probes = {form: Probe() for form in ("eager", "ours")}
@@ -82,6 +83,7 @@ def transformer(
     partial(result)
     # Nothing builds beside steps.
     settle_second_graphs(engine, models["ours"], limit_s=BUILD_LIMIT_S)
+    first = engine.report(models["ours"])["builds"]
     if rival:
         probes["per_block"] = Probe()
         attached = probes["per_block"].attach(without_dynamic(loaded))
@@ -112,6 +114,7 @@ def transformer(
             result["captured_exact"] = engine.report(models["exact"])["captured"]
         partial(result)
     result["builds"] = result["report"]["builds"]
+    result["builds_after_first"] = result["builds"] - first
     differences = [_difference(run, models, size) for size in exact_sizes or []]
     if differences:
         result["exact_max_abs_diff"] = max(differences)
@@ -157,17 +160,25 @@ def _time(
             del models[form]
             continue
         result.setdefault("first_seconds", {}).setdefault(form, []).append(watch.seconds())
+    peaks = dict.fromkeys(models, 0.0)
     calls: dict[str, list[float]] = {form: [] for form in models}
     whole: dict[str, list[float]] = {form: [] for form in models}
     for turn in range(rounds):
         for form, model in models.items():
             probes[form].start(Mode.TIME)
+            start_peak()
             run(model, size, steps=WARM_STEPS + steps, seed=turn)
+            peaks[form] = max(peaks[form], peak_mib())
             calls[form] += probes[form].milliseconds(skip=WARM_STEPS)
             whole[form] += probes[form].step_milliseconds(skip=WARM_STEPS)
             probes[form].start(Mode.OFF)
     row: dict[str, Any] = {
-        form: {"call_ms": summary(calls[form]), "step_ms": summary(whole[form])} for form in models
+        form: {
+            "call_ms": summary(calls[form]),
+            "step_ms": summary(whole[form]),
+            "peak_mib": round(peaks[form]),
+        }
+        for form in models
     }
 
     def median(form: str) -> float:

@@ -15,6 +15,11 @@ KINDS = (
     *("krea", "sd3", "wan", "wan_image", "wan_5b"),
     *("hunyuan", "anima", "predict2_video"),
 )
+AUDIO_VIDEO = (
+    *("ltxv", "ltx2", "ltx23", "h3", "h3_curves"),
+    *("ltx23_wide int8_convrot", "ltx23_wide fp8_e4m3fn"),
+    *("h3_curves int8_convrot", "h3_curves fp8_e4m3fn"),
+)
 #: Not of fp8_e5m2, whose products PyTorch refuses on a GPU with or without this pack.
 FORMATS = (
     *("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs"),
@@ -64,6 +69,26 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
             continue
         assert row["captured"]["replayed"] >= 9 and row["captured"]["error"] <= long_tolerance, row
         assert row["exact"]["replayed"] >= 9 and row["exact"]["max_abs_diff"] == 0, row
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_models_of_video_and_audio_run_compiled_and_as_the_host(lab: Any, mode: str) -> None:
+    result = lab.run(
+        "small_audio_video",
+        MODES[mode],
+        limit_s=400,
+        kinds=list(AUDIO_VIDEO),
+        store=lab.store("small-audio-video"),
+        workers=14,
+        lora=mode != "streamed",
+    )
+    assert [row["kind"] for row in result["rows"]] == list(AUDIO_VIDEO)
+    for row in result["rows"]:
+        tolerance = min(COARSEST, max(TOLERANCE, OF_ITS_OWN * row["own"]))
+        assert max(row["errors"]) <= tolerance, row
+        assert row["regions"]["eager"] == 0 and row["calls"]["eager"] == 0, row
+        assert row["calls"]["compiled"] > 0 and row["builds"] == 0, row
+        assert mode == "streamed" or row["moved"] > tolerance / 2, row
 
 
 @pytest.mark.parametrize("mode", MODES)
