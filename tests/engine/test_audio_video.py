@@ -272,6 +272,7 @@ def _with_others_code(run: AvRun, path: str, blocks: str) -> None:
     assert sum(called(report).values()) == run.blocks
 
 
+@SLOW
 def test_others_code_in_an_attention_of_ltx_is_called_within_the_graph(ltx: AvRun) -> None:
     for path in ("attn2", "attn1") if ltx.kind == "ltxv" else ("audio_attn2",):
         _with_others_code(ltx, path, "transformer_blocks")
