@@ -329,12 +329,15 @@ class Scope:
             foreign: another node's part in the call, which keeps it from being captured.
         """
         with self._lock, pause_host_compiler():
-            plain = partial(host, *args, **kwargs)
             step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
             if step is None:
-                return self._placing.run(plain, ())
-            with self.forwards.asking_ahead((*args, *kwargs.values())):
-                result = self._made(host, plain, step)
+                return self._placing.run(partial(host, *args, **kwargs), ())
+
+            def plain() -> Any:  # not where a replay gives the result
+                with self.forwards.asking_ahead((*args, *kwargs.values())):
+                    return host(*args, **kwargs)
+
+            result = self._made(host, plain, step)
             if step.serving.recorded is not None:
                 self.faults.spare(STEP, "recording sizes", step.serving.recorded)
             return result

@@ -11,7 +11,7 @@ import torch
 
 from ..families.plan import Place, with_parts
 from ..host_api import layers
-from ..kinds import host_layer, live_masks
+from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..kinds.recorded import CalledOtherwiseError, Record, in_order
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
@@ -132,18 +132,6 @@ class Trust:
             torch.OutOfMemoryError: there is no memory for both.
             Whatever the host's code raises.
         """
-        if sample.whole:
-            return self._compare(call, results, weights, sample)
-        with live_masks.attending_under({}):  # the call's are of all its tokens
-            return self._compare(call, results, weights, sample)
-
-    def _compare(
-        self,
-        call: Callable[[list[Any]], Any],
-        results: Sequence[torch.Tensor],
-        weights: Fetched,
-        sample: Sample,
-    ) -> Verdict:
         graph = self._graph
         ours = results
         if not sample.whole:
