@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .quantised import is_of_a_block, quantised
+from .quantised import quantised
 
 _FLUX = {
     "image_model": "flux",
@@ -515,7 +515,6 @@ def load_quantised(
     *,
     seed: int = 0,
     change: Callable[[dict[str, torch.Tensor]], Any] = lambda file: None,
-    takes: Callable[[str, torch.Tensor], bool] = is_of_a_block,
 ) -> Any:
     """Return a MODEL as the host's loader makes it of a file whose blocks are quantised.
 
@@ -523,7 +522,6 @@ def load_quantised(
         form: of `quantised.FORMATS`, or what says which a weight has; or `FAST`, of a kind of
             `DETECTED`.
         change: what is done to the file.
-        takes: whether a weight of this name is quantised.
     """
     import comfy.sd
     from comfy import model_management, utils
@@ -533,7 +531,7 @@ def load_quantised(
         return comfy.sd.load_diffusion_model_state_dict(
             weights(kind, seed=seed), model_options=options
         )
-    file = quantised(weights(kind, seed=seed), form, takes=takes)
+    file = quantised(weights(kind, seed=seed), form)
     change(file)
     if kind in DETECTED:
         return comfy.sd.load_diffusion_model_state_dict(file)

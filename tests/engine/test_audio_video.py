@@ -15,7 +15,6 @@ from warmgraph_backends.families.plan import Plan, describe_place
 from warmgraph_backends.runtime import trust
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
-from warmgraph_tools.quantised import is_of_a_block
 
 from .av_runs import AvRun, generator, guided, known_frame
 from .blocks import check_blocks
@@ -335,13 +334,6 @@ def test_the_host_brings_nothing_ahead_once_all_weights_are_there(h3: AvRun) -> 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _takes(name: str, weight: torch.Tensor) -> bool:
-    """As the files of these models have it."""
-    apart = ("connector", "refiner", "adaln", "table")
-    small = weight.dim() < 2 or weight.shape[0] < 64 or weight.shape[1] % 256
-    return is_of_a_block(name, weight) and not small and not any(n in name for n in apart)
-
-
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
@@ -353,7 +345,7 @@ def _takes(name: str, weight: torch.Tensor) -> bool:
 def test_a_quantised_file_runs_compiled_with_and_without_a_lora(
     host: Host, shared: Lab, kind: str, form: str
 ) -> None:
-    model = transformers.load_quantised(kind, form, takes=_takes)
+    model = transformers.load_quantised(kind, form)
     run = AvRun(host, shared, kind, model)
     run.sample()
     lora = "blocks.1.mlp.fc2" if kind.startswith("h3") else "transformer_blocks.1.ff.net.2"
