@@ -99,6 +99,15 @@ _QWEN_LAYERED = {
     "use_additional_t_cond": True,
     "default_ref_method": "negative_index",
 }
+_QWEN21 = {
+    "image_model": "qwen_image_2.1",
+    "in_channels": 64,
+    "out_channels": 64,
+    "num_layers": 2,
+    "attention_head_dim": 128,
+    "num_attention_heads": 2,
+    "context_in_dim": 64,
+}
 _KREA = {
     "image_model": "krea2",
     "features": 256,
@@ -417,6 +426,7 @@ KINDS = {
     "lumina2": Small(_LUMINA2, "Lumina2", 16, 64),
     "qwen": Small(_QWEN, "QwenImage", 16, 64, True),
     "qwen_layered": Small(_QWEN_LAYERED, "QwenImage", 16, 64, True),
+    "qwen21": Small(_QWEN21, "QwenImage21", 64, 64),
     "krea": Small(_KREA, "Krea2", 16, 96),
     "wan": Small(_WAN, "WAN21_T2V", 16, 64, True),
     "wan_image": Small(_WAN_IMAGE, "WAN21_I2V", 16, 64, True),

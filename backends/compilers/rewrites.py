@@ -25,7 +25,7 @@ _ROWS = 2
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     """Return the functions that stand in for operators in this layout: parts of a kind's code."""
     rotations = (rotate, rotate_joined, rotate_halves, rotate_both_halves)
-    norms = (norm, norm_and_rotate, norm_and_rotate_both, norm_and_modulate)
+    norms = (norm, norm_and_rotate, norm_and_rotate_both, norm_and_modulate, center_and_modulate)
     halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
     for_all = (*rotations, *norms, *halves, join_rows, by_rows, gelu, repeats_once)
     return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
@@ -164,10 +164,22 @@ def norm_and_modulate(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
     """RMSNorm without a weight, scaled by one plus `scale` and shifted."""
-    exact = torch.promote_types(x.dtype, torch.float32)
-    wide = x.to(exact)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (normed * (1.0 + scale.to(exact)) + shift.to(exact)).to(x.dtype)
+    return _modulated(normed, scale, shift).to(x.dtype)
+
+
+def center_and_modulate(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """LayerNorm without a weight, scaled by one plus `scale` and shifted."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=eps)
+    return _modulated(normed, scale, shift).to(x.dtype)
+
+
+def _modulated(normed: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return normed * (1.0 + scale.to(normed.dtype)) + shift.to(normed.dtype)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -203,6 +215,7 @@ _NORM = {
     f"{kitchen.PACKAGE}.apply_rope_split_half1": rotate_halves,
     f"{kitchen.PACKAGE}.apply_rope_split_half": rotate_both_halves,
     f"{kitchen.PACKAGE}.rms_adaln": norm_and_modulate,
+    f"{kitchen.PACKAGE}.adaln": center_and_modulate,
 }
 #: Which writes into its inputs.
 _NORM_IN_PLACE = f"{kitchen.PACKAGE}.rms_rope_split_half_"

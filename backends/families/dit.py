@@ -13,13 +13,11 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
-from ..kinds import live_masks
+from ..kinds import live_arguments
 from .plan import Call, Form, Forward, Place, Plan, dispatch_one, unknown_layer
 
 #: What a form's reference calls the host's block with.
 options = host_attention.options
-#: And what in the place of a mask of that name (`serve`).
-mask = live_masks.given
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
 REFERENCES = "called with reference images that have a timestep of their own"
@@ -42,6 +40,18 @@ SYMBOLS = {
 
 #: Options that these models' own forwards do not read.
 UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
+
+
+
+
+def mask(name: str) -> Any:
+    """Return what a form's reference calls the host's block with in a mask's place (`serve`)."""
+    return live_arguments.given(name, live_arguments.LiveMask)
+
+
+def attention(name: str) -> Any:
+    """Return the same in the place of a function that attends."""
+    return live_arguments.given(name, host_attention.LiveAttention)
 
 
 class Attending(Form):
@@ -125,17 +135,18 @@ def serve(
     reason: str | None,
     options: dict[str, Any],
     *inputs: Any,
-    masks: Mapping[str, Any] | None = None,
+    live: Mapping[str, Any] | None = None,
 ) -> Any:
     """Compute a block, its attention with the call's `transformer_options`; None where the host
     must, for a `reason`.
 
     Args:
-        masks: of this call, by the names that the form's reference has for them.
+        live: masks of this call, and functions that attend, by the names that the form's reference
+            has for them.
     """
     if reason is not None:
         return call.decline(reason)
-    with host_attention.attending_with(options, masks):
+    with host_attention.attending_with(options, live):
         return call(*inputs)
 
 

@@ -333,7 +333,7 @@ def _both(texts: _Texts, call: Call, host: Forward) -> Any:
             v_cross_pe[0].unflatten(1, v_sides),
             a_cross_pe[0].unflatten(1, a_sides),
             *prompts,
-            masks={_GUIDES: self_attention_mask, _TEXT: attention_mask},
+            live={_GUIDES: self_attention_mask, _TEXT: attention_mask},
         )
         return host() if served is None else (vx, ax)  # which hold the results
 
@@ -367,7 +367,7 @@ def _video(call: Call, host: Forward) -> Forward:
             time,
             pe[0].unflatten(1, sides),
             *(() if prompt_timestep is None else (prompt_timestep,)),
-            masks={_GUIDES: self_attention_mask, _TEXT: attention_mask},
+            live={_GUIDES: self_attention_mask, _TEXT: attention_mask},
         )
         return host() if served is None else x
 

@@ -148,6 +148,51 @@ def attend(
     return result
 
 
+def call(
+    function: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    heads: int,
+    layer: torch.nn.Module | None,
+) -> torch.Tensor:
+    """Call a function that a block of the host's was called with, as the block does (Qwen-Image
+    2.1's, 0.37 and newer).
+
+    Args:
+        query: [batch, rows, heads * width]; the function gets `[batch, rows, heads, width]`.
+        key: likewise.
+        value: likewise.
+        layer: as `attend`'s.
+
+    Returns:
+        [batch, rows, heads * width].
+    """
+    parts = (part.unflatten(2, (heads, -1)) for part in (query, key, value))
+    return function(*parts, heads, **{PREFERRED: layer})
+
+
+@contextlib.contextmanager
+def named_by(options: dict[str, Any], function: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Until this ends, have a call's `transformer_options` name a function in the place of
+    PyTorch's own attention, for what reads them by itself. They name none before.
+    """
+    options[ATTENTION] = function
+    try:
+        yield
+    finally:
+        options.pop(ATTENTION, None)
+
+
+def is_of_queries_alone(named: dict[str, Any]) -> bool:
+    """Tell whether attention, called with these arguments beside queries, keys, values and heads,
+    is what PyTorch computes of those: no mask, no scale, no other order.
+    """
+    plain = {"mask": None, "skip_reshape": False, "low_precision_attention": True}
+    told = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
+    return all(name in plain and named[name] is plain[name] for name in told)
+
+
 def may_attend_under(mask: Any) -> bool:
     """Tell whether `attend` takes a mask."""
     return mask is None or isinstance(mask, torch.Tensor) or _of_guides(mask) is not None

@@ -17,7 +17,7 @@ import torch
 from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
-from ..kinds import live_masks, operators
+from ..kinds import live_arguments, operators
 from ..kinds.attention_layer import AttentionLayer
 from ..kinds.host_layer import part_at
 
@@ -52,14 +52,14 @@ class _Thread(threading.local):
 
 @contextlib.contextmanager
 def attending_with(
-    options: dict[str, Any], masks: Mapping[str, Any] | None = None
+    options: dict[str, Any], live: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Until this ends, let the operator pass these `transformer_options` on, and attend under these
-    masks where a form's reference has a mask of that name.
+    """Until this ends, let the operator pass these `transformer_options` on, and attend under those
+    masks, or by those functions, whose names a form's reference has (`LiveMask`, `LiveAttention`).
     """
     before, _thread.options = _thread.options, options
     try:
-        with live_masks.attending_under(masks or {}):
+        with live_arguments.attending_with(live or {}):
             yield
     finally:
         _thread.options = before
@@ -118,7 +118,7 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         unknown.append(f"a {type(layer).__name__}")
     mask: Any = given.get("mask")
     masked_by = ""
-    if isinstance(mask, live_masks.LiveMask):
+    if isinstance(mask, live_arguments.LiveMask):
         mask, masked_by = None, mask.name
     wrong = [each for each in tensors if not torch.is_tensor(each)]
     wrong += [mask] if mask is not None and not torch.is_tensor(mask) else []
@@ -136,8 +136,34 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         contained,
         "" if layer is None else layer.path,
         masked_by,
+        "",
     )
     return result
+
+
+class LiveAttention(live_arguments.LiveArgument):
+    """Stands, while a block is traced, for a function that the block is called with and attends by:
+    `(query, key, value [batch, rows, heads, width], heads, preferred_attention=)` to
+    `[batch, rows, heads * width]`.
+    """
+
+    def __call__(
+        self, query: Any, key: Any, value: Any, heads: int, preferred_attention: Any = None
+    ) -> torch.Tensor:
+        """Have a graph call the step's own.
+
+        Raises:
+            BuildError: it is called with something that the operator cannot pass on.
+        """
+        layer = "" if preferred_attention is None else preferred_attention
+        if layer and not isinstance(layer, AttentionLayer):
+            raise BuildError(f"attention is called with a {type(layer).__name__}")
+        path = layer.path if layer else ""
+        parts = [part.flatten(2) for part in (query, key, value)]
+        result: torch.Tensor = OPERATOR(
+            *parts, None, heads, False, True, False, path, "", self.name
+        )
+        return result
 
 
 def _signature(
@@ -193,11 +219,15 @@ def _attend(
     contained: bool,
     path: str,
     masked_by: str,
+    called: str,
 ) -> torch.Tensor:
     options = _thread.options or {}
+    choice = _thread.choice
     layer = part_at(path) if path else None
     if masked_by:
-        mask = live_masks.of_step(masked_by)
+        mask = live_arguments.of_step(masked_by)
+    chosen = choice is not None and attention.is_plain(options, layer)
+    own = live_arguments.of_step(called) if called else None
 
     def host() -> torch.Tensor:
         return attention.attend(
@@ -217,12 +247,36 @@ def _attend(
         return ungrouped(tensor, heads) if split else tensor
 
     def compute() -> torch.Tensor:
-        choice = _thread.choice
-        if choice is None or mask is not None or not attention.is_plain(options, layer):
+        if own is not None:
+            with attention.named_by(options, _by(choice)) if chosen else contextlib.nullcontext():
+                return attention.call(own, query, key, value, heads, layer)
+        if choice is None or not chosen or mask is not None:
             return host()
         return choice.attend(query, key, value, heads, split=split, host=host)
 
     return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
+
+
+def _by(choice: Choice | None) -> Callable[..., torch.Tensor]:
+    """Make what the options can name in the place of the host's attention: a kernel by this choice."""
+
+    def attend(
+        function: Callable[..., torch.Tensor],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        heads: int,
+        *args: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        def host() -> torch.Tensor:
+            return function(query, key, value, heads, *args, **named)
+
+        if choice is None or args or not attention.is_of_queries_alone(named):
+            return host()
+        return choice.attend(query, key, value, heads, split=False, host=host)
+
+    return attend
 
 
 def ungrouped(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -248,13 +302,14 @@ def _fake(
     contained: bool,
     path: str,
     masked_by: str,
+    called: str,
 ) -> torch.Tensor:
     return query.new_empty(_shape(query, heads, split))
 
 
 OPERATOR, _thread = operators.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
-    " bool low_precision, bool contained, str path, str masked_by) -> Tensor",
+    " bool low_precision, bool contained, str path, str masked_by, str called) -> Tensor",
     _attend,
     _fake,
     _Thread(),

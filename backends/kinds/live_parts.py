@@ -17,7 +17,7 @@ import torch
 
 from ..errors import BuildError, DescriptionError
 from ..host_api.options import ATTENTION
-from . import host_layer, live_masks, operators
+from . import host_layer, live_arguments, operators
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .layout import memory_format
 from .stand_in import StandIn
@@ -223,8 +223,8 @@ def taken_apart(
             return {"size": len(sizes) - 1}
         if isinstance(value, dict) and value.keys() <= {ATTENTION}:
             return {"options": None}
-        if isinstance(value, live_masks.LiveMask):
-            return {"mask": value.name}
+        if isinstance(value, live_arguments.LiveArgument):
+            return {"live": value.name}
         if isinstance(value, (list, tuple)):
             return {type(value).__name__: [write(each) for each in value]}
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -251,8 +251,8 @@ def _put_together(
             return sizes[content]
         if tag == "options":
             return host_layer.options_of_call()
-        if tag == "mask":
-            return live_masks.of_step(content)
+        if tag == "live":
+            return live_arguments.of_step(content)
         if tag in ("list", "tuple"):
             items = [read(each) for each in content]
             return items if tag == "list" else tuple(items)

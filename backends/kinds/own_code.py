@@ -32,7 +32,7 @@ MAKERS = (
     "kinds/describe.py",
     "kinds/host_layer.py",
     "kinds/layout.py",
-    "kinds/live_masks.py",
+    "kinds/live_arguments.py",
     "kinds/live_parts.py",
     "kinds/operators.py",
     "kinds/stand_in.py",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import live_masks
+from . import live_arguments
 from .tolerance import RELATIVE_L2
 
 #: So many elements of each tensor are compared.
@@ -109,7 +109,7 @@ def samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
     for value in values:
-        if live_masks.is_of_step(value):
+        if live_arguments.is_of_step(value):
             continue  # by its name in the graph
         if isinstance(value, torch.Tensor):
             yield value

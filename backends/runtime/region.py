@@ -16,7 +16,7 @@ from ..families.plan import Place
 from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..kernels import host_attention
 from ..kernels.choices import HOSTS, Choices
-from ..kinds import attention_layer, host_layer, live_masks
+from ..kinds import attention_layer, host_layer, live_arguments
 from ..kinds.layout import aligned
 from ..kinds.recorded import Record
 from ..storing.comparisons import Comparisons
@@ -179,7 +179,7 @@ class Region:
                 if sample is None:
                     return self._given(inputs, results)
                 try:
-                    with nullcontext() if sample.whole else live_masks.attending_under({}):
+                    with nullcontext() if sample.whole else live_arguments.attending_with({}):
                         verdict = self._trust.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
                     self.calls -= 1

@@ -36,6 +36,7 @@ EXPECTED = {
     "lumina2": Expected(3, 7, 6),
     "qwen": Expected(3, 5, 2, 2),
     "qwen_layered": Expected(3, 5, 2, 2),
+    "qwen21": Expected(1, 2, 2),
     "krea": Expected(4, 7, 6),
     "sd3": Expected(4, 5, 5),
     "wan": Expected(2, 3, 4),

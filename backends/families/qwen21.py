@@ -1,0 +1,161 @@
+"""The region plan of the host's Qwen-Image 2.1 (0.37 and newer): its blocks.
+
+Text and reference images come before the image in one row of tokens. They do not attend to it, so
+the host computes them once in a run and keeps their keys and values: a block is called with them
+alone, with the image alone, or, where nothing is kept, with both. It attends by a function that it
+is called with, which knows what is kept. Embeddings, what modulates and the last layer stay the
+host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .family import Family, Inputs
+from .plan import Call, Form, Forward, Plan, host_forward
+
+NAME = "qwen21"
+
+#: Tokens of a row, and what modulates them: a row for each image, and one for what comes before.
+SYMBOLS = {
+    s.name: s
+    for s in (
+        Symbol("batch", 1, 64, 2),
+        Symbol("tokens", 1, 2**17, 4096),
+        Symbol("rows", 1, 2**10, 3),
+    )
+}
+
+#: Of the function that attends.
+_ATTENTION = "attention"
+#: Scale and gate, of attention and of the layers after it.
+_PARTS = 4
+#: What the host hands all blocks of a call: for each of those, a row for what comes before the
+#: image, and rows for the images; and a zero.
+_Modulation = tuple[Any, ...]
+
+
+class Block(dit.Attending):
+    """QwenImage21TransformerBlock: `x [batch, tokens, C]`, what modulates it
+    `modulation [4, rows, C]`, which row of that each token takes `index [batch, tokens]`, and the
+    rotation table -> as x.
+    """
+
+    family = NAME
+    name = "block"
+    writes = (0,)
+    parts = ("img_mlp",)
+
+    def label(self, module: Any) -> str:
+        return f"Qwen 2.1 block {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        width, half = _width(module), module.attn.norm_q.weight.shape[0] // 2
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", width)),
+            InputSpec("modulation", dtype, (_PARTS, "rows", width)),
+            InputSpec("index", "int64", ("batch", "tokens")),
+            InputSpec("table", "float32", (1, "tokens", 1, half, 2, 2)),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, modulation, index, table = inputs
+        each = [(None, part[index]) for part in modulation.unbind(0)]
+        zero = modulation.new_zeros(1, 1, 1)
+        attend = dit.attention(_ATTENTION)
+        return host_forward(
+            module, x, (*each, zero), table, attend, 0, transformer_options=dit.options()
+        )
+
+    def gives_back(self, position: int, dtype: torch.dtype) -> bool:
+        return dtype != torch.float16  # clipped, which makes another
+
+
+BLOCK = Block()
+FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
+
+
+def plan_qwen21(model: Any) -> Plan:
+    """Cut a Qwen-Image 2.1 into regions."""
+    from comfy.ldm.qwen_image21 import model as host
+
+    plan = Plan(symbols=SYMBOLS)
+    cls = host.QwenImage21TransformerBlock
+    dit.cut_stack(plan, model, "transformer_blocks", cls, BLOCK, _Served(_Rows()))
+    return plan
+
+
+def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
+    return {"c_crossattn": (latent[0], 64, model.txt_in.in_layer.in_features)}
+
+
+FAMILY = Family(
+    title="Qwen-Image 2.1",
+    roots={"comfy.ldm.qwen_image21.model:QwenImage21Transformer2DModel": plan_qwen21},
+    forms=FORMS,
+    unread=dit.UNREAD_OPTIONS,
+    empty=_empty,
+)
+
+
+def _width(module: Any) -> int:
+    return int(module.attn.to_q.in_features)
+
+
+class _Rows:
+    """What modulates, in one tensor, and which row each token takes: made once for all blocks of a
+    call.
+    """
+
+    def __init__(self) -> None:
+        self._of: _Modulation = ()
+        self._modulation = torch.empty(0)
+        self._index: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, mod: _Modulation, x: torch.Tensor, prefix: int) -> tuple[torch.Tensor, ...]:
+        if self._of is not mod:
+            pairs = mod[:_PARTS]
+            rows = [torch.cat((before, images)).squeeze(1) for before, images in pairs]
+            self._of, self._modulation, self._index = mod, torch.stack(rows), {}
+        batch, tokens = x.shape[:2]
+        key = batch, tokens, prefix
+        if key not in self._index:
+            images = self._modulation.shape[1] - 1
+            index = torch.arange(1, images + 1, device=x.device).repeat(batch // images)
+            index = index[:, None].repeat(1, tokens)
+            index[:, :prefix] = 0
+            self._index[key] = index
+        return self._modulation, self._index[key]
+
+
+class _Served:
+    """Makes the forward of a block."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+
+    def __call__(self, call: Call, host: Forward) -> Forward:
+        rows = self._rows
+
+        def forward(
+            x: torch.Tensor,
+            mod: _Modulation,
+            pe: torch.Tensor,
+            attn_fn: Any,
+            prefix_len: int,
+            transformer_options: dict[str, Any] | None = None,
+        ) -> Any:
+            options = {} if transformer_options is None else transformer_options
+            if (reason := dit.changed(options)) is not None:
+                call.decline(reason)
+                return host()
+            inputs = (x, *rows(mod, x, prefix_len), pe)
+            served = dit.serve(call, None, options, *inputs, live={_ATTENTION: attn_fn})
+            return host() if served is None else served
+
+        return forward
