@@ -13,13 +13,13 @@ from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
 from .transformer_cases import (
-    AV_SIZES,
     MORE,
-    audio_video,
+    UNREPLAYED,
     easycache,
     more,
     small_transformers,
     transformer,
+    unreplayed,
 )
 from .transformer_cases import SIZES as TRANSFORMER_SIZES
 from .users_run_case import ROWS, users_run, users_run_rival
@@ -260,7 +260,7 @@ CASES: dict[str, Case] = {
     "batches": Case(batches, 90),
     "run_costs": Case(run_costs, 100),
     **{f"transformer_{name}": Case(transformer(name), 300) for name in TRANSFORMER_SIZES},
-    **{f"transformer_{name}": Case(audio_video(name), 200) for name in AV_SIZES},
+    **{f"transformer_{name}": Case(unreplayed(name), 200) for name in UNREPLAYED},
     **{f"transformer_{name}": Case(more(name), 90) for name in MORE},
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},

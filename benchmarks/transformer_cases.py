@@ -30,8 +30,9 @@ SIZES = {
     "wan14b_int8": ((832, 480, 9),),
     "wan14b_fp8": ((832, 480, 21),),
 }
-#: Models of video and audio: frames of the latent, a batch, and how many of its frames are known.
-AV_SIZES = {
+#: The same of models whose steps are not replayed as a whole; of those of video and audio, frames of
+#: the latent, a batch, and how many of its frames are known.
+UNREPLAYED = {
     "ltx23_fp8": ((640, 352, 16, 1, 1), (1280, 704, 16, 1, 1), (1280, 704, 16)),
     "ltx23": ((1280, 704, 16, 1, 1), (1280, 704, 16)),
     "ltx25_int8": ((1280, 704, 16, 1, 1),),
@@ -39,6 +40,8 @@ AV_SIZES = {
     "ltx23_few_fp8": ((640, 352, 16, 1, 1),),
     "ltx23_few": ((640, 352, 16, 1, 1),),
     "h3_few_int8": ((896, 512, 17),),
+    "qwen21_int8": ((1024, 1024, 1), (2048, 2048, 1)),
+    "qwen21": ((1024, 1024, 1),),
 }
 
 
@@ -105,15 +108,15 @@ def transformer(name: str) -> Callable[[Lab], Result]:
     return run
 
 
-def audio_video(name: str) -> Callable[[Lab], Result]:
-    """A case that times a model of video and audio, in the host's default mode."""
+def unreplayed(name: str) -> Callable[[Lab], Result]:
+    """A case that times a model whose steps are not replayed as a whole, in the host's default mode."""
 
     def run(lab: Lab) -> Result:
         return _transformer(
             lab,
             name,
             DEFAULT,
-            AV_SIZES[name],
+            UNREPLAYED[name],
             store=lab.store(name, empty=not lab.smoke),
             truth="few" in name,
             rival=False,

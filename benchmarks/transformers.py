@@ -117,6 +117,19 @@ _LTX25 = {
 _H3: dict[str, Any] = {"adaln_curve_grid": 1001, "time_embed_dim": 16}
 
 
+#: Which no ComfyUI before 0.37 has.
+_QWEN21 = {
+    "in_channels": 64,
+    "out_channels": 64,
+    "num_layers": 32,
+    "attention_head_dim": 128,
+    "num_attention_heads": 32,
+    "context_in_dim": 4096,
+    "mlp_ratio": 3,
+    "axes_dims_rope": (16, 56, 56),
+}
+
+
 class Sounds(NamedTuple):
     """What a model of video and audio makes beside the video.
 
@@ -218,6 +231,14 @@ TRANSFORMERS = {
     "wan14b": Transformer(
         "comfy.ldm.wan.model:WanModel", _WAN_14B, "wan", 4096, 512, ("blocks",), dtype="float16"
     ),
+    "qwen21": Transformer(
+        "comfy.ldm.qwen_image21.model:QwenImage21Transformer2DModel",
+        _QWEN21,
+        "qwen21",
+        4096,
+        256,
+        ("transformer_blocks",),
+    ),
     "ltx23": Transformer(
         "comfy.ldm.lightricks.av_model:LTXAVModel",
         _LTX23,
@@ -255,6 +276,7 @@ QUANTISED = {
     "flux1_nvfp4": ("flux1", "nvfp4"),
     "flux2_fp8": ("flux2", "fp8_e4m3fn"),
     "qwen_fp8": ("qwen", "fp8_e4m3fn"),
+    "qwen21_int8": ("qwen21", "int8_convrot"),
     "wan14b_int8": ("wan14b", "int8_convrot"),
     "wan14b_fp8": ("wan14b", "fp8_e4m3fn"),
     "ltx23_fp8": ("ltx23", "fp8_e4m3fn"),
@@ -264,7 +286,7 @@ QUANTISED = {
     "h3_few_int8": ("h3_few", "int8_convrot"),
 }
 #: Small twins of these whose widths a group of rotated elements divides.
-_WIDE = {"ltx23": "ltx23_wide", "ltx25": "ltx23_wide", "h3": "h3_curves"}
+_WIDE = {"ltx23": "ltx23_wide", "ltx25": "ltx23_wide", "h3": "h3_curves", "qwen21": "qwen21"}
 for _name, (_base, _form) in QUANTISED.items():
     # The host's detection knows a quantised small Flux or Wan alone.
     _small = "wan" if _base.startswith("wan") else "flux1"

@@ -182,6 +182,8 @@ def _pretend(found: list[str]) -> None:
         (interface.Worker, {"get_device_properties": staticmethod(card)}),
         # Their patterns are traced on the GPU; none of them is in a block that calls our attention.
         *((module, {"lazy_init": nothing}) for module in (joint_graph, post_grad)),
+        # A constant would be made there, to look at it.
+        (joint_graph, {"constant_fold_uniform_value": nothing}),
         (PyCodeCache, {"write": write}),
     ]
     for owner, names in answers:

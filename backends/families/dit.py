@@ -42,8 +42,6 @@ SYMBOLS = {
 UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 
 
-
-
 def mask(name: str) -> Any:
     """Return what a form's reference calls the host's block with in a mask's place (`serve`)."""
     return live_arguments.given(name, live_arguments.LiveMask)
