@@ -30,8 +30,8 @@ SIZES = {
     "wan14b_int8": ((832, 480, 9),),
     "wan14b_fp8": ((832, 480, 21),),
 }
-#: The same of models whose steps are not replayed as a whole; of those of video and audio, frames of
-#: the latent, a batch, and how many of its frames are known.
+#: The same of models whose steps are not replayed as a whole; of those of video and audio, frames
+#: of the latent, a batch, and how many of its frames are known.
 UNREPLAYED = {
     "ltx23_fp8": ((640, 352, 16, 1, 1), (1280, 704, 16, 1, 1), (1280, 704, 16)),
     "ltx23": ((1280, 704, 16, 1, 1), (1280, 704, 16)),
@@ -109,7 +109,7 @@ def transformer(name: str) -> Callable[[Lab], Result]:
 
 
 def unreplayed(name: str) -> Callable[[Lab], Result]:
-    """A case that times a model whose steps are not replayed as a whole, in the host's default mode."""
+    """A case that times a model whose steps are not replayed as a whole, in the default mode."""
 
     def run(lab: Lab) -> Result:
         return _transformer(

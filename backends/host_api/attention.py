@@ -168,7 +168,7 @@ def call(
     Returns:
         [batch, rows, heads * width].
     """
-    parts = (part.unflatten(2, (heads, -1)) for part in (query, key, value))
+    parts = (part.view(*part.shape[:2], heads, -1) for part in (query, key, value))
     return function(*parts, heads, **{PREFERRED: layer})
 
 

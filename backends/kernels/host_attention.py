@@ -258,7 +258,7 @@ def _attend(
 
 
 def _by(choice: Choice | None) -> Callable[..., torch.Tensor]:
-    """Make what the options can name in the place of the host's attention: a kernel by this choice."""
+    """Make what options name in the place of the host's attention: a kernel by this choice."""
 
     def attend(
         function: Callable[..., torch.Tensor],

@@ -17,7 +17,6 @@ import logging
 import math
 from collections.abc import Hashable
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from torch.nn.functional import linear
 
 from ..host_api import activations, kitchen, layers
 from ..torch_api.device import current_stream
-from .int8_rows import WIDEST, Int8Rows
+from .int8_rows import WIDEST, Int8Rows, results_for
 from .ways import KEPT, Ways
 
 logger = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ GROUP = 256
 FEWEST_ROWS = 1024
 #: Times differ by as much by themselves.
 MUST_SAVE_MS = 0.005
-#: The rotated rows are held beside the plain ones: this part of the card's memory at most.
-MOST_MEMORY = 1 / 64
+#: So many elements are rotated and quantised at a time.
+PIECE = 2**25
 
 
 class _Means(NamedTuple):
@@ -96,8 +95,7 @@ class Int8Products:
                 return linear(activations.activated(input, act), weight, bias)
             return product(input, parts, bias, act)
 
-        may_be_apart = parts.group == GROUP and _is_open(input)
-        if not may_be_apart or input.nbytes > _most_bytes(input.device):
+        if parts.group != GROUP or not _is_open(input):
             return host()
         means = self._means_for(input)
         if means is None:
@@ -106,7 +104,7 @@ class Int8Products:
             form,
             lambda: _class(input, parts.values, act),
             host,
-            lambda: _apart(activations.activated(input, act), means, parts, bias),
+            lambda: _apart(input, means, parts, bias, act),
         )
 
     def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:
@@ -135,21 +133,45 @@ class Int8Products:
 
 
 def _apart(
-    input: torch.Tensor, means: _Means, weight: kitchen.Int8Weight, bias: torch.Tensor | None
+    input: torch.Tensor,
+    means: _Means,
+    weight: kitchen.Int8Weight,
+    bias: torch.Tensor | None,
+    act: str,
 ) -> torch.Tensor:
-    width = input.shape[-1]
-    rows = (input.reshape(-1, GROUP) @ means.rotation).view(-1, width)
+    width = weight.values.shape[1]
     shrink = _shrink(input.dtype)
     scale = weight.scale if shrink == 1.0 else weight.scale * shrink
     if means.rows is None or width > WIDEST:
+        rows = _rotated(input, means, act)
         result = kitchen.multiply_int8(rows, weight.values, scale, bias)
     else:
-        values, scales = means.rows.quantise(rows)
+        values, scales = _quantised(input, means, means.rows, act, width)
         stream = current_stream(input.get_device())
         result = kitchen.multiply_int8_rows(
             values, scales, weight.values, scale, bias, input.dtype, stream
         )
     return result.view(*input.shape[:-1], -1)
+
+
+def _rotated(input: torch.Tensor, means: _Means, act: str) -> torch.Tensor:
+    """What an activation makes of the input, as rows, rotated."""
+    active = activations.activated(input, act)
+    return (active.reshape(-1, GROUP) @ means.rotation).view(-1, active.shape[-1])
+
+
+def _quantised(
+    input: torch.Tensor, means: _Means, kernel: Int8Rows, act: str, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as int8 `[rows, width]`, and a scale for each row: some rows at a time, for nothing
+    else needs what an activation makes of them, nor the rotated ones.
+    """
+    rows = input.reshape(-1, input.shape[-1])
+    values, scales = results_for(len(rows), width, rows.device)
+    pieces = (torch.split(each, max(1, PIECE // width)) for each in (rows, values, scales))
+    for some, *into in zip(*pieces, strict=True):
+        kernel.quantise(_rotated(some, means, act), (into[0], into[1]))
+    return values, scales
 
 
 def _shrink(dtype: torch.dtype) -> float:
@@ -178,11 +200,6 @@ def _is_open(input: torch.Tensor) -> bool:
         and width % GROUP == 0
         and input.numel() >= FEWEST_ROWS * width
     )
-
-
-@cache
-def _most_bytes(device: torch.device) -> float:
-    return MOST_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
 def _class(input: torch.Tensor, weight: torch.Tensor, act: str) -> str:

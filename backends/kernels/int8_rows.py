@@ -27,6 +27,12 @@ def source() -> str:
     return f"#define TIMES {_TIMES}\n{Path(__file__).with_suffix('.cu').read_text('utf-8')}"
 
 
+def results_for(count: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make room for so many rows, as `Int8Rows.quantise` gives them."""
+    values = torch.empty(count, width, dtype=torch.int8, device=device)
+    return values, torch.empty(count, 1, dtype=torch.float32, device=device)
+
+
 class Int8Rows:
     """Quantises rows on the GPU that its kernel was compiled for."""
 
@@ -41,12 +47,15 @@ class Int8Rows:
         launch = compile_or_warn(source(), "quantise_rows", WHAT, device)
         return None if launch is None else cls(launch)
 
-    def quantise(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantise(
+        self, rows: torch.Tensor, into: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows as whole numbers of -127 to 127 and what one of them is worth.
 
         Args:
             rows: [rows, width], float16 or bfloat16, contiguous; width a multiple of 8 up to
                 `WIDEST`.
+            into: contiguous tensors that get what is returned.
 
         Returns:
             int8 [rows, width]; float32 [rows, 1], NaN for a row that has one.
@@ -60,8 +69,7 @@ class Int8Rows:
                 f"rows must be contiguous, of a multiple of {_AT_ONCE} elements up to {WIDEST}, "
                 f"got {list(rows.shape)} with strides {list(rows.stride())}"
             )
-        values = torch.empty_like(rows, dtype=torch.int8)
-        scales = torch.empty(count, 1, dtype=torch.float32, device=rows.device)
+        values, scales = into or results_for(count, width, rows.device)
         pieces = width // _AT_ONCE
         threads = -(-pieces // _TIMES)
         is_half = int(rows.dtype is torch.float16)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import ways
+from warmgraph_backends.kernels import int8_products, ways
 from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.kernels.int8_rows import WIDEST, Int8Rows
 
@@ -87,6 +87,30 @@ def test_both_ways_are_timed_and_as_near_to_the_truth(
     assert all(SHORTEST_MS < time < LONGEST_MS for time in taken.values())
     truth = torch.nn.functional.linear(x.float(), weight.dequantize().float(), bias.float())
     assert _error(found, truth) <= 1.02 * _error(hosts, truth)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("act", ["", "swiglu"])
+def test_rows_that_are_rotated_in_pieces_take_less_memory(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    products = Int8Products(tmp_path, "card")
+    weight = _weight(256, 4096, torch.bfloat16)
+    width = 4096 * (2 if act else 1)
+    x = torch.randn(16384, width, device="cuda", dtype=torch.bfloat16)
+    products.multiply(x, weight, None, act)  # chooses, and takes what is kept
+
+    def result_and_peak(piece: int) -> tuple[torch.Tensor, int]:
+        monkeypatch.setattr(int8_products, "PIECE", piece)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = products.multiply(x, weight, None, act)
+        return result, torch.cuda.max_memory_allocated() - before
+
+    (whole, most), (pieces, least) = map(result_and_peak, (2**30, 2**22 + 4096))
+    assert torch.equal(whole, pieces)
+    assert least < 0.75 * most
 
 
 @torch.no_grad()
