@@ -12,6 +12,8 @@ from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
 from .rival_cases import rival, rivals
+from .stages import TEMPLATES
+from .stages_case import stages
 from .transformer_cases import (
     MORE,
     UNREPLAYED,
@@ -244,6 +246,7 @@ CASES: dict[str, Case] = {
     "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
     "vae_memory": Case(vae_memory, 50),
     "video_vae": Case(video_vae, 80),
+    **{f"stages_{name}": Case(stages(name), 80) for name in TEMPLATES},
     "dispatch": Case(dispatch, 40),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),

@@ -207,6 +207,13 @@ def write_network(
     return _write(path, tensors, metadata)
 
 
+def random_network(
+    shapes: dict[str, tuple[int, ...]], *, dtype: str, seed: int, device: str
+) -> dict[str, Any]:
+    """Weights of a network with these parameters, on the CPU."""
+    return _network(shapes, _Drawer.seeded(seed, device, dtype))
+
+
 def write_vae(path: Path, kind: str, *, dtype: str, seed: int, device: str) -> int:
     """Write a VAE whose pixels mostly stay within what the host does not cut off."""
     return _write(path, _network(vae_shapes(kind), _Drawer.seeded(seed, device, dtype)))

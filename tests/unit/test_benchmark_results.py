@@ -35,6 +35,7 @@ def benchmarks() -> ModuleType:
         "part_cases",
         "results",
         "rival_cases",
+        "stages_case",
         "tasks",
         "users_run_case",
     ):
@@ -420,3 +421,23 @@ def test_a_child_is_stopped_when_one_of_its_parts_takes_too_long(
 )
 def test_kernels_are_told_apart_by_name(benchmarks: ModuleType, name: str, kind: str) -> None:
     assert benchmarks.kernels.kernel_class(name) == kind
+
+
+def test_a_templates_shares_are_of_its_whole_time_with_what_is_compiled(
+    benchmarks: ModuleType,
+) -> None:
+    steps = [{"name": "passes", "calls": 20, "seconds": 0.4, "transformer_seconds": 0.2}]
+    decode = {"name": "decode", "calls": 1, "seconds": 2.0, "compiled_seconds": 1.0}
+    text = {"name": "text encoder", "calls": 2, "seconds": 0.5}
+    run = benchmarks.stages_case._whole([text, decode], (steps, {}))
+    assert run["seconds"] == {"eager": 11.0, "transformer_compiled": 7.0, "compiled": 6.0}
+    assert run["shares"]["eager"]["decode"] == pytest.approx(2 / 11, abs=1e-4)
+    assert run["shares"]["transformer_compiled"]["decode"] == pytest.approx(2 / 7, abs=1e-4)
+    assert run["shares"]["compiled"]["decode"] == pytest.approx(1 / 6, abs=1e-4)
+
+
+def test_every_templates_steps_were_measured(benchmarks: ModuleType) -> None:
+    for template in benchmarks.stages.TEMPLATES:
+        for passes, cards in benchmarks.stages_case._runs(template).values():
+            assert passes and all(each["seconds"] > 0.0 for each in passes)
+            assert all(cards.values())
