@@ -462,6 +462,13 @@ KINDS = {
 WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 
 
+def is_there(kind: str) -> bool:
+    """Tell whether this host has such a model."""
+    from comfy import supported_models
+
+    return hasattr(supported_models, KINDS[kind].name)
+
+
 def load(
     kind: str,
     *,

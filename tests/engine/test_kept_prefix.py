@@ -1,27 +1,36 @@
 """A transformer that computes text and reference images once in a run and keeps their keys and
-values: Qwen-Image 2.1, where the host has it.
+values: Qwen-Image 2.1, where the host has it, and a made-up one of the same sort.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from warmgraph_backends.contract import InputSpec, Symbol
+from warmgraph_backends.families import catalogue as registry
+from warmgraph_backends.families import dit
+from warmgraph_backends.families.family import Family
+from warmgraph_backends.families.plan import Call, Forward, Plan, host_forward
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
-from .lab import TOLERANCE, Lab
-from .transformer_runs import Run
+from .lab import TOLERANCE, Lab, relative
+from .made_up import compiled, new_lab, register
+from .transformer_runs import Run, keeping_nothing
 
 KIND = "qwen21"
 
 
 @pytest.fixture(scope="module")
 def run(host: Host, shared: Lab) -> Run:
-    pytest.importorskip("comfy.ldm.qwen_image21.model")
+    if not transformers.is_there(KIND):
+        pytest.skip("this ComfyUI has no Qwen-Image 2.1")
     run = Run(host, shared, KIND)
     run.sample()
     return run
@@ -37,12 +46,6 @@ def _forgetting(model: Any) -> Any:
 
     clone = model.clone()
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "test.forgetting", around)
-    return clone
-
-
-def _keeping_nothing(model: Any) -> Any:
-    clone = model.clone()
-    clone.model_options["transformer_options"]["qwen_image21_cache"] = {"device": "off"}
     return clone
 
 
@@ -65,7 +68,7 @@ def test_every_size_text_and_reference_is_compiled_and_the_hosts(
     run.check(*size, tokens, **_references(*sizes))
 
 
-@pytest.mark.parametrize("changed", [_forgetting, _keeping_nothing])
+@pytest.mark.parametrize("changed", [_forgetting, keeping_nothing])
 @pytest.mark.parametrize("sizes", [(), ((8, 8), (4, 6))])
 def test_what_comes_before_the_image_is_compiled_too(
     run: Run, changed: Any, sizes: tuple[tuple[int, int], ...]
@@ -109,5 +112,111 @@ def test_another_nodes_attention_is_called(run: Run, seen: list[tuple[int, ...]]
     model = run.model.clone()
     model.model_options["transformer_options"]["optimized_attention_override"] = attend
     run.check(model=model)
-    assert len(seen) >= len(run.probe.calls) * run.expected.attentions
+    assert len(seen) >= len(run.probe.calls) * run.expected.places
     assert "optimized_attention_override" in model.model_options["transformer_options"]
+
+
+class Attends(torch.nn.Module):
+    """A block that attends by what it is called with: `x [batch, tokens, C]` -> the same, written
+    into.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, attend: Any) -> torch.Tensor:
+        parts = (layer(x).view(*x.shape[:2], 2, 8) for layer in (self.to_q, self.to_k, self.to_v))
+        x += attend(*parts, 2)
+        return x
+
+
+class Prefixed(torch.nn.Module):
+    """The made-up model of two of them, which keeps what it computes of a prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Attends(), Attends()])
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forward(self, prefix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        prefix, x = prefix.clone(), x.clone()
+        is_new = not self.kept
+        for i, block in enumerate(self.blocks):
+            if is_new:
+                prefix = block(prefix, partial(self._filling, i))
+            x = block(x, partial(_attend, before=self.kept[i]))
+        return x
+
+    def _filling(self, i: int, q: Any, k: Any, v: Any, heads: int, **named: Any) -> torch.Tensor:
+        self.kept[i] = k, v
+        return _attend(q, k, v, heads, **named)
+
+
+def _attend(
+    q: Any, k: Any, v: Any, heads: int, *, before: Any = None, preferred_attention: Any = None
+) -> torch.Tensor:
+    from comfy.ldm.modules.attention import optimized_attention
+
+    if before is not None:
+        k, v = (torch.cat(pair, 1) for pair in zip(before, (k, v), strict=True))
+    result: torch.Tensor = optimized_attention(*(t.flatten(2) for t in (q, k, v)), heads)
+    return result
+
+
+class AttendsForm(dit.Attending):
+    family = "prefixed"
+    name = "block"
+    writes = (0,)
+
+    def label(self, module: Any) -> str:
+        return "Prefixed"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (InputSpec("x", dtype, ("batch", "tokens", 16)),)
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        return host_forward(module, *inputs, dit.attention("attend"))
+
+
+def _plan_prefixed(model: Any) -> Plan:
+    sizes = (Symbol("batch", 1, 8, 2), Symbol("tokens", 1, 512, 40))
+    plan = Plan(symbols={symbol.name: symbol for symbol in sizes})
+
+    def make(call: Call, host: Forward) -> Forward:
+        def forward(x: torch.Tensor, attend: Any) -> Any:
+            served = dit.serve(call, None, {}, x, live={"attend": attend})
+            return host() if served is None else served
+
+        return forward
+
+    dit.cut_stack(plan, model, "blocks", Attends, AttendsForm(), make)
+    return plan
+
+
+def test_a_made_up_model_that_keeps_a_prefix_runs_compiled(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = {f"{__name__}:Prefixed": _plan_prefixed}
+    family = Family(title="Prefixed", roots=roots, forms={"block": AttendsForm()})
+    register(monkeypatch, family)
+    torch.manual_seed(0)
+    model = Prefixed().requires_grad_(False)
+    plan = registry.plan_model(model)
+    assert isinstance(plan, Plan)
+    with compiled(new_lab(tmp_path), model, plan) as (scope, kinds), torch.inference_mode():
+        assert len(kinds) == 1
+        for batch, before, tokens in ((1, 5, 40), (2, 3, 9), (1, 200, 1)):
+            prefix, x = torch.randn(batch, before, 16), torch.randn(batch, tokens, 16)
+            for is_first in (True, False):  # a run's first step, and another
+                if is_first:
+                    model.kept.clear()
+                calls = scope.compiled_calls
+                result = scope.call(model, (prefix, x), {})
+                assert scope.compiled_calls == calls + (4 if is_first else 2)
+                kept = [tensor.clone() for pair in model.kept.values() for tensor in pair]
+                model.kept.clear()
+                assert relative(result, model(prefix, x)) < TOLERANCE
+                theirs = [tensor for pair in model.kept.values() for tensor in pair]
+                assert all(relative(a, b) < TOLERANCE for a, b in zip(kept, theirs, strict=True))
+        assert scope.eager_places() == []

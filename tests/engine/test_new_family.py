@@ -4,16 +4,13 @@ that take and give a tensor, one of blocks that take two streams, write into bot
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.compilers.registry import backend_named
-from warmgraph_backends.contract import InputSpec, Symbol, WeightSpec
+from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families.family import Family
 from warmgraph_backends.families.plan import (
@@ -26,12 +23,11 @@ from warmgraph_backends.families.plan import (
     host_results,
     unary,
 )
-from warmgraph_backends.runtime.graph import Graph, State
-from warmgraph_backends.runtime.scope import Scope
-from warmgraph_backends.worker import build
+from warmgraph_backends.runtime.graph import State
 from warmgraph_tools.inprocess import Host
 
-from .lab import TOLERANCE, Lab, relative
+from .lab import TOLERANCE, relative
+from .made_up import compiled, new_lab, register
 
 
 class Gate(torch.nn.Module):
@@ -173,41 +169,6 @@ def _streams(call: Call, host: Forward) -> Any:
 DOUBLE = Family(
     title="Doubles", roots={f"{__name__}:Double": plan_double}, forms={STREAMS.name: STREAMS}
 )
-
-
-def register(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    for form in family.forms.values():
-        monkeypatch.setitem(registry._FORMS, (form.family, form.name), form)
-    for root in family.roots:
-        monkeypatch.setitem(registry._BY_ROOT, root, family)
-
-
-@contextlib.contextmanager
-def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scope, list[Graph]]]:
-    """A scope over a model with the graph of each of its kinds built and loaded."""
-    graphs, backend = lab.engine._graphs, backend_named("inductor")
-    scope = Scope(root, root, lambda: plan, plan, backend, lab.engine._shared)
-    try:
-        kinds = scope.describe(torch.device("cpu"), torch.float32)
-        for graph in kinds:  # what a worker does, which would import the family as a module of ours
-            task = {
-                "key": graph.key,
-                "description": graph.description.to_dict(),
-                "backend": backend.name,
-            }
-            payload, facts = build.run(task, measure=contextlib.nullcontext)
-            graph.call = backend.load(payload)
-            graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
-            graph.work = facts["work"]
-            graphs._set(graph, State.READY)
-        yield scope, kinds
-    finally:
-        lab.engine.close()
-
-
-def new_lab(folder: Path) -> Lab:
-    (folder / "user").mkdir()
-    return Lab(folder)
 
 
 def test_a_made_up_family_runs_compiled(

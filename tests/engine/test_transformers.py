@@ -25,7 +25,7 @@ from .elsewhere import block_classes, check_one_more_argument
 from .lab import TOLERANCE, Lab, relative
 from .test_vae import make_vae
 from .test_video_vae import make_wan21
-from .transformer_runs import EXPECTED, Run
+from .transformer_runs import EXPECTED, Run, keeping_nothing
 
 SIZES = ((8, 8, 1, 13), (17, 31, 1, 300), (12, 10, 2, 1), (16, 16, 4, 77))
 ATTENTION = "optimized_attention_override"
@@ -49,6 +49,7 @@ VARIANTS = {
 # Whose blocks add to what they are given.
 _FLUX = {"DoubleStreamBlock", "SingleStreamBlock"}
 WRITING = dict.fromkeys(("flux1", "flux2", "chroma", "hunyuan", "hunyuan_15"), _FLUX)
+WRITING["qwen21"] = {"QwenImage21TransformerBlock"}
 # Whose blocks the host lets nobody patch.
 UNPATCHED = ("sd3",)
 # Whose texts are padded to one length, so that guidance makes one call of two prompts.
@@ -62,6 +63,7 @@ BETWEEN = {
     "zimage": ("noise_refiner", "double_block"),
     "lumina2": ("noise_refiner", "double_block"),
     "qwen": ("post_input", "double_block"),
+    "qwen21": ("post_input", "single_block"),
     "krea": ("post_input",),
     "wan": ("double_block",),
     "wan_image": ("double_block",),
@@ -72,6 +74,7 @@ REFERRING: dict[str, dict[str, Any]] = {
     "flux1": {},
     "flux2": {},
     "qwen": {},
+    "qwen21": {},
     "krea": {"reference_latents_method": "index"},
 }
 FAMILIES = [
@@ -83,6 +86,8 @@ FAMILIES = [
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def run(host: Host, shared: Lab, request: Any) -> Run:
+    if not transformers.is_there(request.param):
+        pytest.skip(f"this ComfyUI has no {request.param}")
     run = Run(host, shared, request.param)
     run.sample()
     return run
@@ -109,7 +114,8 @@ def test_any_size_batch_and_text_runs_compiled_and_builds_nothing(
 def test_blocks_leave_in_their_inputs_and_give_back_what_the_hosts_do(run: Run) -> None:
     """Whoever keeps what he gave a block finds there what it computed, if the host's adds to it."""
     scope = run.model.get_attachment("warmgraph").scope
-    writing = check_blocks(scope, lambda: run.sample(model=run.plain))
+    plain = keeping_nothing(run.plain) if run.kind == "qwen21" else run.plain
+    writing = check_blocks(scope, lambda: run.sample(model=plain))
     assert writing == WRITING.get(run.kind, set())
     declared = {type(p.module).__name__ for p in scope.plan.places if p.form.writes}
     assert declared == writing
@@ -288,7 +294,7 @@ def test_reference_images_run_compiled(run: Run) -> None:
 
 def test_reference_images_with_a_timestep_of_their_own_are_the_hosts_and_named(run: Run) -> None:
     """As the host's node for how references are looked at sets them (`index_timestep_zero`)."""
-    if run.kind not in REFERRING or run.kind == "flux1":  # which the host adds a guidance to
+    if run.kind not in REFERRING or run.kind in ("flux1", "qwen21"):  # which knows no other way
         pytest.skip("takes no such reference images")
     facts = {
         "reference_latents": [transformers.reference(run.kind, 6, 10)],
@@ -519,7 +525,8 @@ def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
     assert report["regions"]["eager"] == 0 and len(run.probe.calls) == 2
     rows = 4 if run.kind in GUIDED else 2
     assert {call.shape[0] for call in run.probe.calls} == {rows}
-    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+    # Without any bias a model makes nothing of nothing.
+    assert all(call.is_equal or call.error <= TOLERANCE for call in run.probe.calls)
 
 
 def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
