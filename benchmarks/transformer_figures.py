@@ -61,6 +61,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "h3_int8_7600_speedup": ("h3_int8", "896x512x17", ">= 1.22"),
         "qwen21_int8_1024_speedup": ("qwen21_int8-host0.33", "1024x1024x1", ">= 1.5"),
         "qwen21_int8_2048_speedup": ("qwen21_int8-host0.33", "2048x2048x1", ""),
+        "qwen21_fp8_1024_speedup": ("qwen21_fp8-host0.33", "1024x1024x1", ""),
         "qwen21_1024_speedup": ("qwen21-host0.33", "1024x1024x1", ""),
         "ltx23_fp8_lora_speedup": ("ltx23_fp8_lora", "1280x704x16x1x1", ">= 1.4"),
         "flux1_int8_bypass_speedup": ("flux1_int8_bypass", "1024x1024x1", ""),

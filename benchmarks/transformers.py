@@ -277,6 +277,7 @@ QUANTISED = {
     "flux2_fp8": ("flux2", "fp8_e4m3fn"),
     "qwen_fp8": ("qwen", "fp8_e4m3fn"),
     "qwen21_int8": ("qwen21", "int8_convrot"),
+    "qwen21_fp8": ("qwen21", "fp8_e4m3fn"),
     "wan14b_int8": ("wan14b", "int8_convrot"),
     "wan14b_fp8": ("wan14b", "fp8_e4m3fn"),
     "ltx23_fp8": ("ltx23", "fp8_e4m3fn"),
