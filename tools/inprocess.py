@@ -170,6 +170,10 @@ def boot(tree: Path, base: Path) -> Host:
         PromptServer.instance = _ServerStub()
     asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
     torch.set_grad_enabled(False)
-    from . import narrow_arch, narrow_transformers  # noqa: F401  register by being imported
+    from . import (  # noqa: F401  register by being imported
+        narrow_arch,
+        narrow_audio_video,
+        narrow_transformers,
+    )
 
     return Host(tree, base, list(sys.argv), nodes, folder_paths)

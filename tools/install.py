@@ -7,6 +7,8 @@ from pathlib import Path
 
 PACK = Path(__file__).resolve().parents[1]
 PACK_NAME = "warmgraph"
+#: One-file packs by which a host takes narrow models.
+NARROW = ("narrow_arch.py", "narrow_transformers.py", "narrow_audio_video.py")
 
 
 def shipped_entries(pack: Path = PACK) -> list[Path]:
@@ -43,6 +45,6 @@ def prepare_base(base: Path, tree: Path, *, pack: bool = True, narrow: bool = Tr
     if pack:
         install_pack(base)
     if narrow:
-        for name in ("narrow_arch.py", "narrow_transformers.py"):
+        for name in NARROW:
             shutil.copy2(PACK / "tools" / name, base / "custom_nodes" / name)
     return base
