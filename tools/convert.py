@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
 _NEVER, _BYPASS = 2, 4  # `mode` of a muted and of a bypassed node
 _PAGE_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
 
@@ -16,7 +16,8 @@ Node = Mapping[str, Any]
 def to_prompt(workflow: Workflow, object_info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the prompt that the page sends for a workflow.
 
-    Subgraphs are refused; values of primitive nodes are not carried over.
+    Subgraphs are refused; values of primitive nodes are not carried over, nor those that a choice
+    brings along.
 
     Args:
         workflow: The saved workflow.
@@ -77,8 +78,12 @@ def _declared(info: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, Any]
 
 
 def _is_widget(kind: Any, options: Mapping[str, Any]) -> bool:
-    """Tell a widget from a socket; a list of choices is the older way to declare a combo."""
-    return (isinstance(kind, list) or kind in WIDGET_TYPES) and not options.get("forceInput")
+    """Tell a widget from a socket; a list of choices is the older way to declare a combo, and of
+    several types the first one's widget stands there.
+    """
+    if not isinstance(kind, list) and kind.split(",")[0] not in WIDGET_TYPES:
+        return False
+    return not options.get("forceInput")
 
 
 def _source(

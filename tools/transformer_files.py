@@ -1,7 +1,8 @@
 """Write the small files that the shipped workflows of diffusion transformers ask for: random
 weights under the names of the real files, which the host's own loaders accept.
 
-They need `narrow_transformers.py` registered in the host that loads them.
+They need `narrow_transformers.py` and `narrow_audio_video.py` registered in the host that loads
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import checkpoints, small_transformers
+from . import checkpoints, small_audio_video, small_transformers
 from .checkpoints import Random, Weights
 from .quantised import is_of_a_block, quantised
 
@@ -108,8 +109,12 @@ def _t5_config(name: str) -> dict[str, Any]:
     return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
 
-def _letters() -> torch.Tensor:
-    """A tokenizer of single letters, as T5's files for Wan hold theirs."""
+def _letters(*, unknown: int = 2, beginning: int = -1) -> torch.Tensor:
+    """A tokenizer of single letters, as T5's files for Wan and Gemma's for LTX-2 hold theirs.
+
+    Args:
+        unknown, beginning: ids; it has no beginning at -1.
+    """
     from sentencepiece import SentencePieceTrainer
 
     written = io.BytesIO()
@@ -119,8 +124,8 @@ def _letters() -> torch.Tensor:
         model_type="char",
         pad_id=0,
         eos_id=1,
-        unk_id=2,
-        bos_id=-1,
+        unk_id=unknown,
+        bos_id=beginning,
         minloglevel=2,
     )
     return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
@@ -179,6 +184,15 @@ def _wan_vae(random: Random) -> Weights:
     return weights
 
 
+def _ltx(random: Random) -> Weights:
+    transformer = _quantised(small_audio_video.LTX, "fp8_e4m3fn")
+    return small_audio_video.ltx_checkpoint(transformer(random), random)
+
+
+def _gemma(random: Random) -> Weights:
+    return small_audio_video.gemma(random) | {"spiece_model": _letters(unknown=3, beginning=2)}
+
+
 def _in_metadata(**transformer: Any) -> dict[str, str]:
     return {"config": json.dumps({"transformer": transformer})}
 
@@ -209,15 +223,31 @@ FILES = {
     "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": _wan(),
     "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors": _wan(in_dim=36),
     "wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors": _wan(in_dim=36),
+    "ltx-2.3-22b-dev-fp8.safetensors": Kind(
+        "checkpoints", _ltx, small_audio_video.CHECKPOINT_METADATA
+    ),
+    "minimax_h3_fl2va_pruned_int8_convrot.safetensors": Kind(
+        "diffusion_models", _quantised("h3_curves", "int8_convrot", text_dim=64)
+    ),
     "Hyper-FLUX.1-dev-8steps-lora.safetensors": Kind("loras", _lora("flux1", **_FLUX)),
+    "ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors": Kind(
+        "loras", _lora(small_audio_video.LTX)
+    ),
     "clip_l.safetensors": Kind("text_encoders", _clip_l),
     "t5xxl_fp16.safetensors": Kind("text_encoders", _encoder("t5xxl")),
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": Kind("text_encoders", _encoder("umt5xxl")),
     "qwen_3_4b.safetensors": Kind("text_encoders", _encoder("qwen3_4b")),
     "qwen_2.5_vl_7b_fp8_scaled.safetensors": Kind("text_encoders", _encoder("qwen25_7b")),
+    "gemma_3_12B_it_fp4_mixed.safetensors": Kind("text_encoders", _gemma),
+    "qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors": Kind("text_encoders", small_audio_video.qwen),
+    "ltx-2.3-spatial-upscaler-x2-1.1.safetensors": Kind(
+        "latent_upscale_models", small_audio_video.upsampler, small_audio_video.UPSAMPLER_METADATA
+    ),
     "ae.safetensors": Kind("vae", _flux_vae),
     "flux2-vae.safetensors": Kind("vae", _flux2_vae),
     "qwen_image_vae.safetensors": Kind("vae", _wan_vae),
     "wan_2.1_vae.safetensors": Kind("vae", _wan_vae),
+    "minimax_h3_video_vae_fp16.safetensors": Kind("vae", small_audio_video.h3_video_vae),
+    "minimax_h3_audio_vae_fp32.safetensors": Kind("vae", small_audio_video.h3_audio_vae),
 }
 """What each file is, by its name in the workflows."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy
 from PIL import Image, ImageSequence
 
@@ -21,6 +22,8 @@ OURS = (
     "WarmgraphCompileControlNet",
     "WarmgraphCompileVAE",
 )
+#: What Save Video writes, with a loss.
+FILM = ".mp4"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -69,6 +72,9 @@ class Stage:
                     if 0 < inputs.get(end, 0) < inputs["steps"]:
                         changed[end] = inputs[end] * STEPS // inputs["steps"]
             inputs.update({key: value for key, value in changed.items() if key in inputs})
+        films = [node["inputs"] for node in prompt.values() if node["class_type"] == "CreateVideo"]
+        for film in films:
+            prompt.update(_as_they_are(film))
         return prompt
 
     def run(self, name: str, *, path: str | None = None, **values: Any) -> dict[str, Any]:
@@ -107,12 +113,27 @@ class Stage:
         return reports
 
     def pixels(self, run: Run) -> numpy.ndarray[Any, Any]:
-        """All frames of the one file that a run saved."""
-        (file,) = self.server.files(run)
+        """All frames of the one picture or video that a run saved."""
+        (file,) = (file for file in self.server.files(run) if file.suffix != FILM)
         frames = ImageSequence.Iterator(Image.open(file))
         return numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in frames]).astype(
             numpy.int16
         )
+
+    def sound(self, run: Run) -> numpy.ndarray[Any, Any] | None:
+        """What is heard in the video that a run saved, None where it saved a picture."""
+        for file in self.server.files(run, "audio"):
+            with av.open(file) as sound:
+                parts = [part.to_ndarray() for part in sound.decode(audio=0)]
+            whole = numpy.concatenate(parts, axis=1)
+            return whole / (numpy.iinfo(whole.dtype).max if whole.dtype.kind == "i" else 1.0)
+        return None
+
+    def film(self, run: Run) -> tuple[int, int]:
+        """How many frames and how many sounds the one video has that a run saved."""
+        (file,) = (file for file in self.server.files(run) if file.suffix == FILM)
+        with av.open(file) as film:
+            return sum(1 for _ in film.decode(video=0)), len(film.streams.audio)
 
     def assert_same_picture(
         self, ours: Run, eager: Run, within: tuple[float, float] = (3, 0.1)
@@ -124,3 +145,22 @@ class Stage:
         distance = numpy.abs(a - b)
         found = distance.max(), distance.mean()  # both are rounded to 8 bits
         assert found[0] <= within[0] and found[1] < within[1], found
+        heard, expected = self.sound(ours), self.sound(eager)
+        if heard is None or expected is None:
+            assert heard is expected
+            return
+        assert self.film(ours) == self.film(eager) == (len(b), 1)
+        assert heard.shape == expected.shape and expected.std() > 1e-3
+        off = numpy.linalg.norm(heard - expected) / numpy.linalg.norm(expected)
+        assert off <= within[0] / 255, off
+
+
+def _as_they_are(film: dict[str, Any]) -> Graph:
+    """Nodes that save a film's frames and sound without a loss, as Save Video cannot."""
+    options = {"fps": 24.0, "lossless": True, "quality": 90, "method": "default"}
+    frames = {"images": film["images"], "filename_prefix": "frames", **options}
+    sound = {"audio": film["audio"], "filename_prefix": "sound"}
+    return {
+        "frames": {"class_type": "SaveAnimatedWEBP", "inputs": frames},
+        "sound": {"class_type": "SaveAudio", "inputs": sound},
+    }
