@@ -232,10 +232,16 @@ def marked(vae: Any, work: str) -> Iterator[list[Any]]:
     """While this lasts, mark where the VAE goes to its first-stage model and where it is back.
 
     The marks sit on what the host asks for right before and right after it, and not on the model's
-    own `decode`: so whatever a VAE puts around that call is timed with it.
+    own `decode`: so whatever a VAE puts around that call is timed with it. A model that brings its
+    pixels to the host piece by piece does so within that time.
     """
     marks: list[Any] = []
-    before = (vae.patcher, "get_free_memory") if work == "decode" else (vae, "process_input")
+    by_pieces = getattr(vae.first_stage_model, "comfy_has_chunked_io", False)
+    before, after = (vae, "process_input"), (vae, "vae_output_dtype")
+    if work == "decode":
+        before = (vae.patcher, "get_free_memory")
+        if by_pieces:  # whose pixels' dtype is asked for before
+            after = (vae, "process_output")
 
     def leave(*args: Any) -> Any:
         value = asked(*args)
@@ -249,8 +255,8 @@ def marked(vae: Any, work: str) -> Iterator[list[Any]]:
         return answered(*args)
 
     asked = getattr(*before)
-    answered = vae.vae_output_dtype
-    with _instead(*before, leave), _instead(vae, "vae_output_dtype", arrive):
+    answered = getattr(*after)
+    with _instead(*before, leave), _instead(*after, arrive):
         yield marks
 
 
