@@ -17,6 +17,7 @@ from . import (
     flux,
     krea,
     ltx,
+    ltx_vae,
     lumina,
     minimax,
     qwen,
@@ -48,6 +49,7 @@ FAMILIES = (
     whole.FAMILY,
     vae.FAMILY,
     wan_vae.FAMILY,
+    ltx_vae.FAMILY,
 )
 
 #: What a model raises that is built in another way, by another version of the host.

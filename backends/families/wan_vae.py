@@ -17,12 +17,10 @@ from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
 from . import vae
 from .family import Family
+from .pairs import norm_and_activation
 from .plan import (
-    Call,
     Dispatch,
-    Follower,
     Form,
-    Forward,
     Place,
     Plan,
     dispatch_one,
@@ -35,9 +33,6 @@ NAME = "wan_vae"
 
 #: The decoder takes up to four frames at a time.
 SYMBOLS = vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
-
-#: On what a region returned in place of a norm: the SiLU whose work is done.
-_DONE = "warmgraph_done"
 
 
 class NormSiLU(Form):
@@ -107,40 +102,4 @@ def _pairs(name: str, layers: Iterable[torch.nn.Module], norm_class: type) -> It
     for i, (norm, act) in enumerate(pairwise(layers)):
         if type(norm) is norm_class and type(act) is torch.nn.SiLU:
             place = Place(f"{name}.{i}", norm, FORMS["norm_silu"])
-            yield _pair(place, act)
-
-
-def _pair(place: Place, act: torch.nn.Module) -> Dispatch:
-    """Let the norm's region do the SiLU's part, too.
-
-    The mark is on the tensor itself, so what other threads do or an exception leaves behind has no
-    say in whether a SiLU runs.
-    """
-
-    def make_norm(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor | None = call(x)
-            if result is None:
-                return host()
-            setattr(result, _DONE, act)
-            return result
-
-        return forward
-
-    def make_act(host: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-            for given in (*args, *kwargs.values()):
-                if getattr(given, _DONE, None) is act:
-                    delattr(given, _DONE)
-                    done: torch.Tensor = given
-                    return done
-            return host(*args, **kwargs)
-
-        return forward
-
-    return Dispatch(
-        place.module,
-        (place,),
-        lambda calls, host: make_norm(calls[0], host),
-        Follower(act, make_act),
-    )
+            yield norm_and_activation(place, norm, act)

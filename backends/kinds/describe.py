@@ -44,7 +44,7 @@ def describe_module(
         reads: for a class, the attribute names that its code reads (`sources.attributes_read`).
         dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
         children: names of the direct children to keep; None keeps all.
-        hidden: attributes of `module` itself to leave out.
+        hidden: attributes to leave out: of `module` itself, or by their path below it.
         path: where `module` is in the tree; a product in it that cannot be written down is left to
             the host (`host_layer`).
 
@@ -95,28 +95,34 @@ def describe_module(
             )
         final = dtype(module, name, tensor)
         parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
-    if any(buffer is not None for buffer in module._buffers.values()):
+    if any(b is not None and name not in hidden for name, b in module._buffers.items()):
         raise DescriptionError(f"{where} has buffers, which no region takes yet")
     return {
         "class": where,
         "attributes": dict(sorted(attributes.items())),
         "parameters": parameters,
         "modules": [
-            [name, _child(f"{path}.{name}".lstrip("."), child, reads, dtype)]
+            [name, _child(f"{path}.{name}".lstrip("."), child, reads, dtype, _below(name, hidden))]
             for name, child in module._modules.items()
             if child is not None and (children is None or name in children)
         ],
     }
 
 
-def _child(path: str, module: torch.nn.Module, reads: Any, dtype: Any) -> dict[str, Any]:
+def _below(name: str, hidden: Collection[str]) -> tuple[str, ...]:
+    return tuple(path.removeprefix(f"{name}.") for path in hidden if path.startswith(f"{name}."))
+
+
+def _child(
+    path: str, module: torch.nn.Module, reads: Any, dtype: Any, hidden: Collection[str]
+) -> dict[str, Any]:
     if (attends := attention_layer.describe(path, module)) is not None:
         return attends
     left = host_layer.describe(path, module)
     if left is not None and layers.multiplies_as_stored(module):
         return left
     try:
-        return describe_module(module, reads=reads, dtype=dtype, path=path)
+        return describe_module(module, reads=reads, dtype=dtype, hidden=hidden, path=path)
     except DescriptionError:
         if left is None:
             raise
