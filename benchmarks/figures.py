@@ -128,6 +128,18 @@ FIGURES: dict[str, Figure] = {
     "video_vae_encode_speedup": Figure(
         "eager / ours", ("video_vae",), speedup("encode 832x480, 17 frames")
     ),
+    "ltx_video_vae_decode_speedup": Figure(
+        "eager / ours",
+        ("ltx_video_vae",),
+        speedup("decode 1280x704, 121 frames"),
+        ">= 1.4",
+    ),
+    "ltx_video_vae_peak_ratio": Figure(
+        "ours / eager",
+        ("ltx_video_vae",),
+        lambda case: round(case["peak_mib"]["ours"] / case["peak_mib"]["eager"], 3),
+        "<= 1.0",
+    ),
     "vae_new_size_extra_seconds": Figure(
         "s", ("vae_memory",), lambda case: case["new_size_extra_seconds"], "<= 0.3"
     ),

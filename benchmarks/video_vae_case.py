@@ -1,34 +1,83 @@
-"""The case of a video VAE."""
+"""The cases of video VAEs."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from .lab import BUILD_WORKERS, Lab
 from .part_cases import BF16_VAE
 
-DIM, NARROW_DIM = 96, 8
+NARROW_DIM = 8
 
 
-def video_vae(lab: Lab) -> dict[str, Any]:
-    """Decode and encode short videos by Wan 2.1's VAE in bf16, eager and ours in one process."""
-    width, height = lab.pixels(832, 480)
-    short, long = (5, 9) if lab.smoke else (17, 33)
+class Sizes(NamedTuple):
+    """What of a video VAE is measured: ["decode" or "encode", width, height, frames], the longest
+    for a smoke run, and the decodes whose peak is taken and that is compared with float32.
+    """
+
+    dim: int
+    rows: list[list[Any]]
+    smoke_frames: int
+    peak: list[int]
+    exact: list[int]
+
+
+SIZES = {
+    "wan21": Sizes(
+        96,
+        [[work, 832, 480, n] for work in ("decode", "encode") for n in (17, 33)],
+        9,
+        [832, 480, 17],
+        [832, 480, 5],
+    ),
+    # As the templates have it: image to video encodes one frame.
+    "ltx23": Sizes(
+        128,
+        [
+            ["decode", 1280, 704, 121],
+            ["decode", 768, 512, 121],
+            ["encode", 1280, 704, 1],
+            ["encode", 768, 512, 121],
+        ],
+        17,
+        [1280, 704, 121],
+        [768, 512, 25],
+    ),
+}
+
+
+def video_vae(kind: str) -> Callable[[Lab], dict[str, Any]]:
+    """A case that decodes and encodes short videos by a VAE in bf16, eager and ours in one process.
+
+    Args:
+        kind: one of `SIZES`: Wan 2.1's, LTX-2.3's.
+    """
+    return partial(_video_vae, kind)
+
+
+def _video_vae(kind: str, lab: Lab) -> dict[str, Any]:
+    known = SIZES[kind]
+
+    def size(width: int, height: int, frames: int) -> list[int]:
+        return [
+            *lab.pixels(width, height),
+            min(frames, known.smoke_frames if lab.smoke else frames),
+        ]
+
     quick = {"rounds": 1} if lab.smoke else {}
     result = lab.run(
         "video_vae",
         BF16_VAE,
-        limit_s=1500 if lab.smoke else 300,
-        dim=NARROW_DIM if lab.smoke else DIM,
+        limit_s=1500 if lab.smoke else 500,
+        kind=kind,
+        dim=NARROW_DIM if lab.smoke else known.dim,
         # A smoke run builds for minutes: its second run takes what is there.
-        store=lab.store("video-vae", empty=not lab.smoke),
-        sizes=[
-            [work, width, height, frames]
-            for work in ("decode", "encode")
-            for frames in (short, long)
-        ],
-        peak=[width, height, short],
-        exact=[width, height, 5],
+        store=lab.store(f"video-vae-{kind}", empty=not lab.smoke),
+        sizes=[[work, *size(*sides)] for work, *sides in known.rows],
+        peak=size(*known.peak),
+        exact=size(*known.exact),
         workers=lab.workers(BUILD_WORKERS),
         **quick,
     )
@@ -44,6 +93,8 @@ def video_vae(lab: Lab) -> dict[str, Any]:
             for name, row in result["rows"].items()
         ),
         f"peak MiB {peaks}, from float32 {result['from_float32']}",
+        "kernels of a decode, ms: "
+        + ", ".join(f"{name} {each['kernel_ms']}" for name, each in result["profile"].items()),
         "eager's decode: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()),
         f"convolutions' ms by layout: {result['convolutions']}",
     ]

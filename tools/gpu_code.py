@@ -150,6 +150,14 @@ def _pretend(found: list[str]) -> None:
         found.append(str(code))
         raise _WrittenError
 
+    def kept(*given: Any) -> Any:
+        """What cuDNN takes: what lies by its channels stays so."""
+        for tensor in given[:2]:
+            layout = torch.channels_last_3d if tensor.dim() == 5 else torch.channels_last
+            if tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
+                return layout
+        return torch.contiguous_format
+
     private: Any = torch._C
     interface: Any = device_interface.get_interface_for_device("cuda")
     answers: list[tuple[Any, dict[str, Any]]] = [
@@ -167,6 +175,7 @@ def _pretend(found: list[str]) -> None:
         (_cuda().random, {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
         (_cuda(), {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
         (private, {"_cuda_init": nothing, "_cuda_getCurrentRawStream": zero}),
+        (private, {"_conv_determine_backend_memory_format": kept}),
         (fake_tensor, {"init_gpu_context": nothing}),
         (
             interface,

@@ -28,7 +28,7 @@ def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
     norms = (norm, norm_and_rotate, norm_and_rotate_both, norm_and_modulate, center_and_modulate)
     halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
     for_all = (*rotations, *norms, *halves, join_rows, by_rows, gelu, repeats_once)
-    return (group_norm, *for_all) if layout == CHANNELS_LAST else for_all
+    return (group_norm, by_channels, *for_all) if layout == CHANNELS_LAST else for_all
 
 
 def tracing(layout: str) -> AbstractContextManager[Any]:
@@ -65,6 +65,16 @@ def group_norm(
         offset = offset + bias.float().view(groups[1:])
     y = x * realized(factor.reshape(each)) + realized(offset.reshape(each))
     return y.to(input.dtype).permute(0, 3, 1, 2)
+
+
+def by_channels(video: torch.Tensor) -> torch.Tensor:
+    """The same `[batch, C, frames, height, width]`, a pixel's channels side by side in memory: what
+    computes it writes it so, and a convolution gives the like. Inductor lays out what images'
+    convolutions take, and leaves videos' contiguous.
+    """
+    rows = video.permute(0, 2, 3, 4, 1).contiguous()
+    # Not a view back: of such a one Inductor would know no order in memory.
+    return rows.as_strided(video.shape, rows.permute(0, 4, 1, 2, 3).stride())
 
 
 def rotate_halves(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -206,6 +216,9 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, _ROWS).contiguous().transpose(1, _ROWS)
 
 
+#: The host calls the latter where PyTorch's own choice for the former takes too much memory.
+_VIDEO_CONVOLUTIONS = (torch.nn.functional.conv3d, torch.cudnn_convolution)
+
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
@@ -248,6 +261,9 @@ class _Rewrites(TorchFunctionMode):
         if func is torch.nn.functional.group_norm:
             if self._channels_last and args[0].dim() == 4:
                 func = group_norm
+        elif func in _VIDEO_CONVOLUTIONS:
+            if self._channels_last:
+                args = (by_channels(args[0]), *args[1:])
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
         elif func is torch.nn.functional.gelu:

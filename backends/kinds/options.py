@@ -32,6 +32,8 @@ CHANNELS_LAST_CONFIG: dict[str, Any] = {
     # A norm summed by channel reads its input often enough that Inductor would write the input
     # out once more, in float32: a fifth of the decoder's peak.
     "realize_acc_reads_threshold": 32,
+    # Of frames and borders that a region picks, the index is made here and right.
+    "assert_indirect_indexing": False,
 }
 #: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
 #: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed, and a

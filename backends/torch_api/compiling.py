@@ -323,7 +323,7 @@ def _persistent_rows() -> Iterator[None]:
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             sizes: Any = V.graph.sizevars
             limit = PERSISTENT_ROW if _stays_in_order(features) else PERSISTENT_ANY
-            is_row = features.get_reduction_hint() == ReductionHint.INNER
+            is_row = features.get_reduction_hint() == ReductionHint.INNER or _picks_rows(features)
             if is_row and sizes.statically_known_leq(features.reduction_numel, limit):
                 return True
             wanted: bool = InductorChoices.should_use_persistent_reduction(
@@ -333,6 +333,20 @@ def _persistent_rows() -> Iterator[None]:
 
     with V.set_choices_handler(Choices()):
         yield
+
+
+def _picks_rows(features: Any) -> bool:
+    """Whether rows are reduced that an index picks: neighbours are read as neighbours, though torch
+    takes every read by an index for such a one that does not; no, where this torch cannot say.
+    """
+    try:
+        reads = [dep for node in features.reduction_nodes() for dep in node.read_writes.reads]
+        picked = [dep for dep in reads if type(dep).__name__ == "MemoryDep" and dep.is_indirect()]
+        return bool(picked) and all(
+            dep.index.expand().coeff(dep.var_names[-1]) == 1 for dep in picked
+        )
+    except (AttributeError, IndexError):
+        return False
 
 
 def _stays_in_order(features: Any) -> bool:

@@ -1,12 +1,13 @@
-"""A video VAE, Wan 2.1's: eager against ours, interleaved in one process, and where eager's time
-goes."""
+"""A video VAE: eager against ours, interleaved in one process, and where eager's time goes."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..kernels import kernel_times
 from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
@@ -16,13 +17,91 @@ from .residency import empty_caches
 from .vae import time_vaes
 
 SETTLE_CALLS = 5
-WARM = (64, 64, 5)  # width, height, frames; no size that is measured
-#: [channels, frames, sides as a part of the video's] of the decoder's convolutions.
-CONVOLUTIONS = ((96, 2, 1), (192, 4, 2), (384, 2, 4))
+
+
+class Kind(NamedTuple):
+    """A video VAE of the host.
+
+    Attributes:
+        network: makes it, so many channels wide at its outermost blocks.
+        config: what the metadata of its file say of it then; None where they say nothing.
+        latent: channels of a latent, frames and pixels that one of its pixels stands for.
+        warm: width, height and frames; no size that is measured.
+        damped: how the names of weights end that add to what there is.
+        convolutions: [channels, frames, sides as a part of the video's] of the decoder's.
+    """
+
+    network: Callable[[int], Any]
+    config: Callable[[int], dict[str, Any]] | None
+    latent: tuple[int, int, int]
+    warm: tuple[int, int, int]
+    damped: tuple[str, ...]
+    convolutions: tuple[tuple[int, int, int], ...]
+
+
+def _wan21(dim: int) -> Any:
+    from comfy.ldm.wan.vae import WanVAE
+
+    return WanVAE(dim=dim, z_dim=16, temperal_downsample=[False, True, True])
+
+
+def _ltx23(dim: int) -> Any:
+    from comfy.ldm.lightricks.vae.causal_video_autoencoder import VideoVAE
+
+    return VideoVAE(config=_ltx23_config(dim))
+
+
+def _ltx23_config(dim: int) -> dict[str, Any]:
+    """What the files of LTX-2.3 say of their VAE; 128 channels wide."""
+    up = [("compress_space", 2), ("compress_time", 2), ("compress_all", 1), ("compress_all", 2)]
+    down = [("compress_space", 2), ("compress_time", 2), ("compress_all", 2), ("compress_all", 1)]
+
+    def blocks(between: list[tuple[str, int]], suffix: str = "") -> list[Any]:
+        made: list[Any] = [["res_x", {"num_layers": 4}]]
+        for (name, multiplier), layers in zip(between, (6, 4, 2, 2), strict=True):
+            made += [[name + suffix, {"multiplier": multiplier}], ["res_x", {"num_layers": layers}]]
+        return made
+
+    return {
+        "_class_name": "CausalVideoAutoencoder",
+        "dims": 3,
+        "latent_channels": 128,
+        "encoder_base_channels": dim,
+        "decoder_base_channels": dim,
+        "encoder_blocks": blocks(down, "_res"),
+        "decoder_blocks": blocks(up),
+        "norm_layer": "pixel_norm",
+        "patch_size": 4,
+        "latent_log_var": "uniform",
+        "causal_decoder": False,
+        "timestep_conditioning": False,
+        "spatial_padding_mode": "zeros",
+    }
+
+
+KINDS = {
+    "wan21": Kind(
+        _wan21,
+        None,
+        (16, 4, 8),
+        (64, 64, 5),
+        (".residual.6.weight", ".proj.weight"),
+        ((96, 2, 1), (192, 4, 2), (384, 2, 4)),
+    ),
+    "ltx23": Kind(
+        _ltx23,
+        _ltx23_config,
+        (128, 8, 32),
+        (128, 128, 17),
+        (".conv2.conv.weight",),
+        ((128, 9, 4), (256, 9, 8), (512, 9, 8)),
+    ),
+}
 
 
 def video_vae(
     *,
+    kind: str,
     dim: int,
     store: str,
     sizes: list[list[Any]],
@@ -35,7 +114,8 @@ def video_vae(
     """Time both at every size, compare what they give, and profile a decode of either.
 
     Args:
-        dim: channels of the VAE's outermost blocks; 96 is the real one's.
+        kind: one of `KINDS`.
+        dim: channels of the VAE's outermost blocks.
         sizes: ["decode" or "encode", width, height, frames] in pixels.
         peak: width, height and frames of the decode whose peak is taken, and that is profiled.
         exact: width, height and frames of the decode that is compared with float32.
@@ -46,14 +126,14 @@ def video_vae(
     """
     import torch
 
-    eager = _load(dim)
+    eager = _load(kind, dim)
     folder = Path(store)
     before = set(graph_files(folder))
     engine = open_engine(folder, workers=workers)
     watch = Stopwatch()
     ours = engine.compile_vae(eager, when_missing="wait")
     build_seconds = watch.seconds()
-    _settle(engine, ours)
+    _settle(engine, ours, kind)
     files = graph_files(folder)
     vaes = {"eager": eager, "ours": ours}
     result: dict[str, Any] = {
@@ -67,61 +147,64 @@ def video_vae(
     }
     partial(result)
     for work, *size in sizes:
-        row = _time(engine, vaes, work, _input(eager, work, *size), warm=warm, rounds=rounds)
+        row = _time(engine, vaes, work, _input(eager, kind, work, *size), warm=warm, rounds=rounds)
         width, height, frames = size
         result["rows"][f"{work} {width}x{height}, {frames} frames"] = row
         partial(result)
-    latent = _input(eager, "decode", *peak)
+    latent = _input(eager, kind, "decode", *peak)
     result["peak_mib"] = {name: _peak(vae, latent) for name, vae in vaes.items()}
     result["profile"] = {
         name: kernel_times(functools.partial(vae.decode, latent)) for name, vae in vaes.items()
     }
-    result["convolutions"] = _convolutions(eager, *peak)
+    result["convolutions"] = _convolutions(eager, kind, *peak)
     partial(result)
-    result["from_float32"] = _from_float32(vaes, dim, _input(eager, "decode", *exact))
+    given = _input(eager, kind, "decode", *exact)
+    result["from_float32"] = _from_float32(vaes, kind, dim, given)
     result["report"] = brief(engine.report(ours))
     engine.close()
     return result
 
 
-def _load(dim: int, dtype: Any = None) -> Any:
-    """A VAE with random weights, as the host detects it by their names and shapes."""
+def _load(kind: str, dim: int, dtype: Any = None) -> Any:
+    """A VAE with random weights, as the host detects it by their names, shapes and metadata."""
     import comfy.sd
     import torch
-    from comfy.ldm.wan.vae import WanVAE
 
+    known = KINDS[kind]
     with torch.device("meta"):
-        network = WanVAE(dim=dim, z_dim=16, temperal_downsample=[False, True, True])
+        network = known.network(dim)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, value in network.state_dict().items():
         drawn = torch.randn(value.shape, device=device, generator=generator)
-        if name.endswith("gamma"):
+        if name.endswith(("gamma", "std-of-means")):
             drawn = 1.0 + 0.05 * drawn
         elif value.dim() > 1:
-            damped = 0.3 if name.endswith((".residual.6.weight", ".proj.weight")) else 1.0
+            damped = 0.3 if name.endswith(known.damped) else 1.0
             drawn *= damped / math.sqrt(math.prod(value.shape[1:]))
         else:
             drawn *= 0.02
         weights[name] = drawn.to(torch.bfloat16).cpu()
-    return comfy.sd.VAE(sd=weights, dtype=dtype)
+    config = known.config and {"config": json.dumps({"vae": known.config(dim)})}
+    return comfy.sd.VAE(sd=weights, dtype=dtype, metadata=config)
 
 
-def _input(vae: Any, work: str, width: int, height: int, frames: int) -> Any:
+def _input(vae: Any, kind: str, work: str, width: int, height: int, frames: int) -> Any:
     """A latent on the CPU, as a sampler leaves it, or frames on the VAE's device."""
     import torch
 
+    channels, time, side = KINDS[kind].latent
     generator = torch.Generator().manual_seed(width * 8192 + height)
     if work == "decode":
-        shape = (1, 16, (frames + 3) // 4, height // 8, width // 8)
+        shape = (1, channels, (frames - 1) // time + 1, height // side, width // side)
         return torch.randn(shape, generator=generator)
     return torch.rand(frames, height, width, 3, generator=generator).to(vae.device)
 
 
-def _settle(engine: Any, vae: Any) -> None:
+def _settle(engine: Any, vae: Any, kind: str) -> None:
     """Run until every region is served by its graph, or nothing is left to wait for."""
-    inputs = {work: _input(vae, work, *WARM) for work in ("decode", "encode")}
+    inputs = {work: _input(vae, kind, work, *KINDS[kind].warm) for work in ("decode", "encode")}
     for _ in range(SETTLE_CALLS):
         for work, given in inputs.items():
             getattr(vae, work)(given)
@@ -154,14 +237,14 @@ def _peak(vae: Any, latent: Any) -> float | None:
     return round(torch.cuda.max_memory_allocated() / MIB, 1)
 
 
-def _convolutions(vae: Any, width: int, height: int, _frames: int) -> dict[str, Any]:
+def _convolutions(vae: Any, kind: str, width: int, height: int, _frames: int) -> dict[str, Any]:
     """Milliseconds of the decoder's convolutions by the layout that their input has."""
     import comfy.ops
     import torch
 
     found = {}
     formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
-    for channels, frames, part in CONVOLUTIONS:
+    for channels, frames, part in KINDS[kind].convolutions:
         layer = comfy.ops.disable_weight_init.Conv3d(channels, channels, 3, padding=(0, 1, 1))
         layer = layer.to(device=vae.device, dtype=vae.vae_dtype)
         for parameter in layer.parameters():
@@ -180,7 +263,7 @@ def _convolutions(vae: Any, width: int, height: int, _frames: int) -> dict[str, 
     return found
 
 
-def _from_float32(vaes: dict[str, Any], dim: int, latent: Any) -> dict[str, float]:
+def _from_float32(vaes: dict[str, Any], kind: str, dim: int, latent: Any) -> dict[str, float]:
     """How far each is from eager in full float32, convolutions without TF32."""
     import torch
 
@@ -188,7 +271,7 @@ def _from_float32(vaes: dict[str, Any], dim: int, latent: Any) -> dict[str, floa
     allowed = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
-        reference = _load(dim, torch.float32).decode(latent)
+        reference = _load(kind, dim, torch.float32).decode(latent)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
     return {name: rel_l2(found, reference) for name, found in pixels.items()}
