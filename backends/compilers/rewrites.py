@@ -262,7 +262,8 @@ class _Rewrites(TorchFunctionMode):
             if self._channels_last and args[0].dim() == 4:
                 func = group_norm
         elif func in _VIDEO_CONVOLUTIONS:
-            if self._channels_last:
+            # On a CPU it is for the sizes of a call in which order the result comes.
+            if self._channels_last and args[0].device.type == "cuda":
                 args = (by_channels(args[0]), *args[1:])
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
