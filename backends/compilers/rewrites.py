@@ -69,8 +69,8 @@ def group_norm(
 
 def by_channels(video: torch.Tensor) -> torch.Tensor:
     """The same `[batch, C, frames, height, width]`, a pixel's channels side by side in memory: what
-    computes it writes it so, and a convolution gives the like. Inductor lays out what images'
-    convolutions take, and leaves videos' contiguous.
+    computes it writes it so, and a convolution of it gives the like. Inductor does so by itself for
+    images, and leaves videos contiguous.
     """
     rows = video.permute(0, 2, 3, 4, 1).contiguous()
     # Not a view back: of such a one Inductor would know no order in memory.
@@ -216,9 +216,7 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, _ROWS).contiguous().transpose(1, _ROWS)
 
 
-#: The host calls the latter where PyTorch's own choice for the former takes too much memory.
-_VIDEO_CONVOLUTIONS = (torch.nn.functional.conv3d, torch.cudnn_convolution)
-
+_BY_CHANNELS = {"memory_format": torch.channels_last_3d}
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
 _NORM = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
@@ -261,10 +259,12 @@ class _Rewrites(TorchFunctionMode):
         if func is torch.nn.functional.group_norm:
             if self._channels_last and args[0].dim() == 4:
                 func = group_norm
-        elif func in _VIDEO_CONVOLUTIONS:
-            # On a CPU it is for the sizes of a call in which order the result comes.
-            if self._channels_last and args[0].device.type == "cuda":
-                args = (by_channels(args[0]), *args[1:])
+        elif func is torch.Tensor.contiguous:
+            if kwargs == _BY_CHANNELS and len(args) == 1:
+                # On a CPU sizes say in which order a convolution's result comes: all is turned.
+                if args[0].device.type != "cuda":
+                    return args[0]
+                func, kwargs = by_channels, {}
         elif func is torch.cat:
             return self._cat(*args, **kwargs)
         elif func is torch.nn.functional.gelu:

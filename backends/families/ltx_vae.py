@@ -4,7 +4,7 @@ Regions: residual block, upsampling, the last norm with the SiLU after it. The h
 pieces of some frames: each convolution keeps the last two frames that it took, and joins them with
 the next piece. A region takes those frames, and an index that says which frames each convolution
 sees, so that one graph is for a first piece, one between two others, a last one and a whole video.
-Norms go by single pixels: they come after frames are picked and borders mirrored, in one pass.
+Norms go by single pixels: they come after frames are picked, in the same pass.
 """
 
 from __future__ import annotations
@@ -280,9 +280,8 @@ def _picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return x.index_select(_FRAMES, index.clamp(min=0))
 
 
-def _mirrored(x: torch.Tensor) -> torch.Tensor:
-    """A video with one pixel more on each side of its images."""
-    return torch.nn.functional.pad(x, (1, 1, 1, 1, 0, 0), mode="reflect")
+def _by_channels(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last_3d)
 
 
 class _Way:
@@ -298,26 +297,23 @@ class _Way:
         self.keeps: torch.Tensor | None = None
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
-        """The frames of a piece that the convolution goes by, as wide as it needs them."""
-        picked = _picked(x, self.index)
-        return _mirrored(picked) if self.mirrors else picked
+        """The frames of a piece that the convolution takes."""
+        return _picked(x, self.index)
 
     def convolve(self, picked: torch.Tensor) -> torch.Tensor:
         """What the convolution gives, the kept frames put in their place."""
-        kept = _mirrored(self.kept) if self.mirrors else self.kept
         more = self.index.shape[0] - KEPT
-        kept = torch.nn.functional.pad(kept, (0, 0, 0, 0, 0, more))
+        kept = torch.nn.functional.pad(self.kept, (0, 0, 0, 0, 0, more))
         is_kept = (self.index < 0).reshape(1, 1, -1, 1, 1)
-        taken = torch.where(is_kept, kept, picked)
-        keeps = taken[:, :, more:]
-        if self.mirrors:
-            keeps = keeps[..., 1:-1, 1:-1]
-        self.keeps = keeps.clone()
+        taken = _by_channels(torch.where(is_kept, kept, picked))
+        self.keeps = taken[:, :, more:].clone()
         if not self.mirrors:
             return host_forward(self.layer, taken)
+        # The layer would do the same, and leave the result's order in memory to the compiler.
         layer = copy.copy(self.layer)
         layer.padding, layer.padding_mode = (0, 0, 0), "zeros"
-        return host_forward(layer, taken)
+        taken = torch.nn.functional.pad(taken, (1, 1, 1, 1, 0, 0), mode="reflect")
+        return host_forward(layer, _by_channels(taken))
 
 
 class _Norm(Passage):
