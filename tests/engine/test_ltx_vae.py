@@ -122,3 +122,32 @@ def test_every_size_length_and_piece_decodes_and_encodes_as_eager_with_no_build(
         assert report["regions"]["eager"] == 0, report["eager"]
     assert ltx_lab.jobs() == jobs
     assert kept(plain) == [] and left_behind(plain.first_stage_model) == []
+
+
+def test_tiles_in_space_and_time_are_just_sizes(ltx_lab: Lab, plain: Any, compiled: Any) -> None:
+    jobs = ltx_lab.jobs()
+    before = ltx_lab.engine.report(compiled)["calls"]["compiled"]
+    samples, frames = latent(4, 3, 4, channels=128), video(17, 96, 64)
+    tiles = {"tile_x": 3, "tile_y": 2, "overlap": 1, "tile_t": 2, "overlap_t": 1}
+    ours = compiled.decode_tiled(samples, **tiles)
+    assert relative(ours, plain.decode_tiled(samples, **tiles)) < EXACT
+    tiles = {"tile_x": 64, "tile_y": 64, "overlap": 32, "tile_t": 9, "overlap_t": 1}
+    ours = compiled.encode_tiled(frames, **tiles)
+    assert relative(ours, plain.encode_tiled(frames, **tiles)) < EXACT
+    assert ltx_lab.engine.report(compiled)["calls"]["compiled"] > before
+    assert ltx_lab.jobs() == jobs and left_behind(plain.first_stage_model) == []
+
+
+def test_a_new_process_loads_the_graphs_for_another_vae(
+    ltx_lab: Lab, compiled: Any, tmp_path: Path
+) -> None:
+    other = make_ltx(seed=1)
+    later = ltx_lab.copy_to(tmp_path)
+    try:
+        vae = later.engine.compile_vae(other, when_missing="wait")
+        samples = latent(3, 2, 2, channels=128)
+        assert relative(vae.decode(samples), other.decode(samples)) < EXACT
+        report = later.engine.report(vae)
+        assert report["regions"]["eager"] == 0 and later.jobs() == 0
+    finally:
+        later.engine.close()
