@@ -138,7 +138,7 @@ def test_tiles_in_space_and_time_are_just_sizes(ltx_lab: Lab, plain: Any, compil
     assert ltx_lab.jobs() == jobs and left_behind(plain.first_stage_model) == []
 
 
-def test_a_new_process_loads_the_graphs_for_another_vae(
+def test_a_new_servers_engine_loads_the_graphs_for_another_vae(
     ltx_lab: Lab, compiled: Any, tmp_path: Path
 ) -> None:
     other = make_ltx(seed=1)
