@@ -20,6 +20,7 @@ from . import (
     ltx_vae,
     lumina,
     minimax,
+    minimax_vae,
     qwen,
     qwen21,
     sd3,
@@ -50,6 +51,7 @@ FAMILIES = (
     vae.FAMILY,
     wan_vae.FAMILY,
     ltx_vae.FAMILY,
+    minimax_vae.FAMILY,
 )
 
 #: What a model raises that is built in another way, by another version of the host.

@@ -1,0 +1,81 @@
+"""The region plan of the host's MiniMax H3 video VAE: the blocks of its decoder, a transformer.
+
+The host cuts a latent into overlapping tiles and spans of frames, all of one size where a video is
+larger than one, and decodes each by itself; that, the blending and the embeddings stay its own. So
+does the encoder, convolutions over one short clip at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .family import Family
+from .plan import Call, Form, Forward, Plan, host_forward
+
+NAME = "minimax_vae"
+
+#: Patches of a tile and the registers after them.
+SYMBOLS = {s.name: s for s in (Symbol("batch", 1, 64, 2), Symbol("tokens", 1, 2**18, 1797))}
+
+
+class Block(dit.Attending):
+    """TransformerBlock: `x [batch, tokens, C]` and the rotation table -> as x."""
+
+    family = NAME
+    name = "block"
+    writes = (0,)
+    parts = ("attn", "ff")
+
+    def label(self, module: Any) -> str:
+        return f"MiniMax H3 VAE block {_width(module)}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "tokens", _width(module))),
+            InputSpec("table", dtype, ("batch", "tokens", 1, PAIRS, 2, 2)),
+        )
+
+
+BLOCK = Block()
+FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
+
+#: Pairs of elements of each head that are rotated: three quarters of its 64 elements.
+PAIRS = 24
+
+
+def plan_minimax_vae(model: Any) -> Plan:
+    """Cut a MiniMax H3 video VAE into regions."""
+    from comfy.ldm.minimax import vae as host
+
+    plan = Plan(symbols=SYMBOLS)
+    table = model.decoder.pos_embed
+    if table.n_dim * table.inv_freq.shape[0] != PAIRS:
+        plan.outside.append(("decoder.transformer_blocks", "rotates another part of each head"))
+        return plan
+    stack = "decoder.transformer_blocks"
+    dit.cut_stack(plan, model, stack, host.TransformerBlock, BLOCK, _block)
+    return plan
+
+
+FAMILY = Family(
+    title="VAEs of MiniMax H3",
+    roots={"comfy.ldm.minimax.vae:MiniMaxH3VideoVAE": plan_minimax_vae},
+    forms=FORMS,
+)
+
+
+def _width(module: Any) -> int:
+    return int(module.scale1.shape[0])
+
+
+def _block(call: Call, host: Forward) -> Forward:
+    def forward(x: torch.Tensor, rotary_pos_emb: Any = None) -> torch.Tensor:
+        reason = dit.NOT_ROTATED if rotary_pos_emb is None else None
+        served: torch.Tensor | None = dit.serve(call, reason, {}, x, rotary_pos_emb)
+        return host() if served is None else served
+
+    return forward
