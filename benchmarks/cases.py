@@ -247,6 +247,7 @@ CASES: dict[str, Case] = {
     "vae_memory": Case(vae_memory, 50),
     "video_vae": Case(video_vae("wan21"), 80),
     "ltx_video_vae": Case(video_vae("ltx23"), 200),
+    "h3_video_vae": Case(video_vae("h3"), 150),
     **{f"stages_{name}": Case(stages(name), 80) for name in TEMPLATES},
     "dispatch": Case(dispatch, 40),
     "controlnet": Case(controlnet(captured=False), 60),

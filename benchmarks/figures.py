@@ -140,6 +140,18 @@ FIGURES: dict[str, Figure] = {
         lambda case: round(case["peak_mib"]["ours"] / case["peak_mib"]["eager"], 3),
         "<= 1.0",
     ),
+    "h3_video_vae_decode_speedup": Figure(
+        "eager / ours",
+        ("h3_video_vae",),
+        speedup("decode 896x512, 56 frames"),
+        ">= 1.25",
+    ),
+    "h3_video_vae_peak_ratio": Figure(
+        "ours / eager",
+        ("h3_video_vae",),
+        lambda case: round(case["peak_mib"]["ours"] / case["peak_mib"]["eager"], 3),
+        "<= 1.05",
+    ),
     "vae_new_size_extra_seconds": Figure(
         "s", ("vae_memory",), lambda case: case["new_size_extra_seconds"], "<= 0.3"
     ),

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from .lab import BUILD_WORKERS, Lab
+from .lab import BUILD_WORKERS, DEFAULT, Lab
 from .part_cases import BF16_VAE
-
-NARROW_DIM = 8
 
 
 class Sizes(NamedTuple):
@@ -18,6 +16,8 @@ class Sizes(NamedTuple):
     """
 
     dim: int
+    narrow_dim: int
+    flags: tuple[str, ...]
     rows: list[list[Any]]
     smoke_frames: int
     peak: list[int]
@@ -27,6 +27,8 @@ class Sizes(NamedTuple):
 SIZES = {
     "wan21": Sizes(
         96,
+        8,
+        BF16_VAE,
         [[work, 832, 480, n] for work in ("decode", "encode") for n in (17, 33)],
         9,
         [832, 480, 17],
@@ -35,6 +37,8 @@ SIZES = {
     # As the templates have it: image to video encodes one frame.
     "ltx23": Sizes(
         128,
+        8,
+        BF16_VAE,
         [
             ["decode", 1280, 704, 121],
             ["decode", 768, 512, 121],
@@ -45,14 +49,24 @@ SIZES = {
         [1280, 704, 121],
         [768, 512, 25],
     ),
+    # In float16, as the host has it; image to video encodes one frame.
+    "h3": Sizes(
+        128,
+        32,
+        DEFAULT,
+        [["decode", 896, 512, 56], ["decode", 864, 480, 124]],
+        22,
+        [896, 512, 56],
+        [448, 256, 22],
+    ),
 }
 
 
 def video_vae(kind: str) -> Callable[[Lab], dict[str, Any]]:
-    """A case that decodes and encodes short videos by a VAE in bf16, eager and ours in one process.
+    """A case that decodes and encodes short videos by a VAE, eager and ours in one process.
 
     Args:
-        kind: one of `SIZES`: Wan 2.1's, LTX-2.3's.
+        kind: one of `SIZES`: Wan 2.1's, LTX-2.3's, MiniMax H3's.
     """
     return partial(_video_vae, kind)
 
@@ -69,10 +83,10 @@ def _video_vae(kind: str, lab: Lab) -> dict[str, Any]:
     quick = {"rounds": 1} if lab.smoke else {}
     result = lab.run(
         "video_vae",
-        BF16_VAE,
+        known.flags,
         limit_s=1500 if lab.smoke else 500,
         kind=kind,
-        dim=NARROW_DIM if lab.smoke else known.dim,
+        dim=known.narrow_dim if lab.smoke else known.dim,
         # A smoke run builds for minutes: its second run takes what is there.
         store=lab.store(f"video-vae-{kind}", empty=not lab.smoke),
         sizes=[[work, *size(*sides)] for work, *sides in known.rows],

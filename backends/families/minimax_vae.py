@@ -14,7 +14,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from . import dit
 from .family import Family
-from .plan import Call, Form, Forward, Plan, host_forward
+from .plan import Call, Form, Forward, Plan
 
 NAME = "minimax_vae"
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from ..kernels import kernel_times
 from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
@@ -25,18 +28,18 @@ class Kind(NamedTuple):
     Attributes:
         network: makes it, so many channels wide at its outermost blocks.
         config: what the metadata of its file say of it then; None where they say nothing.
-        latent: channels of a latent, frames and pixels that one of its pixels stands for.
         warm: width, height and frames; no size that is measured.
         damped: how the names of weights end that add to what there is.
         convolutions: [channels, frames, sides as a part of the video's] of the decoder's.
+        narrowed: while it lasts, the host makes one so wide, where it takes no width from a file.
     """
 
     network: Callable[[int], Any]
     config: Callable[[int], dict[str, Any]] | None
-    latent: tuple[int, int, int]
     warm: tuple[int, int, int]
     damped: tuple[str, ...]
     convolutions: tuple[tuple[int, int, int], ...]
+    narrowed: Callable[[int], AbstractContextManager[Any]] = nullcontext
 
 
 def _wan21(dim: int) -> Any:
@@ -79,11 +82,34 @@ def _ltx23_config(dim: int) -> dict[str, Any]:
     }
 
 
+def _h3(_dim: int) -> Any:
+    from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE
+
+    return MiniMaxH3VideoVAE()
+
+
+@contextlib.contextmanager
+def _h3_narrowed(dim: int) -> Iterator[None]:
+    """The host knows one size of it: an encoder 128 channels wide, a decoder of 36 blocks."""
+    from comfy.ldm.minimax import vae as host
+
+    if dim == 128:
+        yield
+        return
+    decoder = functools.partial(host.ViT3DDecoder, num_layers=2, heads=2)
+    whole = functools.partial(host.MiniMaxH3VideoVAE, ch=dim, ch_mult=(1,) * 6, num_res_blocks=1)
+    with patch.multiple(host, ViT3DDecoder=decoder, MiniMaxH3VideoVAE=whole):
+        yield
+
+
+#: How the names of weights end that are about one.
+_ONES = ("gamma", "std-of-means", "latents_std", "scale1", "scale2")
+_ONES += ("norm1.weight", "norm2.weight", "norm_out.weight")
+
 KINDS = {
     "wan21": Kind(
         _wan21,
         None,
-        (16, 4, 8),
         (64, 64, 5),
         (".residual.6.weight", ".proj.weight"),
         ((96, 2, 1), (192, 4, 2), (384, 2, 4)),
@@ -91,11 +117,11 @@ KINDS = {
     "ltx23": Kind(
         _ltx23,
         _ltx23_config,
-        (128, 8, 32),
         (128, 128, 17),
         (".conv2.conv.weight",),
         ((128, 9, 4), (256, 9, 8), (512, 9, 8)),
     ),
+    "h3": Kind(_h3, None, (64, 64, 22), (), (), _h3_narrowed),
 }
 
 
@@ -147,18 +173,18 @@ def video_vae(
     }
     partial(result)
     for work, *size in sizes:
-        row = _time(engine, vaes, work, _input(eager, kind, work, *size), warm=warm, rounds=rounds)
+        row = _time(engine, vaes, work, _input(eager, work, *size), warm=warm, rounds=rounds)
         width, height, frames = size
         result["rows"][f"{work} {width}x{height}, {frames} frames"] = row
         partial(result)
-    latent = _input(eager, kind, "decode", *peak)
+    latent = _input(eager, "decode", *peak)
     result["peak_mib"] = {name: _peak(vae, latent) for name, vae in vaes.items()}
     result["profile"] = {
         name: kernel_times(functools.partial(vae.decode, latent)) for name, vae in vaes.items()
     }
     result["convolutions"] = _convolutions(eager, kind, *peak)
     partial(result)
-    given = _input(eager, kind, "decode", *exact)
+    given = _input(eager, "decode", *exact)
     result["from_float32"] = _from_float32(vaes, kind, dim, given)
     result["report"] = brief(engine.report(ours))
     engine.close()
@@ -171,14 +197,14 @@ def _load(kind: str, dim: int, dtype: Any = None) -> Any:
     import torch
 
     known = KINDS[kind]
-    with torch.device("meta"):
+    with known.narrowed(dim), torch.device("meta"):
         network = known.network(dim)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, value in network.state_dict().items():
         drawn = torch.randn(value.shape, device=device, generator=generator)
-        if name.endswith(("gamma", "std-of-means")):
+        if name.endswith(_ONES):
             drawn = 1.0 + 0.05 * drawn
         elif value.dim() > 1:
             damped = 0.3 if name.endswith(known.damped) else 1.0
@@ -187,24 +213,26 @@ def _load(kind: str, dim: int, dtype: Any = None) -> Any:
             drawn *= 0.02
         weights[name] = drawn.to(torch.bfloat16).cpu()
     config = known.config and {"config": json.dumps({"vae": known.config(dim)})}
-    return comfy.sd.VAE(sd=weights, dtype=dtype, metadata=config)
+    with known.narrowed(dim):
+        return comfy.sd.VAE(sd=weights, dtype=dtype, metadata=config)
 
 
-def _input(vae: Any, kind: str, work: str, width: int, height: int, frames: int) -> Any:
+def _input(vae: Any, work: str, width: int, height: int, frames: int) -> Any:
     """A latent on the CPU, as a sampler leaves it, or frames on the VAE's device."""
     import torch
 
-    channels, time, side = KINDS[kind].latent
+    length, *sides = vae.downscale_ratio
     generator = torch.Generator().manual_seed(width * 8192 + height)
     if work == "decode":
-        shape = (1, channels, (frames - 1) // time + 1, height // side, width // side)
+        pixels = [n // side for n, side in zip((height, width), sides, strict=True)]
+        shape = (1, vae.latent_channels, length(frames), *pixels)
         return torch.randn(shape, generator=generator)
     return torch.rand(frames, height, width, 3, generator=generator).to(vae.device)
 
 
 def _settle(engine: Any, vae: Any, kind: str) -> None:
     """Run until every region is served by its graph, or nothing is left to wait for."""
-    inputs = {work: _input(vae, kind, work, *KINDS[kind].warm) for work in ("decode", "encode")}
+    inputs = {work: _input(vae, work, *KINDS[kind].warm) for work in ("decode", "encode")}
     for _ in range(SETTLE_CALLS):
         for work, given in inputs.items():
             getattr(vae, work)(given)

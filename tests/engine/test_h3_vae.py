@@ -14,7 +14,7 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab, left_behind, relative
-from .test_video_vae import latent, random_weights, video
+from .test_video_vae import latent, random_weights
 
 EXACT = 1e-5
 LAYERS, HEADS = 2, 2
