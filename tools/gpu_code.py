@@ -3,8 +3,8 @@ what lies in memory between them. Nothing is compiled and nothing runs.
 
     WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--source]
 
-KIND is of `small_transformers`, FORM one of its family's forms, FORMAT of `quantised`. The process
-pretends to have one H200; it is of no other use.
+KIND is of `small_transformers` or `h3_vae`, FORM one of its family's forms, FORMAT of
+`quantised`. The process pretends to have one H200; it is of no other use.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _H200 = SimpleNamespace(
     gcnArchName="",
     L2_cache_size=60 << 20,
 )
+
+#: A transformer, too.
+H3_VAE = "h3_vae"
 
 
 class _WrittenError(BaseException):
@@ -69,7 +72,7 @@ def summary(source: str) -> list[str]:
 
 
 def gpu_code(kind: str, form: str, file: str | None = None) -> str:
-    """Return what Inductor writes for one form of a small transformer in bfloat16.
+    """Return what Inductor writes for one form of a small model in bfloat16.
 
     Args:
         file: the format of its file, None where its weights are plain.
@@ -89,18 +92,10 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     from warmgraph_backends.kernels import products
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
-    from warmgraph_tools import small_transformers
 
     found: list[str] = []
     _pretend(found)
-    if file is None:
-        model = small_transformers.make(kind, dtype=torch.bfloat16)
-    else:
-        from comfy import model_management
-
-        model_management.SUPPORT_FP8_OPS = True  # as on an H200
-        model = small_transformers.load_quantised(kind, file).model
-    plan = plan_model(model.diffusion_model)
+    plan = plan_model(_root(kind, file))
     places = {place.form.name: place for place in plan.places}
     if form not in places:
         raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
@@ -115,6 +110,25 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
         if not found:
             raise RuntimeError(f"Inductor wrote nothing: {error}") from error
     return found[0]
+
+
+def _root(kind: str, file: str | None) -> Any:
+    """The module that is cut into regions."""
+    import torch
+    from comfy import model_management
+
+    from warmgraph_tools import small_transformers, small_vaes
+    from warmgraph_tools.quantised import quantised
+
+    if file is not None:
+        model_management.SUPPORT_FP8_OPS = True  # as on an H200
+    if kind == H3_VAE:
+        weights = small_vaes.h3_weights()
+        weights = weights if file is None else quantised(weights, file)
+        return small_vaes.load_h3(weights, dtype=torch.bfloat16).first_stage_model
+    if file is None:
+        return small_transformers.make(kind, dtype=torch.bfloat16).diffusion_model
+    return small_transformers.load_quantised(kind, file).model.diffusion_model
 
 
 def _cuda() -> Any:
@@ -134,6 +148,7 @@ def _pretend(found: list[str]) -> None:
     from torch._dynamo import device_interface
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._subclasses import fake_tensor
     from triton.backends.compiler import GPUTarget
 
@@ -157,6 +172,15 @@ def _pretend(found: list[str]) -> None:
             if tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
                 return layout
         return torch.contiguous_format
+
+    deduce = UniformValueConstantFolder._deduce_value
+
+    def deduced(folder: Any, node: Any) -> Any:
+        """What a constant is: of one on the GPU nothing is known here."""
+        try:
+            return deduce(folder, node)
+        except RuntimeError:
+            return folder.unknown_value
 
     private: Any = torch._C
     interface: Any = device_interface.get_interface_for_device("cuda")
@@ -189,6 +213,7 @@ def _pretend(found: list[str]) -> None:
             },
         ),
         (interface.Worker, {"get_device_properties": staticmethod(card)}),
+        (UniformValueConstantFolder, {"_deduce_value": deduced}),
         # Their patterns are traced on the GPU; none of them is in a block that calls our attention.
         *((module, {"lazy_init": nothing}) for module in (joint_graph, post_grad)),
         # A constant would be made there, to look at it.

@@ -21,6 +21,10 @@ NAME = "minimax_vae"
 #: Patches of a tile and the registers after them.
 SYMBOLS = {s.name: s for s in (Symbol("batch", 1, 64, 2), Symbol("tokens", 1, 2**18, 1797))}
 
+#: Pairs of elements of each head that are rotated: three quarters of its 64 elements.
+PAIRS = 24
+_STACK = "decoder.transformer_blocks"
+
 
 class Block(dit.Attending):
     """TransformerBlock: `x [batch, tokens, C]` and the rotation table -> as x."""
@@ -43,9 +47,6 @@ class Block(dit.Attending):
 BLOCK = Block()
 FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 
-#: Pairs of elements of each head that are rotated: three quarters of its 64 elements.
-PAIRS = 24
-
 
 def plan_minimax_vae(model: Any) -> Plan:
     """Cut a MiniMax H3 video VAE into regions."""
@@ -54,10 +55,9 @@ def plan_minimax_vae(model: Any) -> Plan:
     plan = Plan(symbols=SYMBOLS)
     table = model.decoder.pos_embed
     if table.n_dim * table.inv_freq.shape[0] != PAIRS:
-        plan.outside.append(("decoder.transformer_blocks", "rotates another part of each head"))
+        plan.outside.append((_STACK, "rotates another part of each head"))
         return plan
-    stack = "decoder.transformer_blocks"
-    dit.cut_stack(plan, model, stack, host.TransformerBlock, BLOCK, _block)
+    dit.cut_stack(plan, model, _STACK, host.TransformerBlock, BLOCK, _block)
     return plan
 
 

@@ -139,6 +139,9 @@ def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:
     if isinstance(plan, Plan) and parts != BOTH:
         plan.dispatches = [d for d in plan.dispatches if _is_of(parts, d.regions[0].name)]
         plan.outside = [(name, reason) for name, reason in plan.outside if _is_of(parts, name)]
+        if not plan.dispatches and not plan.outside:
+            name = type(root).__name__
+            return f"nothing of this {name}'s {parts} is compiled yet: runs as without this node"
     return plan
 
 

@@ -94,6 +94,7 @@ def test_values_reach_attention_as_their_product_gave_them(host_tree: Path) -> N
         ("h3_curves", "block", ("--file", "int8_convrot"), 4),
         ("qwen21", "block", (), 4),
         ("qwen21", "block", ("--file", "int8_convrot"), 3),
+        ("h3_vae", "block", (), 6),
     ],
 )
 def test_blocks_are_few_passes(

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.families.plan import Plan
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_vaes import h3_weights, load_h3
 
 from .lab import Lab, left_behind, relative
-from .test_video_vae import latent, random_weights
+from .test_video_vae import latent, video
 
 EXACT = 1e-5
-LAYERS, HEADS = 2, 2
+LABEL, LAYERS = "MiniMax H3 VAE block 256", 2
 CHANNELS = 24
-#: How the names of weights end that scale what there is.
-_ONES = ("norm1.weight", "norm2.weight", "norm_out.weight", "scale1", "scale2", "latents_std")
 #: [batch, frames, height, width] of a latent: an image, a span alone, several, more than one tile
 #: of 16 pixels a side (of other sizes, too, where a side is less).
 SIZES = [(1, 1, 3, 2), (2, 1, 5, 4), (1, 2, 2, 3), (1, 7, 4, 2), (2, 12, 2, 2), (1, 3, 17, 3)]
-
-
-def make_h3(seed: int = 0) -> Any:
-    """An H3 VAE by the host's own detection, its classes told to be small."""
-    import comfy.sd
-    from comfy.ldm.minimax import vae
-
-    host, decoder = vae.MiniMaxH3VideoVAE, vae.ViT3DDecoder
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vae, "ViT3DDecoder", partial(decoder, num_layers=LAYERS, heads=HEADS))
-        narrow = partial(host, ch=32, ch_mult=(1,) * 6, num_res_blocks=1)
-        patch.setattr(vae, "MiniMaxH3VideoVAE", narrow)
-        weights = random_weights(narrow(), seed)
-        for name, value in weights.items():
-            if name.endswith(_ONES):  # which `random_weights` leaves close to nothing
-                weights[name] = 1 + 5 * value.abs()
-        return comfy.sd.VAE(sd=weights)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +39,7 @@ def h3_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 
 @pytest.fixture(scope="module")
 def plain(host: Host) -> Any:
-    return make_h3()
+    return load_h3(h3_weights())
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +50,7 @@ def compiled(h3_lab: Lab, plain: Any) -> Any:
         vae.decode(latent(2, 2, 2, channels=CHANNELS))
     report = h3_lab.engine.report(vae)
     assert report["regions"]["eager"] == 0, report["eager"]
-    assert [(kind["kind"], kind["places"]) for kind in report["kinds"]] == [
-        (f"MiniMax H3 VAE block {64 * HEADS}", LAYERS)
-    ]
+    assert [(kind["kind"], kind["places"]) for kind in report["kinds"]] == [(LABEL, LAYERS)]
     return vae
 
 
@@ -77,10 +58,6 @@ def compiled(h3_lab: Lab, plain: Any) -> Any:
 def no_grad() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def frames_of(latents: int) -> int:
-    return 1 if latents == 1 else max(1, (latents - 2) // 5 * 17 + 5)
 
 
 def test_every_size_and_length_decodes_as_eager_with_no_build(
@@ -96,3 +73,77 @@ def test_every_size_and_length_decodes_as_eager_with_no_build(
         assert report["regions"]["eager"] == 0, report["eager"]
     assert h3_lab.jobs() == jobs
     assert left_behind(plain.first_stage_model) == []
+
+
+def test_tiles_are_the_hosts_own_and_encoding_is_as_without_us(
+    h3_lab: Lab, plain: Any, compiled: Any
+) -> None:
+    jobs, samples = h3_lab.jobs(), latent(2, 3, 18, channels=CHANNELS)
+    ours = compiled.decode_tiled(samples, tile_x=8, tile_y=8, overlap=2)
+    assert h3_lab.engine.report(compiled)["regions"]["compiled"] == LAYERS
+    assert relative(ours, plain.decode_tiled(samples, tile_x=8, tile_y=8, overlap=2)) < EXACT
+    frames = video(5, 32, 48)
+    assert torch.equal(compiled.encode(frames), plain.encode(frames))
+    assert h3_lab.jobs() == jobs
+
+
+def test_a_new_process_loads_the_graph(
+    h3_lab: Lab, plain: Any, compiled: Any, tmp_path: Path
+) -> None:
+    lab = h3_lab.copy_to(tmp_path)
+    try:
+        vae = lab.engine.compile_vae(plain, when_missing="never")
+        samples = latent(3, 2, 4, channels=CHANNELS)
+        assert relative(vae.decode(samples), plain.decode(samples)) < EXACT
+        assert lab.counts(vae) == (0, 1, 0)
+        assert lab.jobs() == 0
+    finally:
+        lab.engine.close()
+
+
+def test_another_nodes_hook_on_a_block_acts_around_its_graph(
+    h3_lab: Lab, plain: Any, compiled: Any
+) -> None:
+    samples = latent(1, 4, 3, channels=CHANNELS)
+    unhooked = plain.decode(samples)
+    block = plain.first_stage_model.decoder.transformer_blocks[0]
+    hook = block.register_forward_hook(lambda module, given, result: -result)
+    try:
+        eager = plain.decode(samples)
+        assert relative(compiled.decode(samples), eager) < EXACT < relative(unhooked, eager)
+        assert h3_lab.engine.report(compiled)["regions"]["eager"] == 0
+    finally:
+        hook.remove()
+
+
+def test_a_block_of_another_class_is_the_hosts_and_named(host: Host) -> None:
+    from comfy.ldm.minimax.vae import TransformerBlock
+
+    class Other(TransformerBlock):
+        pass
+
+    root = load_h3(h3_weights()).first_stage_model
+    root.decoder.transformer_blocks[1].__class__ = Other
+    plan = plan_model(root)
+    assert isinstance(plan, Plan)
+    assert [place.name for place in plan.places] == ["decoder.transformer_blocks.0"]
+    [(name, reason)] = plan.outside
+    assert name == "decoder.transformer_blocks.1" and "Other" in reason
+
+
+def test_a_decoder_that_rotates_another_part_of_each_head_is_the_hosts_and_named(
+    host: Host,
+) -> None:
+    root = load_h3(h3_weights()).first_stage_model
+    root.decoder.pos_embed = type(root.decoder.pos_embed)(32)
+    plan = plan_model(root)
+    assert isinstance(plan, str) and "rotates another part of each head" in plan
+
+
+def test_the_encoder_alone_has_nothing_to_compile_and_says_so(h3_lab: Lab, plain: Any) -> None:
+    vae = h3_lab.engine.compile_vae(plain, parts="encoder", when_missing="never")
+    frames = video(1, 32, 32)
+    assert torch.equal(vae.encode(frames), plain.encode(frames))
+    assert h3_lab.engine.report(vae)["notes"] == [
+        "nothing of this MiniMaxH3VideoVAE's encoder is compiled yet: runs as without this node"
+    ]
