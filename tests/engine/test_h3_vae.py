@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,15 @@ import torch
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.families.plan import Plan
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.quantised import quantised
 from warmgraph_tools.small_vaes import h3_weights, load_h3
 
 from .lab import Lab, left_behind, relative
 from .test_video_vae import latent, video
 
 EXACT = 1e-5
+#: Where an input's last bit moves, so does a whole step of eight bits.
+INT8 = 1e-2
 LABEL, LAYERS = "MiniMax H3 VAE block 256", 2
 CHANNELS = 24
 #: [batch, frames, height, width] of a latent: an image, a span alone, several, more than one tile
@@ -147,3 +151,19 @@ def test_the_encoder_alone_has_nothing_to_compile_and_says_so(h3_lab: Lab, plain
     assert h3_lab.engine.report(vae)["notes"] == [
         "nothing of this MiniMaxH3VideoVAE's encoder is compiled yet: runs as without this node"
     ]
+
+
+@pytest.mark.slow
+def test_a_decoder_in_int8_is_compiled_as_well(h3_lab: Lab) -> None:
+    from comfy.ldm.minimax.vae import ViT3DDecoder
+
+    if "operations" not in inspect.signature(ViT3DDecoder).parameters:
+        pytest.skip("this host reads no such file")
+    plain = load_h3(quantised(h3_weights(), "int8_convrot"))
+    vae = h3_lab.engine.compile_vae(plain, when_missing="wait")
+    vae.decode(latent(2, 2, 2, channels=CHANNELS))
+    jobs, samples = h3_lab.jobs(), latent(3, 4, 3, channels=CHANNELS)
+    assert relative(vae.decode(samples), plain.decode(samples)) < INT8
+    report = h3_lab.engine.report(vae)
+    assert (report["regions"]["compiled"], report["regions"]["eager"]) == (LAYERS, 0), report
+    assert h3_lab.jobs() == jobs
