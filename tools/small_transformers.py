@@ -140,6 +140,10 @@ _WAN_CAMERA = {**_WAN, "model_type": "camera_2.2", "in_dim": 36}
 # Its face blocks come after every fifth block.
 _WAN_ANIMATE = {**_WAN, "model_type": "animate", "in_dim": 36, "num_layers": 5}
 _WAN_S2V = {**_WAN, "model_type": "s2v", "audio_dim": 64, "audio_inject_layers": [0]}
+_WAN_HUMO = {**_WAN, "model_type": "humo"}
+_WAN_DANCER = {**_WAN, "model_type": "wandancer", "in_dim": 36, "audio_inject_layers": [0]}
+_WAN_CAUSAL = {**_WAN, "causal_ar": True}
+_WAN_ANIMATE2 = {**_WAN, "model_type": "animate2", "in_dim": 36}
 _WAN_SCAIL = {**_WAN, "model_type": "scail", "in_dim": 20}
 _WAN_SCAIL2 = {**_WAN_SCAIL, "model_type": "scail2"}
 _CHROMA = {
@@ -435,6 +439,9 @@ KINDS = {
     "wan_camera": Small(_WAN_CAMERA, "WAN22_Camera", 16, 64, True),
     "wan_animate": Small(_WAN_ANIMATE, "WAN22_Animate", 16, 64, True),
     "wan_s2v": Small(_WAN_S2V, "WAN22_S2V", 16, 64, True),
+    "wan_humo": Small(_WAN_HUMO, "WAN21_HuMo", 16, 64, True),
+    "wan_dancer": Small(_WAN_DANCER, "WAN22_WanDancer", 16, 64, True),
+    "wan_animate2": Small(_WAN_ANIMATE2, "WAN_Animate2", 16, 64, True),
     "wan_scail": Small(_WAN_SCAIL, "WAN21_SCAIL", 16, 64, True),
     "wan_scail2": Small(_WAN_SCAIL2, "WAN21_SCAIL2", 16, 64, True),
     "sd3": Small(_SD3, "SD3", 16, 64),
@@ -458,6 +465,8 @@ KINDS = {
     "h3": Small(_H3, "MiniMaxH3", 24, 320, True, 1, ((32, 2), ())),
     "h3_curves": Small(_H3_CURVES, "MiniMaxH3", 24, 320, True, 1, ((32, 2), ())),
 }
+#: Which makes a video frame by frame, by blocks that keep what they attended to.
+CAUSAL_WAN = Small(_WAN_CAUSAL, "WAN21_CausalAR_T2V", 16, 64, True)
 #: Those that have no regions.
 WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 
@@ -505,6 +514,13 @@ def make(
 ) -> Any:
     """Return the host's model within a MODEL, whose weights are not set."""
     return make_small(KINDS[kind], dtype=dtype, device=device, stored=stored)
+
+
+def is_here(kind: str) -> bool:
+    """Tell whether this host knows such a model."""
+    from comfy import supported_models
+
+    return hasattr(supported_models, KINDS[kind].name)
 
 
 def make_small(
@@ -609,6 +625,10 @@ def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
             weight.copy_(_values(name, weight, generator))
 
 
+#: Variants of Wan that look at what a CLIP sees.
+_SEEING = ("i2v", "animate", "animate2", "scail", "scail2", "wandancer")
+
+
 def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **facts: Any) -> Any:
     """A CONDITIONING of so many tokens, with these facts besides."""
     generator = torch.Generator().manual_seed(seed)
@@ -621,7 +641,7 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
     }
     if small.name in ("Omnigen2", "LTXV"):  # which are not called without one
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
-    if small.settings.get("model_type") in ("i2v", "animate", "scail", "scail2"):
+    if small.settings.get("model_type") in _SEEING:
         from comfy.clip_vision import Output
 
         facts["clip_vision_output"] = seen = Output()
@@ -650,6 +670,21 @@ def extras(kind: str, height: int, width: int, frames: int, *, seed: int = 5) ->
             "audio_embed": video(25, 64, 4 * frames),
             "reference_latents": [video(16, 1, *size)],
             "control_video": video(16, frames, *size),
+        }
+    elif kind == "wan_humo":
+        given = {
+            "audio_embed": video(frames, 8, 5, 1280),
+            "reference_latents": [video(16, 1, *size)],
+        }
+    elif kind == "wan_dancer":
+        given = {"audio_embed": video(9, 35), "concat_latent_image": video(16, frames, *size)}
+    elif kind == "wan_animate2":
+        given = {"pose_video_latent": video(16, frames - 1, *size)}
+    elif kind == "wan_vace":
+        given = {
+            "vace_frames": [video(32, frames, *size)],
+            "vace_mask": [torch.ones(1, 64, frames, *size)],
+            "vace_strength": [0.7],
         }
     elif kind in ("wan_scail", "wan_scail2"):
         given = {

@@ -1,32 +1,30 @@
 """The region plan of the host's Wan 2.1 and 2.2: its blocks and the head.
 
 Embeddings and the rotation table stay the host's, and so do the layers that its variants (Vace,
-Camera, Animate, SCAIL, S2V) add around these blocks.
+Camera, Animate, SCAIL, S2V, HuMo, WanDancer) add around these blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import torch
-
-from ..contract import InputSpec, Symbol
+from ..contract import Symbol
 from . import dit
 from .family import Family, Inputs
-from .plan import (
-    Call,
-    Dispatch,
-    Form,
-    Forward,
-    Place,
-    Plan,
-    dispatch_one,
-    host_forward,
-    unknown_layer,
+from .plan import Dispatch, Form, Place, Plan, dispatch_one, unknown_layer
+from .wan_blocks import (
+    BLOCK,
+    FRAME_BLOCK,
+    HEAD,
+    IMAGE_BLOCK,
+    serve_block,
+    serve_frames,
+    serve_head,
+    serve_image,
 )
-
-NAME = "wan"
+from .wan_variants import HINT_BLOCK, SOUND_BLOCK, serve_hint, serve_sound
 
 #: Tokens of a CLIP's image: 257, or 514 for a first and a last frame. Frames and the tokens of one.
 SYMBOLS = dit.SYMBOLS | {
@@ -41,103 +39,9 @@ SYMBOLS = dit.SYMBOLS | {
 #: Channels out of the one plain model (2.2 5B) that may give each frame a timestep of its own.
 _TIMES_FRAMES = 48
 
-_UNEVEN = "called with timesteps whose shares of the tokens are not equal"
-
-
-class Block(dit.Attending):
-    """WanAttentionBlock: `x [batch, img, C]`, what modulates `e [batch, 6, C]`, the rotation table
-    and `context [batch, txt, C]` -> as x.
-    """
-
-    family = NAME
-    name = "block"
-    widens = True
-    parts = ("self_attn", "cross_attn", "ffn")
-
-    def label(self, module: Any) -> str:
-        return f"Wan block {module.dim}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (
-            InputSpec("x", dtype, ("batch", "img", module.dim)),
-            InputSpec("e", dtype, ("batch", 6, module.dim)),
-            _table(module, ("img",)),
-            _context("context", "txt", module, dtype),
-        )
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        x, e, freqs, context = inputs
-        return host_forward(module, x, e, freqs, context, None, transformer_options=dit.options())
-
-
-class ImageBlock(Block):
-    """As `Block`, in Wan 2.1's image-to-video models: `context_img [batch, clip, C]` is an image's,
-    and attended to by itself.
-    """
-
-    name = "image_block"
-
-    def label(self, module: Any) -> str:
-        return f"Wan image-to-video block {module.dim}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (
-            *Block.inputs(self, module, dtype),
-            _context("context_img", "clip", module, dtype),
-        )
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        x, e, freqs, text, image = inputs
-        context = torch.cat((image, text), 1)
-        length = image.shape[1]
-        return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
-
-
-class FrameBlock(Block):
-    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what modulates
-    `e [batch, frames, 6, C]`.
-    """
-
-    name = "frame_block"
-
-    def label(self, module: Any) -> str:
-        return f"Wan block of timed frames {module.dim}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (
-            InputSpec("x", dtype, ("batch", "frames", "patches", module.dim)),
-            InputSpec("e", dtype, ("batch", "frames", 6, module.dim)),
-            _table(module, ("frames", "patches")),
-            _context("context", "txt", module, dtype),
-        )
-
-    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        x, e, freqs, context = inputs
-        tokens = x.flatten(1, 2)
-        return host_forward(
-            module, tokens, e, freqs.flatten(1, 2), context, None, transformer_options=dit.options()
-        )
-
-
-class Head(Form):
-    """Head: `x [batch, img, C]`, `e [batch, C]` -> `[batch, img, patch]`."""
-
-    family = NAME
-    name = "head"
-    widens = True
-
-    def label(self, module: Any) -> str:
-        return f"Wan head {module.dim}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return (
-            InputSpec("x", dtype, ("batch", "img", module.dim)),
-            InputSpec("e", dtype, ("batch", module.dim)),
-        )
-
-
-BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Head()
-FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD)}
+FORMS: dict[str, Form] = {
+    form.name: form for form in (BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HINT_BLOCK, SOUND_BLOCK, HEAD)
+}
 
 
 def plan_wan(model: Any) -> Plan:
@@ -147,23 +51,32 @@ def plan_wan(model: Any) -> Plan:
     plan = Plan(symbols=SYMBOLS)
     for i, block in enumerate(model.blocks):
         name = f"blocks.{i}"
-        if type(block) is not host.WanAttentionBlock:
+        if type(block) is host.WanAttentionBlockAudio:
+            plan.dispatches.append(dispatch_one(Place(name, block, SOUND_BLOCK), serve_sound))
+        elif type(block) is not host.WanAttentionBlock:
             plan.outside.append((name, unknown_layer(block)))
         elif type(block.cross_attn) is host.WanI2VCrossAttention:
             place = Place(name, block, IMAGE_BLOCK)
-            plan.dispatches.append(Dispatch(block, (place,), _image_block))
+            plan.dispatches.append(Dispatch(block, (place,), serve_image))
         elif type(model) is host.WanModel_S2V:
             place = Place(f"{name}:frames", block, FRAME_BLOCK)
-            plan.dispatches.append(Dispatch(block, (place,), _frame_block))
+            plan.dispatches.append(Dispatch(block, (place,), serve_frames))
         else:
             places = [Place(name, block, BLOCK)]
             if model.out_dim == _TIMES_FRAMES:
                 places.append(Place(f"{name}:frames", block, FRAME_BLOCK))
-            plan.dispatches.append(Dispatch(block, tuple(places), _block))
+            plan.dispatches.append(Dispatch(block, tuple(places), serve_block))
     for i, block in enumerate(getattr(model, "vace_blocks", ())):
-        plan.outside.append((f"vace_blocks.{i}", unknown_layer(block)))
-    if type(model.head) is host.Head:
-        plan.dispatches.append(dispatch_one(Place("head", model.head, HEAD), _head))
+        name = f"vace_blocks.{i}"
+        if type(block) is host.VaceWanAttentionBlock:
+            make = partial(serve_hint, block)
+            plan.dispatches.append(dispatch_one(Place(name, block, HINT_BLOCK), make))
+        else:
+            plan.outside.append((name, unknown_layer(block)))
+    for name in ("head", "head_global"):  # WanDancer has two
+        head: Any = getattr(model, name, None)
+        if type(head) is host.Head:
+            plan.dispatches.append(dispatch_one(Place(name, head, HEAD), serve_head))
     return plan
 
 
@@ -186,7 +99,8 @@ FAMILY = Family(
         for name in (
             *("model:WanModel", "model:VaceWanModel", "model:CameraWanModel"),
             *("model:WanModel_S2V", "model:SCAILWanModel", "model:SCAIL2WanModel"),
-            "model_animate:AnimateWanModel",
+            *("model_animate:AnimateWanModel", "model:HumoWanModel"),
+            "model_wandancer:WanDancerModel",
         )
     },
     forms=FORMS,
@@ -195,129 +109,3 @@ FAMILY = Family(
     guided_together=True,
     empty=_empty,
 )
-
-
-def _table(module: Any, tokens: tuple[str, ...]) -> InputSpec:
-    """The rotation table: one for all videos, which the host computes once a step."""
-    half = module.dim // module.num_heads // 2
-    return InputSpec("freqs", "float32", (1, *tokens, 1, half, 2, 2))
-
-
-def _context(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
-    return InputSpec(name, dtype, ("batch", tokens, module.dim))
-
-
-def _of_all_frames(e: torch.Tensor, dims: int) -> torch.Tensor | None:
-    """What modulates all frames alike, without the dimension of frames; None where it differs."""
-    if e.dim() == dims:
-        return e
-    return e.squeeze(1) if e.dim() == dims + 1 and e.shape[1] == 1 else None
-
-
-def _of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
-    """Tokens by frames: `[batch, frames * n, ...]` -> `[batch, frames, n, ...]`."""
-    batch, _, *rest = tokens.shape
-    return tokens.reshape(batch, frames, -1, *rest)
-
-
-def _block(calls: Sequence[Call], host: Forward) -> Forward:
-    plain, *more = calls
-
-    def serve(
-        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
-    ) -> torch.Tensor | None:
-        modulation = _of_all_frames(e, 3)
-        if modulation is None and more:
-            return _serve_frames(more[0], x, e, freqs, context, options)
-        reason = dit.FRAMES if modulation is None else dit.changed(options)
-        result: torch.Tensor | None
-        result = dit.serve(plain, reason, options, x, modulation, freqs, context)
-        return result
-
-    return _forward(serve, host)
-
-
-def _frame_block(calls: Sequence[Call], host: Forward) -> Forward:
-    """Of S2V, where the video has one timestep and what is put behind it another."""
-
-    def serve(
-        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
-    ) -> torch.Tensor | None:
-        return _serve_frames(calls[0], x, e, freqs, context, options)
-
-    return _forward(serve, host)
-
-
-def _serve_frames(
-    call: Call,
-    x: torch.Tensor,
-    e: torch.Tensor,
-    freqs: torch.Tensor,
-    context: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor | None:
-    result: torch.Tensor | None
-    if e.dim() != 4 or x.shape[1] % e.shape[1]:
-        result = call.decline(_UNEVEN)
-    else:
-        parts = _of_frames(x, e.shape[1]), e, _of_frames(freqs, e.shape[1])
-        result = dit.serve(call, dit.changed(options), options, *parts, context)
-    return result
-
-
-def _image_block(calls: Sequence[Call], host: Forward) -> Forward:
-    call = calls[0]
-
-    def serve(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: Any,
-        context: torch.Tensor,
-        length: Any,
-        options: dict[str, Any],
-    ) -> torch.Tensor | None:
-        modulation = _of_all_frames(e, 3)
-        reason = dit.changed(options)
-        if modulation is None:
-            reason = dit.FRAMES
-        elif not isinstance(length, int):
-            reason = "called without an image's tokens"
-        result: torch.Tensor | None
-        if reason is None:
-            image, text = dit.split(context, 1, length)
-            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
-        else:
-            result = call.decline(reason)
-        return result
-
-    return _forward(serve, host)
-
-
-def _forward(serve: Callable[..., torch.Tensor | None], host: Forward) -> Forward:
-    """Make a block's forward: what serves its calls, and the host's for those that it does not."""
-
-    def forward(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        result = serve(x, e, freqs, context, context_img_len, options)
-        if result is not None:
-            return result
-        return host()
-
-    return forward
-
-
-def _head(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        modulation = _of_all_frames(e, 2)
-        result: torch.Tensor | None
-        result = call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
-        return host() if result is None else result
-
-    return forward

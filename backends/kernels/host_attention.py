@@ -113,7 +113,6 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensors = [each.take() for each in tensors]
     unknown = sorted(named)
     unknown += [name for name in ("attn_precision",) if given.get(name) is not None]
-    unknown += [name for name in ("skip_output_reshape",) if given.get(name)]
     if layer is not None and not isinstance(layer, AttentionLayer):
         unknown.append(f"a {type(layer).__name__}")
     mask: Any = given.get("mask")
@@ -138,6 +137,9 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         masked_by,
         "",
     )
+    if given.get("skip_output_reshape"):  # heads stand before tokens
+        batch, tokens, _ = result.shape
+        result = result.view(batch, tokens, given["heads"], -1).transpose(1, 2)
     return result
 
 

@@ -19,6 +19,7 @@ from warmgraph_backends.kinds.describe import describe_module, import_named, mak
 from warmgraph_backends.runtime.wiring import others_in
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import layouts
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 
@@ -51,6 +52,12 @@ class OtherBlock(ResBlock):
 
 NODE_CLASS_MAPPINGS = {}
 """
+
+
+def test_a_wan_that_goes_frame_by_frame_is_named(host: Host) -> None:
+    model = transformers.make_small(transformers.CAUSAL_WAN).diffusion_model
+    words = "no region plan for CausalWanModel yet: runs as without this node"
+    assert registry.plan_model(model) == words
 
 
 def test_a_layer_that_another_pack_added_is_its_own_and_one_in_a_blocks_place_is_named(

@@ -1,0 +1,243 @@
+"""The blocks of the host's Wan and their forwards: the plain one, the one that looks at an image,
+the one with a timestep for each frame, and the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec
+from . import dit
+from .plan import Call, Form, Forward, host_forward
+
+NAME = "wan"
+
+_UNEVEN = "called with timesteps whose shares of the tokens are not equal"
+
+
+class Block(dit.Attending):
+    """WanAttentionBlock: `x [batch, img, C]`, what modulates `e [batch, 6, C]`, the rotation table
+    and `context [batch, txt, C]` -> as x.
+    """
+
+    family = NAME
+    name = "block"
+    widens = True
+    parts = ("self_attn", "cross_attn", "ffn")
+
+    def label(self, module: Any) -> str:
+        return f"Wan block {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", 6, module.dim)),
+            table_input(module, ("img",)),
+            context_input("context", "txt", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, e, freqs, context = inputs
+        return host_forward(module, x, e, freqs, context, None, transformer_options=dit.options())
+
+
+class ImageBlock(Block):
+    """As `Block`, in Wan 2.1's image-to-video models: `context_img [batch, clip, C]` is an image's,
+    and attended to by itself.
+    """
+
+    name = "image_block"
+
+    def label(self, module: Any) -> str:
+        return f"Wan image-to-video block {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            *Block.inputs(self, module, dtype),
+            context_input("context_img", "clip", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, e, freqs, text, image = inputs
+        context = torch.cat((image, text), 1)
+        length = image.shape[1]
+        return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
+
+
+class FrameBlock(Block):
+    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what modulates
+    `e [batch, frames, 6, C]`.
+    """
+
+    name = "frame_block"
+
+    def label(self, module: Any) -> str:
+        return f"Wan block of timed frames {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "frames", "patches", module.dim)),
+            InputSpec("e", dtype, ("batch", "frames", 6, module.dim)),
+            table_input(module, ("frames", "patches")),
+            context_input("context", "txt", module, dtype),
+        )
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, e, freqs, context = inputs
+        tokens = x.flatten(1, 2)
+        return host_forward(
+            module, tokens, e, freqs.flatten(1, 2), context, None, transformer_options=dit.options()
+        )
+
+
+class Head(Form):
+    """Head: `x [batch, img, C]`, `e [batch, C]` -> `[batch, img, patch]`."""
+
+    family = NAME
+    name = "head"
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"Wan head {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", module.dim)),
+        )
+
+
+BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Head()
+
+
+def table_input(module: Any, tokens: tuple[str, ...]) -> InputSpec:
+    """The rotation table: one for all videos, which the host computes once a step."""
+    half = module.dim // module.num_heads // 2
+    return InputSpec("freqs", "float32", (1, *tokens, 1, half, 2, 2))
+
+
+def context_input(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
+    return InputSpec(name, dtype, ("batch", tokens, module.dim))
+
+
+def of_all_frames(e: torch.Tensor, dims: int) -> torch.Tensor | None:
+    """What modulates all frames alike, without the dimension of frames; None where it differs."""
+    if e.dim() == dims:
+        return e
+    return e.squeeze(1) if e.dim() == dims + 1 and e.shape[1] == 1 else None
+
+
+def of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
+    """Tokens by frames: `[batch, frames * n, ...]` -> `[batch, frames, n, ...]`."""
+    batch, _, *rest = tokens.shape
+    return tokens.reshape(batch, frames, -1, *rest)
+
+
+def serve_block(calls: Sequence[Call], host: Forward) -> Forward:
+    """Make the forward of a plain block, with a second call where frames may be timed."""
+    plain, *more = calls
+
+    def serve(
+        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
+    ) -> torch.Tensor | None:
+        modulation = of_all_frames(e, 3)
+        if modulation is None and more:
+            return _serve_frames(more[0], x, e, freqs, context, options)
+        reason = dit.FRAMES if modulation is None else dit.changed(options)
+        result: torch.Tensor | None
+        result = dit.serve(plain, reason, options, x, modulation, freqs, context)
+        return result
+
+    return _forward(serve, host)
+
+
+def serve_frames(calls: Sequence[Call], host: Forward) -> Forward:
+    """Make that of S2V, where the video has one timestep and what is put behind it another."""
+
+    def serve(
+        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
+    ) -> torch.Tensor | None:
+        return _serve_frames(calls[0], x, e, freqs, context, options)
+
+    return _forward(serve, host)
+
+
+def _serve_frames(
+    call: Call,
+    x: torch.Tensor,
+    e: torch.Tensor,
+    freqs: torch.Tensor,
+    context: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor | None:
+    result: torch.Tensor | None
+    if e.dim() != 4 or x.shape[1] % e.shape[1]:
+        result = call.decline(_UNEVEN)
+    else:
+        parts = of_frames(x, e.shape[1]), e, of_frames(freqs, e.shape[1])
+        result = dit.serve(call, dit.changed(options), options, *parts, context)
+    return result
+
+
+def serve_image(calls: Sequence[Call], host: Forward) -> Forward:
+    """Make the forward of a block that looks at an image, whose tokens stand before the text's."""
+    call = calls[0]
+
+    def serve(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: Any,
+        context: torch.Tensor,
+        length: Any,
+        options: dict[str, Any],
+    ) -> torch.Tensor | None:
+        modulation = of_all_frames(e, 3)
+        reason = dit.changed(options)
+        if modulation is None:
+            reason = dit.FRAMES
+        elif not isinstance(length, int) or length < 1:
+            reason = "called without an image's tokens"
+        result: torch.Tensor | None
+        if reason is None:
+            image, text = dit.split(context, 1, length)
+            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
+        else:
+            result = call.decline(reason)
+        return result
+
+    return _forward(serve, host)
+
+
+def _forward(serve: Callable[..., torch.Tensor | None], host: Forward) -> Forward:
+    """Make a block's forward: what serves its calls, and the host's for those that it does not."""
+
+    def forward(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        context: torch.Tensor,
+        context_img_len: Any = 257,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> torch.Tensor:
+        options = {} if transformer_options is None else transformer_options
+        result = serve(x, e, freqs, context, context_img_len, options)
+        if result is not None:
+            return result
+        return host()
+
+    return forward
+
+
+def serve_head(call: Call, host: Forward) -> Forward:
+    """Make the head's forward."""
+
+    def forward(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        modulation = of_all_frames(e, 2)
+        result: torch.Tensor | None
+        result = call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
+        return host() if result is None else result
+
+    return forward
