@@ -38,6 +38,10 @@ _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
 #: The forward that the host would call without us.
 Forward = Callable[..., torch.Tensor]
+#: What a module is called by, but for some of the host's.
+FORWARD = "forward"
+#: A module, which of its methods is replaced, and by what.
+Placed = tuple[torch.nn.Module, str, Callable[..., Any]]
 
 
 class Call(Protocol):
@@ -133,31 +137,39 @@ class Follower(NamedTuple):
     make: Callable[[Forward], Forward]
 
 
+#: Builds a module's forward from one `Call` per region and the host's turn.
+Make = Callable[[Sequence[Call], Forward], Forward]
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """How one module's `forward` is replaced while a step runs, and that of what follows it.
 
     `regions` are the places that must all have graphs before the replacement is installed; `make`
     builds it from one `Call` per region and what it gives a call to the host by, whose own forward
-    then runs with what the module was called with (`binding.HostsTurn`).
+    then runs with what the module was called with (`binding.HostsTurn`). Of a module that the host
+    calls by methods of its own, each is made by its name.
     """
 
     module: torch.nn.Module
     regions: tuple[Place, ...]
-    make: Callable[[Sequence[Call], Forward], Forward]
+    make: Make | Mapping[str, Make]
     follower: Follower | None = None
 
-    def forwards(self, calls: Sequence[Call]) -> list[tuple[torch.nn.Module, Forward]]:
+    def forwards(self, calls: Sequence[Call]) -> list[Placed]:
         """Make the forward of each module that gets one."""
 
         def decline(reason: str) -> None:
             calls[0].decline(reason)
 
-        own = _own_forward(self.module)
-        made = [(self.module, bound(partial(self.make, calls), own, decline))]
+        methods = self.make if isinstance(self.make, Mapping) else {FORWARD: self.make}
+        made: list[Placed] = []
+        for name, make in methods.items():
+            own = _own_method(self.module, name)
+            made.append((self.module, name, bound(partial(make, calls), own, decline)))
         if self.follower is not None:
-            module, make = self.follower
-            made.append((module, make(_own_forward(module))))
+            module, follow = self.follower
+            made.append((module, FORWARD, follow(_own_method(module, FORWARD))))
         return made
 
 
@@ -353,8 +365,8 @@ def unknown_layer(layer: Any) -> str:
     return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
 
 
-def _own_forward(module: torch.nn.Module) -> partial[Any]:
-    return partial(type(module).forward, module)
+def _own_method(module: torch.nn.Module, name: str) -> partial[Any]:
+    return partial(getattr(type(module), name), module)
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -14,14 +14,16 @@ from ..contract import Symbol
 from . import dit
 from .family import Family, Inputs
 from .plan import Dispatch, Form, Place, Plan, dispatch_one, unknown_layer
+from .wan_animate import FORMS as ANIMATE2
+from .wan_animate import plan_animate2
 from .wan_blocks import (
     BLOCK,
     FRAME_BLOCK,
     HEAD,
     IMAGE_BLOCK,
+    cut_heads,
     serve_block,
     serve_frames,
-    serve_head,
     serve_image,
 )
 from .wan_variants import HINT_BLOCK, SOUND_BLOCK, serve_hint, serve_sound
@@ -41,7 +43,7 @@ _TIMES_FRAMES = 48
 
 FORMS: dict[str, Form] = {
     form.name: form for form in (BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HINT_BLOCK, SOUND_BLOCK, HEAD)
-}
+} | ANIMATE2
 
 
 def plan_wan(model: Any) -> Plan:
@@ -73,10 +75,7 @@ def plan_wan(model: Any) -> Plan:
             plan.dispatches.append(dispatch_one(Place(name, block, HINT_BLOCK), make))
         else:
             plan.outside.append((name, unknown_layer(block)))
-    for name in ("head", "head_global"):  # WanDancer has two
-        head: Any = getattr(model, name, None)
-        if type(head) is host.Head:
-            plan.dispatches.append(dispatch_one(Place(name, head, HEAD), serve_head))
+    cut_heads(plan, model)
     return plan
 
 
@@ -102,7 +101,8 @@ FAMILY = Family(
             *("model_animate:AnimateWanModel", "model:HumoWanModel"),
             "model_wandancer:WanDancerModel",
         )
-    },
+    }
+    | {"comfy.ldm.wan.model_animate2:WanAnimate2Model": partial(plan_animate2, SYMBOLS)},
     forms=FORMS,
     may_be_captured=dit.calls_of("WanModel"),
     unread=dit.UNREAD_OPTIONS,

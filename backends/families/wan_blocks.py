@@ -11,10 +11,11 @@ import torch
 
 from ..contract import InputSpec
 from . import dit
-from .plan import Call, Form, Forward, host_forward
+from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward
 
 NAME = "wan"
 
+NO_IMAGE = "called without an image's tokens"
 _UNEVEN = "called with timesteps whose shares of the tokens are not equal"
 
 
@@ -113,6 +114,16 @@ class Head(Form):
 BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Head()
 
 
+def cut_heads(plan: Plan, model: Any) -> None:
+    """Make what turns tokens into a video one region; WanDancer has two."""
+    from comfy.ldm.wan.model import Head as HostHead
+
+    for name in ("head", "head_global"):
+        head: Any = getattr(model, name, None)
+        if type(head) is HostHead:
+            plan.dispatches.append(dispatch_one(Place(name, head, HEAD), serve_head))
+
+
 def table_input(module: Any, tokens: tuple[str, ...]) -> InputSpec:
     """The rotation table: one for all videos, which the host computes once a step."""
     half = module.dim // module.num_heads // 2
@@ -199,7 +210,7 @@ def serve_image(calls: Sequence[Call], host: Forward) -> Forward:
         if modulation is None:
             reason = dit.FRAMES
         elif not isinstance(length, int) or length < 1:
-            reason = "called without an image's tokens"
+            reason = NO_IMAGE
         result: torch.Tensor | None
         if reason is None:
             image, text = dit.split(context, 1, length)

@@ -75,7 +75,10 @@ _FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
 #: What each element of a layer's input is rounded to before the product, by the weight's format.
 _ROUNDED = {"float8_e4m3fn": torch.float8_e4m3fn}
 #: Under these names the host's classes, and torch's, have the code of a call.
-FORWARDS = ("forward", "_forward", "_conv_forward")
+FORWARDS = (
+    *("forward", "_forward", "_conv_forward"),
+    *("forward_pose", "forward_gen", "kv_from_input", "kv"),  # of Wan Animate 2
+)
 
 
 def is_operator(layer: Any) -> bool:

@@ -11,10 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
-
 from ..cuda_graphs.replays import EXACT
-from ..families.plan import Call, Place, Plan
+from ..families.plan import Call, Place, Placed, Plan
 from ..host_api import options
 from ..weights.fetching import ModelWeights
 from .faults import Faults
@@ -29,12 +27,12 @@ class ForwardSet(NamedTuple):
     """What serves a call.
 
     Attributes:
-        installed: forwards by module; the host's code runs everywhere else.
+        installed: forwards in their modules; the host's code runs everywhere else.
         served: a name that is equal for equal sets.
         recorded: to be called once the call was made, if at all.
     """
 
-    installed: list[tuple[torch.nn.Module, Callable[..., Any]]]
+    installed: list[Placed]
     served: Hashable
     recorded: Callable[[], None] | None = None
 
@@ -161,7 +159,7 @@ class Forwards:
         Args:
             choose: what is called at a place, by its name and its any-shape region.
         """
-        installed: list[tuple[torch.nn.Module, Callable[..., Any]]] = []
+        installed: list[Placed] = []
         served: list[tuple[str, int]] = []
         for dispatch in self._plan.dispatches:
             names = [place.name for place in dispatch.regions]

@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-#: A module and the forward that it gets.
-Placed = tuple[torch.nn.Module, Callable[..., Any]]
+from ..families.plan import FORWARD, Placed
 
 
 class Placing:
     """Puts forwards in place and takes them away."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[torch.nn.Module, Any]] = []
+        self._before: list[tuple[torch.nn.Module, str, Any]] = []
         self._placed: Sequence[Placed] = ()
         #: Whether a call runs now.
         self.is_open = False
@@ -55,18 +54,18 @@ class Placing:
 
     def _place(self, forwards: Sequence[Placed]) -> None:
         self._placed = forwards
-        for module, forward in forwards:
-            self._before.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = forward
+        for module, name, forward in forwards:
+            self._before.append((module, name, module.__dict__.get(name)))
+            module.__dict__[name] = forward
 
     def _take_away(self) -> None:
         self._placed = ()
         while self._before:
-            module, before = self._before.pop()
+            module, name, before = self._before.pop()
             if before is None:
-                module.__dict__.pop("forward", None)
+                module.__dict__.pop(name, None)
             else:
-                module.__dict__["forward"] = before
+                module.__dict__[name] = before
 
 
 @contextlib.contextmanager
@@ -78,7 +77,7 @@ def called_next(module: torch.nn.Module, function: Callable[..., Any]) -> Iterat
         placing.replace(())
         return function(*args, **kwargs)
 
-    placing.replace([(module, once)])
+    placing.replace([(module, FORWARD, once)])
     try:
         yield
     finally:

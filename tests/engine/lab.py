@@ -201,11 +201,8 @@ def sampled(host: Host, models: Sequence[Any], prompt: Any, latent: Any) -> list
 
 
 def left_behind(module: torch.nn.Module) -> list[str]:
-    """Names of the modules whose instance has a method of its own that a host's block is called
-    by.
-    """
-    ours = {"forward", "forward_pose", "forward_gen", "kv_from_input"}
-    return [name for name, part in module.named_modules() if ours & part.__dict__.keys()]
+    """Names of the modules whose instance has a `forward` of its own."""
+    return [name for name, part in module.named_modules() if "forward" in part.__dict__]
 
 
 def _copied(value: Any) -> Any:

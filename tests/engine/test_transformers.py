@@ -587,6 +587,11 @@ def test_variants_run_through_the_graphs_of_their_blocks(run: Run, tmp_path: Pat
             assert max(call.error for call in again.probe.calls) <= TOLERANCE
             if timed:
                 _check_motion(again)
+            if kind == "wan_vace":  # whose own blocks call the plain ones' code
+                kinds = again.model.get_attachment("warmgraph").scope.kinds
+                hints = next(k for k in kinds if k.graph.description.form == "hint_block")
+                plain = "comfy.ldm.wan.model:WanAttentionBlock.forward"
+                assert plain in hints.graph.description.sources
     finally:
         lab.engine.close()
 

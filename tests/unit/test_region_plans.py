@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +23,14 @@ from warmgraph_tools import layouts
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
+#: Classes that not every host has.
+NEWER = ("comfy.ldm.wan.model_animate2:WanAnimate2Model",)
+
 
 @pytest.mark.parametrize("name", registry._BY_ROOT)
 def test_every_class_with_a_plan_is_a_module_of_the_host(host: Host, name: str) -> None:
+    if name in NEWER and importlib.util.find_spec(name.partition(":")[0]) is None:
+        pytest.skip("this host is older")
     assert issubclass(import_named(name), torch.nn.Module)
 
 
@@ -119,7 +125,7 @@ def test_an_adapters_block_leaves_its_downsampling_to_the_host(host: Host) -> No
         return place.form.reference(block, inner)
 
     for each in (call, lambda _: None):
-        ((module, forward),) = adapter._dispatch("body.0", block).forwards([each])  # type: ignore[list-item]
+        ((module, _, forward),) = adapter._dispatch("body.0", block).forwards([each])  # type: ignore[list-item]
         assert module is block and torch.equal(forward(x), block(x))
 
 

@@ -28,7 +28,7 @@ def dispatches(block: Any) -> list[Dispatch]:
 
 
 def install(dispatch: Dispatch, call: Any) -> None:
-    for module, forward in dispatch.forwards([call]):
+    for module, _, forward in dispatch.forwards([call]):
         module.__dict__["forward"] = forward
 
 

@@ -1,0 +1,271 @@
+"""The region plan of the host's Wan Animate 2, whose blocks are called by methods of their own: for
+the video that drives, for the one that is made, and for what is kept of the former.
+
+The attention of a block to itself stays the host's, which goes through the frames one by one there;
+what is before it and behind it are regions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from . import dit
+from .plan import Call, Dispatch, Form, Forward, Passage, Place, Plan, shallow_copy, unknown_layer
+from .wan_blocks import NAME, NO_IMAGE, context_input, cut_heads, of_all_frames, table_input
+
+#: Arguments of the host's attention that are known here.
+_ATTENTION = {
+    "qkv": ("self", "x", "freqs"),
+    "forward_pose": ("self", "x", "freqs", "transformer_options"),
+    "forward_gen": (
+        *("self", "x", "freqs", "k_pose", "v_pose", "f_gen", "hw", "buffers"),
+        *("ref_strength", "transformer_options"),
+    ),
+}
+
+
+class _All(Passage):
+    """Stands for a block's attention where keys and values are asked for: gives queries, too."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def kv(self, x: torch.Tensor, freqs: torch.Tensor) -> Any:
+        return self.attention.qkv(x, freqs)
+
+
+class _Attended(Passage):
+    """Stands for a block's attention: gives what it gave."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward_pose(self, x: Any, freqs: Any, transformer_options: Any) -> Any:
+        return self.result, None, None
+
+
+class Queries(Form):
+    """What a WanAnimate2Block attends to itself by: `x [batch, img, C]`, what modulates
+    `e [batch, 6, C]` and the rotation table -> queries, keys and values `[batch, img, heads, D]`.
+    """
+
+    family = NAME
+    name = "animate2_queries"
+    children: tuple[str, ...] | None = ("norm1", "self_attn")
+    widens = True
+
+    def label(self, module: Any) -> str:
+        return f"Wan Animate 2 queries {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", 6, module.dim)),
+            table_input(module, ("img",)),
+        )
+
+    def code(self) -> tuple[Callable[..., Any], ...]:
+        block, attention = _host()
+        return block.kv_from_input, block._modulation, attention.qkv
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        cut = shallow_copy(module, self_attn=_All(module.self_attn))
+        return tuple(type(module).kv_from_input(cut, *inputs))
+
+
+class Keys(Queries):
+    """As `Queries`, of the video that drives, where its tokens are kept: keys and values alone."""
+
+    name = "animate2_keys"
+
+    def label(self, module: Any) -> str:
+        return f"Wan Animate 2 keys {module.dim}"
+
+    def code(self) -> tuple[Callable[..., Any], ...]:
+        block, attention = _host()
+        return block.kv_from_input, block._modulation, attention.kv
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(type(module).kv_from_input(module, *inputs))
+
+
+class Rest(dit.Attending):
+    """A WanAnimate2Block after its attention to itself gave `y [batch, img, C]` -> as x."""
+
+    family = NAME
+    name = "animate2_rest"
+    children = ("norm1", "norm3", "cross_attn", "norm2", "ffn")
+    widens = True
+    parts = ("cross_attn", "ffn")
+
+    def label(self, module: Any) -> str:
+        return f"Wan Animate 2 block {module.dim}"
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        return (
+            InputSpec("x", dtype, ("batch", "img", module.dim)),
+            InputSpec("y", dtype, ("batch", "img", module.dim)),
+            InputSpec("e", dtype, ("batch", 6, module.dim)),
+            context_input("context", "txt", module, dtype),
+            context_input("context_img", "clip", module, dtype),
+        )
+
+    def code(self) -> tuple[Callable[..., Any], ...]:
+        block, _ = _host()
+        return block.forward_pose, block._modulation, block._cross_attn_ffn
+
+    def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
+        x, y, e, text, image = inputs
+        cut = shallow_copy(module, self_attn=_Attended(y))
+        context = torch.cat((image, text), 1)
+        result: torch.Tensor = type(module).forward_pose(
+            cut, x, e, None, context, image.shape[1], transformer_options=dit.options()
+        )[0]
+        return result
+
+
+QUERIES, KEYS, REST = Queries(), Keys(), Rest()
+FORMS: dict[str, Form] = {form.name: form for form in (QUERIES, KEYS, REST)}
+
+
+def plan_animate2(symbols: dict[str, Symbol], model: Any) -> Plan:
+    """Cut a Wan Animate 2 into regions."""
+    plan = Plan(symbols=symbols)
+    block_class, attention = _host()
+    for name, known in _ATTENTION.items():
+        found = tuple(inspect.signature(getattr(attention, name)).parameters)
+        if found != known:
+            raise TypeError(f"{attention.__name__}.{name} must take {known}, got {found}")
+    for i, block in enumerate(model.blocks):
+        name = f"blocks.{i}"
+        if type(block) is block_class and type(block.self_attn) is attention:
+            forms = {"queries": QUERIES, "keys": KEYS, "rest": REST}
+            # The host calls it by these names, and never as a module.
+            places = tuple(Place(f"{name}:{part}", block, forms[part]) for part in forms)
+            make = {name: partial(each, block) for name, each in _METHODS.items()}
+            plan.dispatches.append(Dispatch(block, places, make))
+        else:
+            plan.outside.append((name, unknown_layer(block)))
+    cut_heads(plan, model)
+    return plan
+
+
+def _host() -> tuple[Any, Any]:
+    """The host's classes of a block and of its attention."""
+    from comfy.ldm.wan import model_animate2
+
+    return model_animate2.WanAnimate2Block, model_animate2.WanAnimate2SelfAttention
+
+
+class _Calls:
+    """The calls of one block, for one of the host's."""
+
+    def __init__(
+        self, calls: Sequence[Call], block: Any, e: Any, context: Any, length: Any, options: Any
+    ) -> None:
+        self._queries, self._keys, self._rest = calls
+        self._attention = block.self_attn
+        self._modulation = of_all_frames(e, 3)
+        self._context, self._length = context, length
+        self.options: dict[str, Any] = {} if options is None else options
+
+    def queries(self, x: torch.Tensor, freqs: torch.Tensor) -> Any:
+        """Queries, keys and values, or None where the host must."""
+        reason = dit.changed(self.options)
+        if self._modulation is None:
+            reason = dit.FRAMES
+        elif not isinstance(self._length, int) or self._length < 1:
+            reason = NO_IMAGE
+        return dit.serve(self._queries, reason, self.options, x, self._modulation, freqs)
+
+    def attending(self, made: Any) -> Any:
+        """The host's attention, which has computed these already."""
+        attention = shallow_copy(self._attention)
+        attention.__dict__["qkv"] = lambda *_: made
+        return attention
+
+    def rest(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        """What is behind it, or None where the host must."""
+        image, text = dit.split(self._context, 1, self._length)
+        return dit.serve(self._rest, None, self.options, x, y, self._modulation, text, image)
+
+
+def _pose(block: Any, calls: Sequence[Call], host: Forward) -> Forward:
+    """Make what computes the video that drives."""
+
+    def forward_pose(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        context: torch.Tensor,
+        context_img_len: Any = 257,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        mine = _Calls(calls, block, e, context, context_img_len, transformer_options)
+        if (made := mine.queries(x, freqs)) is None:
+            return host()
+        y, k, v = mine.attending(made).forward_pose(x, freqs, transformer_options=mine.options)
+        result = mine.rest(x, y)
+        return host() if result is None else (result, k, v)
+
+    return forward_pose
+
+
+def _generated(block: Any, calls: Sequence[Call], host: Forward) -> Forward:
+    """Make what computes the video that is made."""
+
+    def forward_gen(
+        x: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        context: torch.Tensor,
+        k_pose: Any,
+        v_pose: Any,
+        f_gen: Any,
+        hw: Any,
+        buffers: Any,
+        ref_strength: Any = 1.0,
+        context_img_len: Any = 257,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        mine = _Calls(calls, block, e, context, context_img_len, transformer_options)
+        if (made := mine.queries(x, freqs)) is None:
+            return host()
+        frames = (k_pose, v_pose, f_gen, hw, buffers)
+        y = mine.attending(made).forward_gen(
+            x, freqs, *frames, ref_strength=ref_strength, transformer_options=mine.options
+        )
+        result = mine.rest(x, y)
+        return host() if result is None else result
+
+    return forward_gen
+
+
+def _kept(_block: Any, calls: Sequence[Call], host: Forward) -> Forward:
+    """Make what computes keys and values of tokens that were kept."""
+
+    def kv_from_input(
+        x_pose: torch.Tensor,
+        e: torch.Tensor,
+        freqs: torch.Tensor,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        modulation = of_all_frames(e, 3)
+        if modulation is None:
+            calls[1].decline(dit.FRAMES)
+            return host()
+        made = calls[1](x_pose, modulation, freqs)
+        return host() if made is None else tuple(made)
+
+    return kv_from_input
+
+
+_METHODS = {"forward_pose": _pose, "forward_gen": _generated, "kv_from_input": _kept}
