@@ -123,9 +123,7 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
     wrong += [mask] if mask is not None and not torch.is_tensor(mask) else []
     unknown += [f"a {type(each).__name__}" for each in wrong]
     if unknown:
-        raise BuildError(
-            f"attention is called with {', '.join(unknown)}, which a graph does not pass on"
-        )
+        raise _unknown(*unknown)
     result: torch.Tensor = OPERATOR(
         *tensors,
         mask,
@@ -141,6 +139,11 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         batch, tokens, _ = result.shape
         result = result.view(batch, tokens, given["heads"], -1).transpose(1, 2)
     return result
+
+
+def _unknown(*arguments: str) -> BuildError:
+    found = ", ".join(arguments)
+    return BuildError(f"attention is called with {found}, which a graph does not pass on")
 
 
 class LiveAttention(live_arguments.LiveArgument):
@@ -159,7 +162,7 @@ class LiveAttention(live_arguments.LiveArgument):
         """
         layer = "" if preferred_attention is None else preferred_attention
         if layer and not isinstance(layer, AttentionLayer):
-            raise BuildError(f"attention is called with a {type(layer).__name__}")
+            raise _unknown(f"a {type(layer).__name__}")
         path = layer.path if layer else ""
         parts = [part.flatten(2) for part in (query, key, value)]
         result: torch.Tensor = OPERATOR(

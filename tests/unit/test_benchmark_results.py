@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,7 +180,10 @@ def test_new_size_costs_what_eager_does_not_pay_there_and_no_less_than_nothing(
     assert benchmarks.part_cases.new_size_extra(rows) == pytest.approx(expected)
 
 
-def test_marks_find_the_models_call_and_leave_the_vae_as_it_was(benchmarks: ModuleType) -> None:
+@pytest.mark.parametrize("by_pieces", [False, True])
+def test_marks_find_the_models_call_and_leave_the_vae_as_it_was(
+    benchmarks: ModuleType, by_pieces: bool
+) -> None:
     class Patcher:
         def get_free_memory(self, device: object) -> int:
             return 1
@@ -188,7 +191,8 @@ def test_marks_find_the_models_call_and_leave_the_vae_as_it_was(benchmarks: Modu
     class VAE:
         def __init__(self) -> None:
             self.patcher = Patcher()
-            self.process_input = lambda image: image
+            self.process_input = self.process_output = lambda image: image
+            self.first_stage_model = SimpleNamespace(comfy_has_chunked_io=by_pieces)
 
         def vae_output_dtype(self) -> str:
             return "float32"
@@ -196,7 +200,7 @@ def test_marks_find_the_models_call_and_leave_the_vae_as_it_was(benchmarks: Modu
         def decode(self, latent: object) -> object:
             self.patcher.get_free_memory(None)  # while it loads
             self.patcher.get_free_memory(None)
-            return latent, self.vae_output_dtype(), self.vae_output_dtype()
+            return latent, self.vae_output_dtype(), self.process_output(self.vae_output_dtype())
 
         def encode(self, image: object) -> object:
             return self.process_input(image), self.vae_output_dtype()

@@ -102,8 +102,8 @@ class Regions:
     def __enter__(self) -> Regions:
         for dispatch in self.plan.dispatches:
             calls: list[Any] = [self._call(place) for place in dispatch.regions]
-            for module, forward in dispatch.forwards(calls):
-                module.__dict__["forward"] = forward
+            for module, name, forward in dispatch.forwards(calls):
+                module.__dict__[name] = forward
         return self
 
     def __exit__(self, *_: object) -> None:
