@@ -150,6 +150,7 @@ class NormSiLU(Form):
     name = "norm_silu"
     layout = CHANNELS_LAST
     children = ("0", "1")
+    told_by = ("2.in_channels",)
 
     def label(self, module: Any) -> str:
         return f"LTX VAE last norm {module[2].in_channels}"

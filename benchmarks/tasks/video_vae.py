@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from ..kernels import kernel_times
 from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
+from ..models import operations
 from ..pack import brief, graph_files, open_engine, settle
 from .common import BUILD_LIMIT_S, partial
 from .residency import empty_caches
@@ -83,9 +84,10 @@ def _ltx23_config(dim: int) -> dict[str, Any]:
 
 
 def _h3(_dim: int) -> Any:
-    from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE
+    from comfy.ldm.minimax import vae as host
 
-    return MiniMaxH3VideoVAE()
+    with patch.object(host, "ops", operations()):
+        return host.MiniMaxH3VideoVAE()
 
 
 @contextlib.contextmanager

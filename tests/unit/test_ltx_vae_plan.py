@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Place, Plan
+from warmgraph_backends.families.plan import Place, Plan, quick_signature
 from warmgraph_tools.inprocess import Host
 
 WIDTH = 8
@@ -178,3 +178,12 @@ def test_what_is_not_served_is_named(host: Host, config: dict[str, Any], reason:
     plan = plan_model(model)
     assert isinstance(plan, Plan)
     assert [name for name, _ in plan.outside] == ["decoder.up_blocks.0.res_blocks.0"]
+
+
+def test_places_of_one_kind_take_the_same(host: Host) -> None:
+    plan = plan_model(make())
+    assert isinstance(plan, Plan)
+    taken: dict[Any, Any] = {}
+    for place in plan.places:
+        inputs = place.form.inputs(place.module, "float32")
+        assert taken.setdefault(quick_signature(place), inputs) == inputs, place.name
