@@ -94,8 +94,8 @@ def test_ltxs_workflow_runs_as_the_host_has_it_where_nothing_is_built(stage: Sta
     before = stage.server.report()["store"]["files"]
     prompt = stage.prompt(name, seed=7, when_missing="never", **SMALLER[name])
     run = stage.server.run(prompt, workflow=read(name))
-    [report] = stage.server.model_reports(run)
-    assert report["regions"]["total"] == 2
+    totals = [report["regions"]["total"] for report in stage.server.model_reports(run)]
+    assert len(totals) == COMPILED[name] and sorted(totals)[0] == 2  # the model's blocks
     assert stage.server.report()["store"]["files"] == before
     video, sound = stage.pixels(run), stage.sound(run)
     assert video.shape == (9, 128, 128, 3) and video.std() > 10  # twice the first pass's sides
