@@ -33,6 +33,7 @@ class Kind(NamedTuple):
         damped: how the names of weights end that add to what there is.
         convolutions: [channels, frames, sides as a part of the video's] of the decoder's.
         narrowed: while it lasts, the host makes one so wide, where it takes no width from a file.
+        dtype: of the files that people have; another than the host's is cast in each call.
     """
 
     network: Callable[[int], Any]
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
     damped: tuple[str, ...]
     convolutions: tuple[tuple[int, int, int], ...]
     narrowed: Callable[[int], AbstractContextManager[Any]] = nullcontext
+    dtype: str = "bfloat16"
 
 
 def _wan21(dim: int) -> Any:
@@ -123,7 +125,7 @@ KINDS = {
         (".conv2.conv.weight",),
         ((128, 9, 4), (256, 9, 8), (512, 9, 8)),
     ),
-    "h3": Kind(_h3, None, (64, 64, 22), (), (), _h3_narrowed),
+    "h3": Kind(_h3, None, (64, 64, 22), (), (), _h3_narrowed, "float16"),
 }
 
 
@@ -213,7 +215,7 @@ def _load(kind: str, dim: int, dtype: Any = None) -> Any:
             drawn *= damped / math.sqrt(math.prod(value.shape[1:]))
         else:
             drawn *= 0.02
-        weights[name] = drawn.to(torch.bfloat16).cpu()
+        weights[name] = drawn.to(getattr(torch, known.dtype)).cpu()
     config = known.config and {"config": json.dumps({"vae": known.config(dim)})}
     with known.narrowed(dim):
         return comfy.sd.VAE(sd=weights, dtype=dtype, metadata=config)

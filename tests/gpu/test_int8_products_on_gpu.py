@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.host_api import activations
 from warmgraph_backends.kernels import int8_products, ways
 from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.kernels.int8_rows import WIDEST, Int8Rows
@@ -26,6 +27,11 @@ def _weight(out: int, width: int, dtype: torch.dtype) -> Any:
     return tensor.QuantizedTensor.from_float(
         plain, "TensorWiseINT8Layout", per_channel=True, convrot=True, convrot_groupsize=256
     )
+
+
+def _gated(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
 
 
 def _rows() -> Int8Rows:
@@ -95,6 +101,8 @@ def test_rows_that_are_rotated_in_pieces_take_less_memory(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    # The host's own is not asked for: it needs the host's other packages.
+    monkeypatch.setattr(activations, "activated", lambda x, act: _gated(x) if act else x)
     products = Int8Products(tmp_path, "card")
     weight = _weight(256, 4096, torch.bfloat16)
     width = 4096 * (2 if act else 1)
