@@ -150,7 +150,6 @@ class NormSiLU(Form):
     name = "norm_silu"
     layout = CHANNELS_LAST
     children = ("0", "1")
-    told_by = ("2.in_channels",)
 
     def label(self, module: Any) -> str:
         return f"LTX VAE last norm {module[2].in_channels}"
@@ -167,17 +166,20 @@ FORMS: dict[str, Form] = {form.name: form for form in (Residual(), Up(), NormSiL
 
 
 def plan_ltx(model: Any) -> Plan:
-    """Cut a VAE with LTX's causal convolutions into regions, wherever in it they are."""
+    """Cut the decoder of a VAE with LTX's causal convolutions into regions.
+
+    The encoder stays the host's: a template encodes single frames, which takes as long as calling
+    its blocks does.
+    """
     from comfy.ldm.lightricks.vae.causal_video_autoencoder import (
         Decoder,
         DepthToSpaceUpsample,
-        Encoder,
         ResnetBlock3D,
     )
 
     plan = Plan(symbols=SYMBOLS)
     picks = ltx_forwards.Picks()
-    for name, layer in model.named_modules():
+    for name, layer in model.decoder.named_modules(prefix="decoder"):
         cls = type(layer)
         if issubclass(cls, (ResnetBlock3D, DepthToSpaceUpsample)):
             if (problem := _problem(layer)) is not None:
@@ -190,7 +192,7 @@ def plan_ltx(model: Any) -> Plan:
                 plan.dispatches.append(dispatch_one(place, ltx_forwards.up(layer, picks)))
             else:
                 plan.outside.append((name, unknown_layer(layer)))
-        elif cls in (Encoder, Decoder):
+        elif cls is Decoder:
             last = (layer.conv_norm_out, layer.conv_act, layer.conv_out)
             if (problem := _last_problem(layer)) is not None:
                 plan.outside.append((f"{name}.conv_norm_out", problem))
@@ -241,7 +243,7 @@ def _is_plain(convolution: Any) -> bool:
 
 
 def _last_problem(half: Any) -> str | None:
-    """Why a decoder's or encoder's last norm and SiLU are not called one after the other."""
+    """Why a decoder's last norm and SiLU are not called one after the other."""
     from comfy.ldm.lightricks.vae.pixel_norm import PixelNorm
 
     norm, act = half.conv_norm_out, half.conv_act

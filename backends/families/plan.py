@@ -67,9 +67,6 @@ class Form:
     children: tuple[str, ...] | None = None
     #: Attributes of the module that the region does not hang on.
     hidden: tuple[str, ...] = ()
-    #: Plain attributes, by their paths below the module, of parts that are none of the region's,
-    #: where `inputs` hang on them.
-    told_by: tuple[str, ...] = ()
     #: How activations lie in memory (`layout`).
     layout: str = CONTIGUOUS
     #: Positions of the inputs that the host's code writes into: `computed` gives it copies, and a
@@ -314,9 +311,6 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
     """
     module, kept = place.module, place.form.children
     parts: list[Any] = [place.form.name]
-    for path in place.form.told_by:
-        owner, _, attribute = path.rpartition(".")
-        parts.append(getattr(module.get_submodule(owner), attribute))
     pending = [("", module)]
     while pending:
         path, part = pending.pop()

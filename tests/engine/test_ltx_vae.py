@@ -75,7 +75,6 @@ def compiled(ltx_lab: Lab, plain: Any) -> Any:
     with torch.inference_mode():
         vae = ltx_lab.engine.compile_vae(plain, when_missing="wait")
         vae.decode(latent(2, 2, 2, channels=128))
-        vae.encode(video(9, 64, 64))
     report = ltx_lab.engine.report(vae)
     assert report["regions"]["eager"] == 0, report["eager"]
     assert sorted(kind["kind"] for kind in report["kinds"]) == [
@@ -107,7 +106,7 @@ def kept(vae: Any) -> list[str]:
     return [name for name, m in modules if getattr(m, "temporal_cache_state", None)]
 
 
-def test_every_size_length_and_piece_decodes_and_encodes_as_eager_with_no_build(
+def test_every_size_length_and_piece_decodes_as_eager_with_no_build(
     ltx_lab: Lab, plain: Any, compiled: Any, piece: str
 ) -> None:
     jobs = ltx_lab.jobs()
@@ -117,7 +116,7 @@ def test_every_size_length_and_piece_decodes_and_encodes_as_eager_with_no_build(
         assert ours.shape == (batch, 8 * sides[0] - 7, 32 * sides[1], 32 * sides[2], 3)
         assert relative(ours, eager) < EXACT and not torch.equal(ours, eager)
         frames = video(8 * sides[0] - 7, 32 * sides[1], 32 * sides[2])
-        assert relative(compiled.encode(frames), plain.encode(frames)) < EXACT
+        assert torch.equal(compiled.encode(frames), plain.encode(frames))  # the host's own
         report = ltx_lab.engine.report(compiled)
         assert report["regions"]["eager"] == 0, report["eager"]
     assert ltx_lab.jobs() == jobs
@@ -127,13 +126,10 @@ def test_every_size_length_and_piece_decodes_and_encodes_as_eager_with_no_build(
 def test_tiles_in_space_and_time_are_just_sizes(ltx_lab: Lab, plain: Any, compiled: Any) -> None:
     jobs = ltx_lab.jobs()
     before = ltx_lab.engine.report(compiled)["calls"]["compiled"]
-    samples, frames = latent(4, 3, 4, channels=128), video(17, 96, 64)
+    samples = latent(4, 3, 4, channels=128)
     tiles = {"tile_x": 3, "tile_y": 2, "overlap": 1, "tile_t": 2, "overlap_t": 1}
     ours = compiled.decode_tiled(samples, **tiles)
     assert relative(ours, plain.decode_tiled(samples, **tiles)) < EXACT
-    tiles = {"tile_x": 64, "tile_y": 64, "overlap": 32, "tile_t": 9, "overlap_t": 1}
-    ours = compiled.encode_tiled(frames, **tiles)
-    assert relative(ours, plain.encode_tiled(frames, **tiles)) < EXACT
     assert ltx_lab.engine.report(compiled)["calls"]["compiled"] > before
     assert ltx_lab.jobs() == jobs and left_behind(plain.first_stage_model) == []
 

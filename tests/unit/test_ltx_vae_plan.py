@@ -133,7 +133,7 @@ def test_regions_give_what_the_host_does_and_either_goes_on_where_the_other_was(
     model = make(timestep_conditioning=timed, **config)
     plan = plan_model(model)
     assert isinstance(plan, Plan)
-    assert len(plan.dispatches) == 9 + 4 - timed and len(plan.outside) == timed
+    assert len(plan.dispatches) == 9 - timed and len(plan.outside) == timed
     for piece, (batch, *sides) in itertools.product(PIECES, SIZES):
         if timed and batch > 1:  # which the host's own does not take
             continue
