@@ -163,6 +163,7 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith("built, paused")
 
 
+@pytest.mark.slow
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     page: Page, other_page: Page, own_server: Server
 ) -> None:

@@ -36,12 +36,13 @@ def _launches(lines: list[str]) -> list[str]:
     return [line for line in lines if ".run(" in line or _ROTATES in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "form", "streams", "joins"),
     [
         ("qwen", "block", 2, 3),
-        pytest.param("flux2", "double", 2, 3, marks=pytest.mark.slow),
-        pytest.param("flux2", "single", 1, 0, marks=pytest.mark.slow),
+        ("flux2", "double", 2, 3),
+        ("flux2", "single", 1, 0),
     ],
 )
 def test_norm_and_rotation_of_queries_and_keys_are_one_pass(

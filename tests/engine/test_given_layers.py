@@ -57,6 +57,7 @@ def settled(run: Flux) -> Flux:
     return run
 
 
+@pytest.mark.slow
 def test_layers_are_not_called(host: Host, shared: Lab, calls: Counter[int]) -> None:
     run = settled(Flux(host, shared, flux("int8_convrot")))
     calls.clear()

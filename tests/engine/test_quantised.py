@@ -165,9 +165,10 @@ def checkpoint(host: Host, form: str) -> tuple[Any, Any, Any]:
     "only",
     [
         pytest.param(("transformer block",), id="what is quantised"),
-        pytest.param((), id="all", marks=pytest.mark.slow),
+        pytest.param((), id="all"),
     ],
 )
+@pytest.mark.slow
 def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(
     host: Host, shared: Lab, tmp_path: Path, only: tuple[str, ...]
 ) -> None:

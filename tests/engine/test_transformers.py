@@ -533,6 +533,7 @@ def test_warm_up_runs_empty_steps_compiled(run: Run) -> None:
     assert all(call.is_equal or call.error <= TOLERANCE for call in run.probe.calls)
 
 
+@pytest.mark.slow
 def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,9 +644,8 @@ def test_a_model_in_float16_may_keep_float32_between_its_blocks(host: Host, shar
 # --- weights in fp8 -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", ["wan", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux1", "zimage"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wan", "flux1", "zimage"])
 def test_weights_in_plain_fp8_are_cast_for_each_call(host: Host, shared: Lab, kind: str) -> None:
     """As the loader's `weight_dtype` stores those of a file that is not quantised."""
     run = Run(host, shared, kind, stored=torch.float8_e4m3fn)

@@ -13,6 +13,7 @@ import pytest
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_well_has_nothing_to_do(host_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     command = [sys.executable, str(CLI), "doctor", "--device", "cpu", "--comfyui", str(host_tree)]
