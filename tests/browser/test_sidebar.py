@@ -445,6 +445,7 @@ def test_a_page_that_finds_its_server_again_asks_it_anew(page: Page) -> None:
     assert _text(page, f"{TAB} h4").startswith("SDXL")
 
 
+@pytest.mark.slow
 def test_what_a_user_can_mend_is_told_once_with_its_command(
     page: Page, own_server: Server, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def test_the_packs_do_what_theirs_do(desk: Desk) -> None:
     assert len(seen) > 8, seen
 
 
+@pytest.mark.slow
 def test_twenty_prompts_beside_packs_are_right(desk: Desk) -> None:
     chance = random.Random(20)
     for number in range(20):

@@ -117,6 +117,7 @@ def test_only_leaves_the_other_kinds_to_the_host_and_says_so(
     assert report["calls"]["compiled"] == compiled * len(model.probe.calls) > 0
 
 
+@pytest.mark.slow
 def test_dump_writes_down_what_was_built_and_what_was_loaded(
     host: Host, make_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:

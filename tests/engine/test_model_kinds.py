@@ -269,6 +269,7 @@ def test_a_lora_over_a_partly_loaded_model_is_applied_in_every_call(xl: Subject)
     assert torch.equal(evaluate(xl.model, **inputs()), plain)
 
 
+@pytest.mark.slow
 def test_layers_of_classes_made_at_run_time_stay_whose_they_are_and_are_named(
     host: Host, make_lab: Callable[..., Lab]
 ) -> None:
