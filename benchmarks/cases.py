@@ -21,7 +21,6 @@ from .transformer_cases import (
     more,
     small_transformers,
     transformer,
-    unreplayed,
 )
 from .transformer_cases import SIZES as TRANSFORMER_SIZES
 from .users_run_case import ROWS, users_run, users_run_rival
@@ -265,7 +264,7 @@ CASES: dict[str, Case] = {
     "batches": Case(batches, 90),
     "run_costs": Case(run_costs, 100),
     **{f"transformer_{name}": Case(transformer(name), 300) for name in TRANSFORMER_SIZES},
-    **{f"transformer_{name}": Case(unreplayed(name), 200) for name in UNREPLAYED},
+    **{f"transformer_{name}": Case(transformer(name), 200) for name in UNREPLAYED},
     **{f"transformer_{name}": Case(more(name), 90) for name in MORE},
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},

@@ -90,39 +90,26 @@ LIGHT = ("zimage", "flux1", "klein4b", "wan1_3b", "zimage_int8", "flux1_int8", "
 
 
 def transformer(name: str) -> Callable[[Lab], Result]:
-    """A case that times a model at full size: eager, ours, and each block by `torch.compile`."""
+    """A case that times a model at full size: eager and ours; where steps are replayed as a whole,
+    the host's own forward, too, and each block by `torch.compile` where there is room for it.
+    """
+    is_replayed = name in SIZES
+    quick = {"rounds": 1, "steps": 3}
+    unhurried: dict[str, Any] = {} if is_replayed else {"rounds": 2, "steps": 4}
 
     def run(lab: Lab) -> Result:
+        exact = SIX_SIZES if name in LIGHT else ()
         return _transformer(
             lab,
             name,
             DEFAULT,
-            SIZES[name],
+            SIZES[name] if is_replayed else UNREPLAYED[name],
             store=lab.store(name, empty=not lab.smoke),
-            truth=name in LIGHT,
-            exact_sizes=[[*lab.pixels(*sides), 1] for sides in SIX_SIZES] if name in LIGHT else [],
-            rival=name not in LONG and name not in QUANTISED,
-            exact=name not in LONG,
-            **({"rounds": 1, "steps": 3} if lab.smoke or name in LONG else {}),
-        )
-
-    return run
-
-
-def unreplayed(name: str) -> Callable[[Lab], Result]:
-    """A case that times a model whose steps are not replayed as a whole, in the default mode."""
-
-    def run(lab: Lab) -> Result:
-        return _transformer(
-            lab,
-            name,
-            DEFAULT,
-            UNREPLAYED[name],
-            store=lab.store(name, empty=not lab.smoke),
-            truth="few" in name,
-            rival=False,
-            exact=False,
-            **({"rounds": 1, "steps": 3} if lab.smoke else {"rounds": 2, "steps": 4}),
+            truth=name in LIGHT or "few" in name,
+            exact_sizes=[[*lab.pixels(*sides), 1] for sides in exact],
+            rival=is_replayed and name not in LONG and name not in QUANTISED,
+            exact=is_replayed and name not in LONG,
+            **(quick if lab.smoke or name in LONG else unhurried),
         )
 
     return run

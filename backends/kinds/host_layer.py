@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,18 +22,11 @@ from torch.nn.functional import linear
 from ..host_api import activations
 from ..host_api.kitchen import multiply_rounded, rounded_input
 from ..host_api.layers import (
-    better_files,
-    multiplies_as_stored,
-    quantised_as,
-    quick_files,
     rounds_inputs_to,
     takes_rounded,
-    unpacks_quantised,
-    unpacks_stored,
 )
 from . import operators
 from .layout import CONTIGUOUS
-from .packs import is_known, owner_of
 from .recorded import Record
 from .stand_in import StandIn
 
@@ -44,7 +36,8 @@ CLASS, PART, CONVOLUTION = "the host's layer", "a live part", "a live convolutio
 LIVE = (CLASS, PART, CONVOLUTION)
 #: By which the stand-in of a layer goes through its input's features.
 _PRIMES = (7919, 104729)
-_NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+#: Layers that are no products.
+NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
 class Caller(Protocol):
@@ -206,7 +199,7 @@ def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
     """Return the widths of a layer that computes a product or, twice the same, a norm over the last
     axis, whosever class it is; None for any other.
     """
-    if isinstance(layer, _NORMS):  # packs bring theirs along with their products
+    if isinstance(layer, NORMS):  # packs bring theirs along with their products
         return (layer.normalized_shape * 2)[:2] if len(layer.normalized_shape) == 1 else None
     found = tuple(getattr(layer, name, None) for name in ("in_features", "out_features"))
     named = type(layer).__name__.endswith("Linear") or isinstance(layer, torch.nn.Linear)
@@ -281,59 +274,6 @@ def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> str | None
         if not takes_rounded(layer):
             return f"the weights of {path} are patched at each call, so its product is not in fp8"
     return None
-
-
-def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """Count layers of a live module by what they are and how they compute, in words: those that are
-    the host's, and those that multiply by weights that are unpacked at each call.
-
-    Args:
-        description: of the module as a graph has it.
-    """
-    found: Counter[tuple[str, str]] = Counter()
-    rounded, left = set(rounded_paths(description)), set(paths(description))
-    there = dict(module.named_modules())
-    for path in sorted(left & there.keys()):  # another node may have taken one away since
-        layer = there[path]
-        what = "norms" if isinstance(layer, _NORMS) else "products"
-        found[what, _why(layer, path in rounded)] += 1
-    unpacked = [
-        layer
-        for path, layer in there.items()
-        if path not in left and isinstance(layer, torch.nn.Linear) and unpacks_stored(layer)
-    ]
-    if unpacked:
-        found["unpacked", f"weights in fp8{_better(quick_files())}"] = len(unpacked)
-    return found
-
-
-def _why(layer: torch.nn.Module, is_rounded: bool) -> str:
-    form = quantised_as(layer)
-    if form is not None:
-        return f"quantised, {form}: {_product(layer, is_rounded)}"
-    if multiplies_as_stored(layer):
-        return "weights in fp8, multiplied as they are"
-    weight = getattr(layer, "weight", None)
-    if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
-        return f"the weight is a {type(weight).__name__}{_better(quick_files())}"
-    if is_known(type(layer).__module__):
-        return "plain weights in a quantised file"
-    return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
-
-
-def _product(layer: torch.nn.Module, is_rounded: bool) -> str:
-    """How a quantised layer multiplies, and which files would be quicker where it does not."""
-    if others := better_files(layer):
-        return f"this device unpacks it at each call{_better(others)}"
-    if unpacks_quantised(layer):
-        return "unpacked at each call, for its file asks for full precision"
-    if is_rounded:
-        return "multiplied as it is, by what is rounded within the graph"
-    return "multiplied as it is"
-
-
-def _better(files: Sequence[str]) -> str:
-    return f"; {' or '.join(files)} files are multiplied as they are" if files else ""
 
 
 def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from ..contract import Description
 from ..errors import DescriptionError
 from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
-from ..kinds import host_layer, live_parts
+from ..kinds import host_layer, left_layers, live_parts
 from ..kinds.live_parts import Live
 from ..kinds.watch import Watch
 from .graph import Graph
@@ -71,7 +71,7 @@ class Kind:
             return Counter()
         if (others := self.guests.get(place.name)) is not None:
             return live_parts.count(self.graph.description.module, others.live, others.words)
-        return host_layer.count(place.module, self.graph.description.module)
+        return left_layers.count(place.module, self.graph.description.module)
 
     def let_go(self) -> None:
         """Keep what a report tells of its places, and no module of theirs."""
