@@ -163,7 +163,6 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith("built, paused")
 
 
-@pytest.mark.slow
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     page: Page, other_page: Page, own_server: Server
 ) -> None:
@@ -445,7 +444,6 @@ def test_a_page_that_finds_its_server_again_asks_it_anew(page: Page) -> None:
     assert _text(page, f"{TAB} h4").startswith("SDXL")
 
 
-@pytest.mark.slow
 def test_what_a_user_can_mend_is_told_once_with_its_command(
     page: Page, own_server: Server, tmp_path: Path
 ) -> None:
