@@ -10,6 +10,7 @@ host's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def plan_qwen21(model: Any) -> Plan:
 
     plan = Plan(symbols=SYMBOLS)
     cls = host.QwenImage21TransformerBlock
-    dit.cut_stack(plan, model, "transformer_blocks", cls, BLOCK, _Served(_Rows()))
+    dit.cut_stack(plan, model, "transformer_blocks", cls, BLOCK, partial(_block, _Rows()))
     return plan
 
 
@@ -133,29 +134,19 @@ class _Rows:
         return self._modulation, self._index[key]
 
 
-class _Served:
-    """Makes the forward of a block."""
+def _block(rows: _Rows, call: Call, host: Forward) -> Forward:
+    def forward(
+        x: torch.Tensor,
+        mod: _Modulation,
+        pe: torch.Tensor,
+        attn_fn: Any,
+        prefix_len: int,
+        transformer_options: dict[str, Any] | None = None,
+    ) -> Any:
+        options = {} if transformer_options is None else transformer_options
+        inputs = (x, *rows(mod, x, prefix_len), pe)
+        live = {_ATTENTION: attn_fn}
+        served = dit.serve(call, dit.changed(options), options, *inputs, live=live)
+        return host() if served is None else served
 
-    def __init__(self, rows: _Rows) -> None:
-        self._rows = rows
-
-    def __call__(self, call: Call, host: Forward) -> Forward:
-        rows = self._rows
-
-        def forward(
-            x: torch.Tensor,
-            mod: _Modulation,
-            pe: torch.Tensor,
-            attn_fn: Any,
-            prefix_len: int,
-            transformer_options: dict[str, Any] | None = None,
-        ) -> Any:
-            options = {} if transformer_options is None else transformer_options
-            if (reason := dit.changed(options)) is not None:
-                call.decline(reason)
-                return host()
-            inputs = (x, *rows(mod, x, prefix_len), pe)
-            served = dit.serve(call, None, options, *inputs, live={_ATTENTION: attn_fn})
-            return host() if served is None else served
-
-        return forward
+    return forward

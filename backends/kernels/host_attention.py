@@ -160,10 +160,10 @@ class LiveAttention(live_arguments.LiveArgument):
         Raises:
             BuildError: it is called with something that the operator cannot pass on.
         """
-        layer = "" if preferred_attention is None else preferred_attention
-        if layer and not isinstance(layer, AttentionLayer):
+        layer = preferred_attention
+        if layer is not None and not isinstance(layer, AttentionLayer):
             raise _unknown(f"a {type(layer).__name__}")
-        path = layer.path if layer else ""
+        path = "" if layer is None else layer.path
         parts = [part.flatten(2) for part in (query, key, value)]
         result: torch.Tensor = OPERATOR(
             *parts, None, heads, False, True, False, path, "", self.name
@@ -227,11 +227,9 @@ def _attend(
     called: str,
 ) -> torch.Tensor:
     options = _thread.options or {}
-    choice = _thread.choice
     layer = part_at(path) if path else None
     if masked_by:
         mask = live_arguments.of_step(masked_by)
-    chosen = choice is not None and attention.is_plain(options, layer)
     own = live_arguments.of_step(called) if called else None
 
     def host() -> torch.Tensor:
@@ -252,17 +250,21 @@ def _attend(
         return ungrouped(tensor, heads) if split else tensor
 
     def compute() -> torch.Tensor:
+        choice = _thread.choice
+        if mask is not None or (choice and not attention.is_plain(options, layer)):
+            choice = None
         if own is not None:
-            with attention.named_by(options, _by(choice)) if chosen else contextlib.nullcontext():
+            named = attention.named_by(options, _by(choice)) if choice else contextlib.nullcontext()
+            with named:
                 return attention.call(own, query, key, value, heads, layer)
-        if choice is None or not chosen or mask is not None:
+        if choice is None:
             return host()
         return choice.attend(query, key, value, heads, split=split, host=host)
 
     return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
 
 
-def _by(choice: Choice | None) -> Callable[..., torch.Tensor]:
+def _by(choice: Choice) -> Callable[..., torch.Tensor]:
     """Make what options name in the place of the host's attention: a kernel by this choice."""
 
     def attend(
@@ -277,7 +279,7 @@ def _by(choice: Choice | None) -> Callable[..., torch.Tensor]:
         def host() -> torch.Tensor:
             return function(query, key, value, heads, *args, **named)
 
-        if choice is None or args or not attention.is_of_queries_alone(named):
+        if args or not attention.is_of_queries_alone(named):
             return host()
         return choice.attend(query, key, value, heads, split=False, host=host)
 
