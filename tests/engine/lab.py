@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from warmgraph_backends.debugging import OFF, Debugging
@@ -117,6 +119,16 @@ class Lab:
         while not arrived():
             assert time.monotonic() < end, "nothing arrived"
             time.sleep(0.05)
+
+
+def lab_of_its_own(name: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine for one module's tests; WARMGRAPH_TEST_LAB keeps its graphs under this name."""
+    named = os.environ.get("WARMGRAPH_TEST_LAB")
+    root = Path(named) / name if named else folders.mktemp(name)
+    (root / "user").mkdir(parents=True, exist_ok=True)
+    lab = Lab(root)
+    yield lab
+    lab.engine.close()
 
 
 class Call(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import quantised
 from warmgraph_tools.small_vaes import h3_weights, load_h3
 
-from .lab import Lab, left_behind, relative
+from .lab import Lab, lab_of_its_own, left_behind, relative
 from .test_video_vae import latent, video
 
 EXACT = 1e-5
@@ -33,12 +32,7 @@ SIZES = [(1, 1, 3, 2), (2, 1, 5, 4), (1, 2, 2, 3), (1, 7, 4, 2), (2, 12, 2, 2), 
 @pytest.fixture(scope="module")
 def h3_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that builds H3's graph once for this module."""
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(named) / "h3-vae" if named else tmp_path_factory.mktemp("h3-vae")
-    (root / "user").mkdir(parents=True, exist_ok=True)
-    lab = Lab(root)
-    yield lab
-    lab.engine.close()
+    yield from lab_of_its_own("h3-vae", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

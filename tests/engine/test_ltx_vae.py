@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab, left_behind, relative
+from .lab import Lab, lab_of_its_own, left_behind, relative
 from .test_video_vae import latent, random_weights, video
 
 EXACT = 1e-5
@@ -56,12 +55,7 @@ def make_ltx(seed: int = 0, **others: Any) -> Any:
 @pytest.fixture(scope="module")
 def ltx_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that builds LTX's graphs once for this module."""
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(named) / "ltx-vae" if named else tmp_path_factory.mktemp("ltx-vae")
-    (root / "user").mkdir(parents=True, exist_ok=True)
-    lab = Lab(root)
-    yield lab
-    lab.engine.close()
+    yield from lab_of_its_own("ltx-vae", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

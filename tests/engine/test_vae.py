@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks
 from .elsewhere import block_classes, check_one_more_argument
-from .lab import Lab, relative
+from .lab import Lab, lab_of_its_own, relative
 
 PIXEL = 1 / 255
 DECODED = 1e-5
@@ -70,13 +69,7 @@ def pixels(height: int, width: int, batch: int = 1) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def vae_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that builds a VAE's graphs once for this module."""
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(named) / "vae" if named else tmp_path_factory.mktemp("vae")
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "user").mkdir(exist_ok=True)
-    lab = Lab(root)
-    yield lab
-    lab.engine.close()
+    yield from lab_of_its_own("vae", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@ and named."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from .elsewhere import DEFAULT, REASON, UNLIKE, one_more_argument
-from .lab import Lab, left_behind, relative
+from .lab import Lab, lab_of_its_own, left_behind, relative
 
 DECODED = 1e-5
 DIM = 8
@@ -71,12 +69,7 @@ def video(frames: int, height: int, width: int) -> Any:
 @pytest.fixture(scope="module")
 def wan_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that builds Wan's graphs once for this module."""
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(named) / "wan" if named else tmp_path_factory.mktemp("wan")
-    (root / "user").mkdir(parents=True, exist_ok=True)
-    lab = Lab(root)
-    yield lab
-    lab.engine.close()
+    yield from lab_of_its_own("wan", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
