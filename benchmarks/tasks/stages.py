@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import Stopwatch, peak_mib, start_peak
-from ..models import random_network
+from ..models import VAES, random_network
 from ..pack import open_engine, settle
 from ..stages import (
     LTX_AUDIO_VAE,
@@ -25,6 +25,7 @@ from ..stages import (
 )
 from .common import BUILD_LIMIT_S, partial
 from .residency import empty_caches
+from .video_vae import h3_narrowed
 
 #: Depths of which a text encoder is made; the real one's time lies on the line through both.
 DEPTHS = (4, 8)
@@ -184,26 +185,11 @@ def _vae(name: str, *, small: bool) -> Any:
     """A VAE with random weights, as the host detects it by their names and shapes."""
     import comfy.sd
 
-    with _few_blocks() if small else contextlib.nullcontext():
+    with h3_narrowed(32) if small else contextlib.nullcontext():
         weights, metadata = NETWORKS[name](small)
         vae = comfy.sd.VAE(sd=weights, metadata=metadata)
     vae.throw_exception_if_invalid()
     return vae
-
-
-@contextlib.contextmanager
-def _few_blocks() -> Iterator[None]:
-    """The host makes MiniMax H3's decoder of 2.4 billion weights by its name alone: a smoke run has
-    one of a block.
-    """
-    import comfy.ldm.minimax.vae as module
-
-    theirs = module.ViT3DDecoder
-    module.ViT3DDecoder = functools.partial(theirs, num_layers=1)
-    try:
-        yield
-    finally:
-        module.ViT3DDecoder = theirs
 
 
 def _weights(make: Callable[[], Any]) -> dict[str, Any]:
@@ -260,18 +246,7 @@ def _wan(small: bool) -> tuple[dict[str, Any], Any]:
 def _flux(_small: bool) -> tuple[dict[str, Any], Any]:
     from comfy.ldm.modules.diffusionmodules.model import Decoder, Encoder
 
-    config = {
-        "double_z": True,
-        "z_channels": 16,
-        "resolution": 256,
-        "in_channels": 3,
-        "out_ch": 3,
-        "ch": 128,
-        "ch_mult": [1, 2, 4, 4],
-        "num_res_blocks": 2,
-        "attn_resolutions": [],
-        "dropout": 0.0,
-    }
+    config = {**VAES["vae"], "z_channels": 16}
     parts = {"encoder": Encoder, "decoder": Decoder}
     return {
         f"{name}.{key}": value

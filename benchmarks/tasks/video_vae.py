@@ -16,6 +16,7 @@ from ..kernels import kernel_times
 from ..measure import MIB, Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..models import operations
 from ..pack import brief, graph_files, open_engine, settle
+from ..stages import LTX_VIDEO_VAE
 from .common import BUILD_LIMIT_S, partial
 from .residency import empty_caches
 from .vae import time_vaes
@@ -58,31 +59,8 @@ def _ltx23(dim: int) -> Any:
 
 
 def _ltx23_config(dim: int) -> dict[str, Any]:
-    """What the files of LTX-2.3 say of their VAE; 128 channels wide."""
-    up = [("compress_space", 2), ("compress_time", 2), ("compress_all", 1), ("compress_all", 2)]
-    down = [("compress_space", 2), ("compress_time", 2), ("compress_all", 2), ("compress_all", 1)]
-
-    def blocks(between: list[tuple[str, int]], suffix: str = "") -> list[Any]:
-        made: list[Any] = [["res_x", {"num_layers": 4}]]
-        for (name, multiplier), layers in zip(between, (6, 4, 2, 2), strict=True):
-            made += [[name + suffix, {"multiplier": multiplier}], ["res_x", {"num_layers": layers}]]
-        return made
-
-    return {
-        "_class_name": "CausalVideoAutoencoder",
-        "dims": 3,
-        "latent_channels": 128,
-        "encoder_base_channels": dim,
-        "decoder_base_channels": dim,
-        "encoder_blocks": blocks(down, "_res"),
-        "decoder_blocks": blocks(up),
-        "norm_layer": "pixel_norm",
-        "patch_size": 4,
-        "latent_log_var": "uniform",
-        "causal_decoder": False,
-        "timestep_conditioning": False,
-        "spatial_padding_mode": "zeros",
-    }
+    """What the files of LTX-2.3 say of their VAE, 128 channels wide, for one so wide."""
+    return {**LTX_VIDEO_VAE, "encoder_base_channels": dim, "decoder_base_channels": dim}
 
 
 def _h3(_dim: int) -> Any:
@@ -93,7 +71,7 @@ def _h3(_dim: int) -> Any:
 
 
 @contextlib.contextmanager
-def _h3_narrowed(dim: int) -> Iterator[None]:
+def h3_narrowed(dim: int) -> Iterator[None]:
     """The host knows one size of it: an encoder 128 channels wide, a decoder of 36 blocks."""
     from comfy.ldm.minimax import vae as host
 
@@ -125,7 +103,7 @@ KINDS = {
         (".conv2.conv.weight",),
         ((128, 9, 4), (256, 9, 8), (512, 9, 8)),
     ),
-    "h3": Kind(_h3, None, (64, 64, 22), (), (), _h3_narrowed, "float16"),
+    "h3": Kind(_h3, None, (64, 64, 22), (), (), h3_narrowed, "float16"),
 }
 
 
