@@ -20,12 +20,16 @@ from ..backends.errors import shown
 from ..backends.sessions.inventory import What
 from ..backends.sessions.lines import RefusedError, plain
 from ..backends.sessions.settings import SETTINGS, Settings
-from . import metrics
+from . import metrics, placing
+from .classes import Classes
+from .placing import MODEL, VAE
+from .plain import plain_prompt
 
 logger = logging.getLogger(__name__)
 
-#: Of a request's body, in bytes.
+#: Of a request's body, in bytes; and of one that holds a prompt.
 MAX_BODY = 64 * 1024
+MAX_PROMPT = 8 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -38,12 +42,18 @@ class _StatusError(RefusedError):
         self.status = status
 
 
-def register(table: Any, *, engine: Callable[[], Engine], settings: Callable[[], Settings]) -> None:
+def register(
+    table: Any,
+    *,
+    engine: Callable[[], Engine],
+    settings: Callable[[], Settings],
+    classes: Callable[[], Classes],
+) -> None:
     """Add the routes to the host's table.
 
     Args:
         table: an `aiohttp.web.RouteTableDef`.
-        engine, settings: give those of this server.
+        engine, settings, classes: give those of this server.
     """
 
     async def get_report(_request: web.Request) -> web.Response:
@@ -106,6 +116,20 @@ def register(table: Any, *, engine: Callable[[], Engine], settings: Callable[[],
         held, done = engine().overview.free_captured()
         return {"bytes": held, "done": done}
 
+    def find_places(wish: Any) -> Any:
+        """POST /warmgraph/places: {"prompt", "vae": whether of VAEs, too, "workflow": if known};
+        answer which inputs want a Compile node before them, and which nodes get none and why.
+        """
+        prompt = _table(wish, "prompt")
+        kinds = (MODEL, VAE) if wish.get("vae") else (MODEL,)
+        found = placing.find_places(prompt, classes(), kinds)
+        return found.plain()
+
+    def make_plain(wish: Any) -> Any:
+        """POST /warmgraph/plain: {"prompt"}; answer the same with our nodes out of the way."""
+        prompt, changed = plain_prompt(_table(wish, "prompt"))
+        return {"prompt": prompt, "changed": changed}
+
     table.get("/warmgraph/report")(get_report)
     table.get("/warmgraph/settings")(get_settings)
     table.get("/warmgraph/metrics")(get_metrics)
@@ -113,14 +137,16 @@ def register(table: Any, *, engine: Callable[[], Engine], settings: Callable[[],
     table.post("/warmgraph/builds")(_answering(direct_builds))
     table.post("/warmgraph/store")(_answering(clear_store))
     table.post("/warmgraph/captured")(_answering(free_captured))
+    table.post("/warmgraph/places")(_answering(find_places, limit=MAX_PROMPT))
+    table.post("/warmgraph/plain")(_answering(make_plain, limit=MAX_PROMPT))
 
 
-def _answering(serve: Callable[[Any], Any]) -> Handler:
+def _answering(serve: Callable[[Any], Any], *, limit: int = MAX_BODY) -> Handler:
     """Make a handler that reads JSON, has it served in a thread, and answers JSON."""
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            wish = await _read_json(request)
+            wish = await _read_json(request, limit)
             return web.json_response(await asyncio.to_thread(serve, wish))
         except RefusedError as error:
             status = error.status if isinstance(error, _StatusError) else 400
@@ -130,7 +156,7 @@ def _answering(serve: Callable[[Any], Any]) -> Handler:
     return handle
 
 
-async def _read_json(request: web.Request) -> Any:
+async def _read_json(request: web.Request, limit: int) -> Any:
     """Return a request's JSON.
 
     Raises:
@@ -138,7 +164,7 @@ async def _read_json(request: web.Request) -> Any:
     """
     if request.content_type != "application/json":
         raise _StatusError(415, "refused_type", got=request.content_type)
-    body = await _read_body(request)
+    body = await _read_body(request, limit)
     try:
         return json.loads(body)
     except ValueError as error:
@@ -147,21 +173,33 @@ async def _read_json(request: web.Request) -> Any:
         raise RefusedError("refused_nested") from error
 
 
-async def _read_body(request: web.Request) -> bytes:
+async def _read_body(request: web.Request, limit: int) -> bytes:
     """Return a request's body; one that is too large is not read any further.
 
     Raises:
         RefusedError: it is too large.
     """
     body = bytearray()
-    if (request.content_length or 0) <= MAX_BODY:
+    if (request.content_length or 0) <= limit:
         async for chunk in request.content.iter_any():
             body += chunk
-            if len(body) > MAX_BODY:
+            if len(body) > limit:
                 break
         else:
             return bytes(body)
-    raise RefusedError("refused_size", limit=MAX_BODY >> 10)
+    raise RefusedError("refused_size", limit=limit >> 10)
+
+
+def _table(wish: Any, name: str) -> dict[str, Any]:
+    """Return a field of a request that is a JSON object.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    value = wish.get(name) if isinstance(wish, dict) else None
+    if not isinstance(value, dict):
+        raise RefusedError("refused_table", name=name, got=type(value).__name__)
+    return value
 
 
 def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:

@@ -26,6 +26,7 @@ from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
 from . import routes
+from .classes import host_classes
 from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def register() -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:  # the nodes are imported without a server
         return
-    routes.register(instance.routes, engine=get_engine, settings=get_settings)
+    routes.register(instance.routes, engine=get_engine, settings=get_settings, classes=host_classes)
     instance.add_on_prompt_handler(_prompt_posted)
     threading.Thread(target=_look_ahead, name="warmgraph-preflight", daemon=True).start()
     get_debugging()  # what is not understood is said when the server starts

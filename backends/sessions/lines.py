@@ -122,6 +122,12 @@ ENGLISH = {
     "refused_size": "body must be JSON of at most {limit} KiB, got a larger one",
     "refused_json": "body must be JSON: {error}",
     "refused_nested": "body must be JSON, got one that is nested too deeply",
+    "refused_table": "{name} must be a JSON object, got {got}",
+    # Why a model gets no Compile node of its own from the setting or the command.
+    "left_ours": "node {id} of Warmgraph is there already",
+    "left_bypassed": "{node} is bypassed there",
+    "left_others": "{node} ({id}) compiles it",
+    "left_large": "the workflow is too large to look through",
 }
 
 

@@ -27,6 +27,8 @@ REFUSED = [
     ("builds", b"\xff", "application/json", "refused_json"),
     ("builds", b"[" * 60_000, "application/json", "refused_nested"),
     ("builds", b" " * 70_000, "application/json", "refused_size"),
+    ("places", b'{"prompt": []}', "application/json", "refused_table"),
+    ("plain", b"3", "application/json", "refused_table"),
     ("settings", b"[]", "application/json", "refused_settings"),
     ("settings", b'{"worker": 3}', "application/json", "refused_choice"),
     ("settings", b'{"workers": 65}', "application/json", "refused_whole"),
@@ -39,12 +41,15 @@ REFUSED = [
 def _post(pack: ModuleType, folder: Path, path: str, body: bytes, kind: str) -> tuple[int, Any]:
     """Ask a server whose settings are kept in a folder."""
     settings = sys.modules[f"{pack.__name__}.backends.sessions.settings"].Settings(folder)
+    host_classes = sys.modules[f"{pack.__name__}.nodes.classes"].host_classes
     routes = sys.modules[f"{pack.__name__}.nodes.routes"]
     engine = SimpleNamespace(overview=None)
 
     async def ask() -> tuple[int, Any]:
         table = web.RouteTableDef()
-        routes.register(table, engine=lambda: engine, settings=lambda: settings)
+        routes.register(
+            table, engine=lambda: engine, settings=lambda: settings, classes=host_classes
+        )
         app = web.Application()
         app.add_routes(table)
         async with TestClient(TestServer(app)) as client:
@@ -88,3 +93,20 @@ def test_what_is_wrong_is_named(pack: ModuleType, folder: Path) -> None:
         "maximum": "90",
         "got": "91",
     }
+
+
+def test_prompts_may_be_larger_than_other_requests(pack: ModuleType, folder: Path) -> None:
+    text = {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat" * 100_000}}
+    prompt = {
+        "1": {"class_type": "UNETLoader", "inputs": {}},
+        "2": {"class_type": "KSampler", "inputs": {"model": ["1", 0]}},
+        "3": text,
+    }
+    body = json.dumps({"prompt": prompt, "vae": True}).encode()
+    status, answer = _post(pack, folder, "places", body, "application/json")
+    assert status == 200 and [place["node"] for place in answer["places"]] == ["2"]
+    status, answer = _post(pack, folder, "plain", body, "application/json")
+    assert (status, answer) == (200, {"prompt": prompt, "changed": 0})
+    body = b" " * (9 << 20)
+    status, answer = _post(pack, folder, "plain", body, "application/json")
+    assert status == 400 and answer["line"]["values"] == {"limit": "8192"}
