@@ -43,7 +43,7 @@ from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
-from .runtime.session import Options, Session
+from .runtime.session import AttachedBy, Options, Session
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up
@@ -63,7 +63,7 @@ from .storing.store import Store
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
+__all__ = ["AttachedBy", "Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
 
 _STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
 
@@ -91,11 +91,14 @@ class Hooks:
         current_workflow: the saved workflow of the prompt that runs now, if any.
         on_change: called from any thread when a report changed.
         check_cancelled: raises the host's interrupt when the user pressed Cancel.
+        attached_by: what a node of the prompt that runs now stands for, by its id; None is the
+            node that runs now, and the answer where nothing tells.
     """
 
     current_workflow: Callable[[], WorkflowRef | None]
     on_change: Callable[[], None]
     check_cancelled: Callable[[], None]
+    attached_by: Callable[[str | None], AttachedBy | None] = lambda _node: None
 
 
 class Engine:
@@ -108,7 +111,7 @@ class Engine:
         self._settings = settings
         off = present.look()
         if Feature.WORKFLOWS in off:
-            hooks = replace(hooks, current_workflow=lambda: None)
+            hooks = replace(hooks, current_workflow=lambda: None, attached_by=lambda _node: None)
         self._hooks = hooks
         self._objects = Objects(off)
         self._numbers = itertools.count(1)
@@ -380,6 +383,8 @@ class Engine:
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
+        ask = self._hooks.attached_by
+        session.scope.faults.spare(TELLING, "noting its nodes", session.take_nodes, ask)
         self._sessions.add(session.id, session)
         return session
 
@@ -422,6 +427,8 @@ class Engine:
         """
         session.counts.begin_run()
         faults = session.scope.faults
+        ask = self._hooks.attached_by
+        faults.spare(TELLING, "noting its nodes", session.look_at_nodes, ask)
         if faults.of(STEP) is None:
             faults.spare(STEP, "looking at the model", self._look, session, target)
 

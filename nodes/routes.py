@@ -20,9 +20,11 @@ from ..backends.errors import shown
 from ..backends.sessions.inventory import What
 from ..backends.sessions.lines import RefusedError, plain
 from ..backends.sessions.settings import SETTINGS, Settings
-from . import metrics, placing
-from .classes import Classes
-from .placing import MODEL, VAE
+from . import metrics
+from .bypassed import Workflow
+from .classes import host_classes
+from .everywhere import Everywhere
+from .placing import MODEL, VAE, find_places
 from .plain import plain_prompt
 
 logger = logging.getLogger(__name__)
@@ -47,13 +49,13 @@ def register(
     *,
     engine: Callable[[], Engine],
     settings: Callable[[], Settings],
-    classes: Callable[[], Classes],
+    everywhere: Callable[[], Everywhere],
 ) -> None:
     """Add the routes to the host's table.
 
     Args:
         table: an `aiohttp.web.RouteTableDef`.
-        engine, settings, classes: give those of this server.
+        engine, settings, everywhere: give those of this server.
     """
 
     async def get_report(_request: web.Request) -> web.Response:
@@ -61,7 +63,7 @@ def register(
 
         def answer() -> dict[str, Any]:
             overview = engine().overview
-            return {**overview.snapshot(), **overview.details()}
+            return {**overview.snapshot(), **overview.details(), **everywhere().plain()}
 
         return web.json_response(await asyncio.to_thread(answer))
 
@@ -116,14 +118,14 @@ def register(
         held, done = engine().overview.free_captured()
         return {"bytes": held, "done": done}
 
-    def find_places(wish: Any) -> Any:
+    def answer_places(wish: Any) -> Any:
         """POST /warmgraph/places: {"prompt", "vae": whether of VAEs, too, "workflow": if known};
         answer which inputs want a Compile node before them, and which nodes get none and why.
         """
         prompt = _table(wish, "prompt")
         kinds = (MODEL, VAE) if wish.get("vae") else (MODEL,)
-        found = placing.find_places(prompt, classes(), kinds)
-        return found.plain()
+        workflow = Workflow(wish.get("workflow"))
+        return find_places(prompt, host_classes(), kinds, workflow.is_bypassed).plain()
 
     def make_plain(wish: Any) -> Any:
         """POST /warmgraph/plain: {"prompt"}; answer the same with our nodes out of the way."""
@@ -137,7 +139,7 @@ def register(
     table.post("/warmgraph/builds")(_answering(direct_builds))
     table.post("/warmgraph/store")(_answering(clear_store))
     table.post("/warmgraph/captured")(_answering(free_captured))
-    table.post("/warmgraph/places")(_answering(find_places, limit=MAX_PROMPT))
+    table.post("/warmgraph/places")(_answering(answer_places, limit=MAX_PROMPT))
     table.post("/warmgraph/plain")(_answering(make_plain, limit=MAX_PROMPT))
 
 

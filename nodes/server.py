@@ -27,7 +27,14 @@ from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
 from . import routes
 from .classes import host_classes
-from .workflow import current_workflow, take_workflow_entry, workflow_of, workflows_root
+from .everywhere import Everywhere
+from .workflow import (
+    attached_by,
+    current_workflow,
+    take_workflow_entry,
+    workflow_of,
+    workflows_root,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +89,11 @@ def register() -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:  # the nodes are imported without a server
         return
-    routes.register(instance.routes, engine=get_engine, settings=get_settings, classes=host_classes)
-    instance.add_on_prompt_handler(_prompt_posted)
+    routes.register(
+        instance.routes, engine=get_engine, settings=get_settings, everywhere=get_everywhere
+    )
+    if callable(add := getattr(instance, "add_on_prompt_handler", None)):  # else features are off
+        add(_prompt_posted)
     threading.Thread(target=_look_ahead, name="warmgraph-preflight", daemon=True).start()
     get_debugging()  # what is not understood is said when the server starts
 
@@ -121,7 +131,6 @@ def get_engine() -> Engine:
 
 @cache
 def _make_engine() -> Engine:
-    event = ReportEvent(_send_report)
     engine = Engine(
         paths=Paths(
             store=Path(folder_paths.get_folder_paths(STORE_FOLDER)[0]),
@@ -132,12 +141,26 @@ def _make_engine() -> Engine:
         debugging=get_debugging(),
         hooks=Hooks(
             current_workflow=current_workflow,
-            on_change=event.changed,
+            on_change=_report_event().changed,
             check_cancelled=check_cancelled,
+            attached_by=attached_by,
         ),
     )
     atexit.register(engine.close)
     return engine
+
+
+@cache
+def get_everywhere() -> Everywhere:
+    """Return what puts a setting's nodes into this server's prompts."""
+    return Everywhere(
+        settings=get_settings, classes=host_classes, on_change=_report_event().changed
+    )
+
+
+@cache
+def _report_event() -> ReportEvent:
+    return ReportEvent(_send_report)
 
 
 def graph_folders() -> list[str]:
@@ -150,7 +173,7 @@ def graph_folders() -> list[str]:
 
 def report_payload() -> dict[str, Any]:
     """Return all that the pages show."""
-    return get_engine().overview.snapshot()
+    return {**get_engine().overview.snapshot(), **get_everywhere().plain()}
 
 
 def send_node_line(line: Line, node_id: str | None) -> None:
@@ -163,8 +186,10 @@ def send_node_line(line: Line, node_id: str | None) -> None:
 
 
 def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
-    """Handle every posted prompt, on the server's loop: take our entry out, tell the engine."""
-    json_data = take_workflow_entry(json_data)
+    """Handle every posted prompt, on the server's loop: take our entry out, put the nodes of a
+    setting in, tell the engine.
+    """
+    json_data = get_everywhere().take(take_workflow_entry(json_data))
     workflow = workflow_of(json_data.get("extra_data"))
     if workflow is not None and _make_engine.cache_info().currsize:
         get_engine().prompt_posted(workflow)

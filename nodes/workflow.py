@@ -13,13 +13,17 @@ from typing import Any
 
 import folder_paths
 from comfy.cli_args import args
+from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ..backends.engine import WorkflowRef
+from ..backends.engine import AttachedBy, WorkflowRef
 from ..backends.errors import MAX_TEXT
 from ..backends.host_api.server import known_users, running_extra_data
 
 ENTRY = "warmgraph"
+#: In the entry of `extra_data`: a program's wish, and what the server put into the prompt.
+PLAIN = "plain"
+PLACED = "placed"
 SINGLE_USER = "default"
 #: Halves of a character, which JSON may name and no file system takes.
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -31,14 +35,21 @@ def take_workflow_entry(json_data: dict[str, Any]) -> dict[str, Any]:
     A program that posts prompts may put the entry into `extra_data` itself.
     """
     extra_data = json_data.get("extra_data")
-    workflow = _workflow(extra_data)
-    extra = workflow.get("extra")
+    extra = posted_workflow(extra_data).get("extra")
     if isinstance(extra, dict) and ENTRY in extra:
         entry = extra.pop(ENTRY)
         if _is_entry(entry):
             named = {n: entry[n] for n in ("path", "user") if _is_text(entry.get(n))}
-            extra_data[ENTRY] = named  # type: ignore[index]
+            extra_data[ENTRY] = {**_entry(extra_data), **named}  # type: ignore[index]
+    _entry(extra_data).pop(PLACED, None)  # that is for the server alone to say
     return json_data
+
+
+def posted_workflow(extra_data: object) -> dict[str, Any]:
+    """Return the workflow that came with a prompt, {} if none or not of the expected shape."""
+    for name in ("extra_pnginfo", "workflow"):
+        extra_data = extra_data.get(name) if isinstance(extra_data, dict) else None
+    return extra_data if isinstance(extra_data, dict) else {}
 
 
 def current_workflow() -> WorkflowRef | None:
@@ -58,8 +69,42 @@ def workflow_of(extra_data: Any) -> WorkflowRef | None:
     user = entry.get("user") if args.multi_user else SINGLE_USER
     if not _is_text(user):
         return None
-    identity = _workflow(extra_data).get("id")
+    identity = posted_workflow(extra_data).get("id")
     return WorkflowRef(path=entry["path"], user=user, id=identity if _is_text(identity) else None)
+
+
+def attached_by(node: str | None) -> AttachedBy | None:
+    """Return what a node of the prompt that runs now stands for, by its id; None is the node that
+    runs now. None if no node runs.
+    """
+    if node is None:
+        context = get_executing_context()
+        node = None if context is None else context.node_id
+    if node is None:
+        return None
+    extra_data = _running_extra_data()
+    identity = posted_workflow(extra_data).get("id")
+    workflow = identity if _is_text(identity) else None
+    before = placed_before(extra_data, node)
+    return AttachedBy(node, workflow, before or (node,), by_setting=before is not None)
+
+
+def note_placed(extra_data: dict[str, Any], placed: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a prompt's `extra_data` with a note of which of its nodes the server put there, and
+    before which.
+    """
+    return {**extra_data, ENTRY: {**_entry(extra_data), PLACED: placed}} if placed else extra_data
+
+
+def placed_before(extra_data: object, node: str) -> tuple[str, ...] | None:
+    """Return what the server put a node of a prompt before, None for any other node."""
+    placed = _entry(extra_data).get(PLACED)
+    return tuple(placed[node]) if isinstance(placed, dict) and node in placed else None
+
+
+def is_plain(extra_data: object) -> bool:
+    """Whether a prompt is to run as it is: it is made to compare with."""
+    return _entry(extra_data).get(PLAIN) is True
 
 
 def workflows_root(user: str | None) -> Path | None:
@@ -73,6 +118,12 @@ def workflows_root(user: str | None) -> Path | None:
         return None
     directory = folder_paths.get_public_user_directory(user)
     return None if directory is None else Path(directory, "workflows")
+
+
+def _entry(extra_data: object) -> dict[str, Any]:
+    """Return our entry of a prompt's `extra_data`, {} if none or not of the expected shape."""
+    entry = extra_data.get(ENTRY) if isinstance(extra_data, dict) else None
+    return entry if isinstance(entry, dict) else {}
 
 
 def _is_entry(entry: Any) -> bool:
@@ -96,10 +147,3 @@ def _running_extra_data() -> dict[str, Any]:
     if instance is None:
         return {}
     return running_extra_data(instance)
-
-
-def _workflow(extra_data: object) -> dict[str, Any]:
-    """Return the workflow that came with a prompt, {} if none or not of the expected shape."""
-    for name in ("extra_pnginfo", "workflow"):
-        extra_data = extra_data.get(name) if isinstance(extra_data, dict) else None
-    return extra_data if isinstance(extra_data, dict) else {}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -38,6 +38,22 @@ class Options:
     graphs: str
     folder_only: bool = False
     form: CallForm = CallForm.AUTO
+
+
+class AttachedBy(NamedTuple):
+    """What of a prompt a session is of.
+
+    Attributes:
+        id: of the node that attached it.
+        workflow: the prompt's, None where it has none.
+        nodes: that a user knows of: this one, or those that the server put it before.
+        by_setting: whether the server put it there.
+    """
+
+    id: str
+    workflow: str | None
+    nodes: tuple[str, ...]
+    by_setting: bool = False
 
 
 class Session:
@@ -79,6 +95,8 @@ class Session:
         self.counts = Steps()
         #: Whose run goes on, as its owner tells runs apart; None between runs.
         self.running: Any = None
+        #: What attached it, in the last prompt that did or ran it; None where nothing tells.
+        self.attached_by: AttachedBy | None = None
         #: Sessions whose models are evaluated within this one's run, and have none of their own.
         self.guests: list[Session] = []
 
@@ -86,6 +104,15 @@ class Session:
     def scope(self) -> Scope:
         """What the root module runs through."""
         return self._scope
+
+    def take_nodes(self, ask: Callable[[str | None], AttachedBy | None]) -> None:
+        """A node attaches it now; `ask` tells which: see `Hooks.attached_by`."""
+        self.attached_by = ask(None)
+
+    def look_at_nodes(self, ask: Callable[[str | None], AttachedBy | None]) -> None:
+        """It runs: in another prompt, perhaps, which the host's cache has served it to."""
+        if self.attached_by is not None:
+            self.attached_by = ask(self.attached_by.id) or self.attached_by
 
     def run_through(self, scope: Scope) -> None:
         """Run through another scope: the host made the root module anew."""

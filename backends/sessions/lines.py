@@ -127,6 +127,7 @@ ENGLISH = {
     "left_ours": "node {id} of Warmgraph is there already",
     "left_bypassed": "{node} is bypassed there",
     "left_others": "{node} ({id}) compiles it",
+    "left_failed": "the setting failed: {error}",
     "left_large": "the workflow is too large to look through",
 }
 

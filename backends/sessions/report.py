@@ -15,7 +15,7 @@ from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
-from ..runtime.session import Session
+from ..runtime.session import AttachedBy, Session
 from .lines import Line, in_english, plain
 from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
 
@@ -41,6 +41,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     report = {
         "id": session.id,
         "model": session.name,
+        **_attached_by(session.attached_by),
         "backend": session.backend.name,
         "when_missing": session.options.when_missing.value,
         "graphs": session.options.graphs,
@@ -136,6 +137,14 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
     }
 
 
+def _attached_by(attached: AttachedBy | None) -> dict[str, Any]:
+    """Which nodes of which workflow a session is of, and whether a setting put ours there."""
+    if attached is None:
+        return _OF_NO_NODE
+    nodes = [{"workflow": attached.workflow, "node": node} for node in attached.nodes]
+    return {"nodes": nodes, "by": "setting" if attached.by_setting else "node"}
+
+
 def _speed(speed: Speed | None) -> dict[str, Any] | None:
     if speed is None:
         return None
@@ -229,10 +238,12 @@ _NOTHING_CAPTURED: dict[str, Any] = {
     "not_replayed": {},
 }
 _NOTHING_BUILT = BuildProgress(0, 0, [], None, 0, False)._asdict()
+_OF_NO_NODE: dict[str, Any] = {"nodes": [], "by": "node"}
 _EMPTY: dict[str, Any] = {
     "building": _NOTHING_BUILT,
     "id": "",
     "model": "",
+    **_OF_NO_NODE,
     "backend": "eager",
     "when_missing": "",
     "graphs": "",

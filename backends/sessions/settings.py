@@ -178,6 +178,25 @@ SETTINGS = {
             default=False,
             control="toggle",
         ),
+        Setting(
+            name="compile_all",
+            place="Speed.CompileAll",
+            title="Compile every model that reaches a sampler",
+            help="On: each model is compiled as by a Compile Model before its sampler, in all "
+            "workflows, apps and prompts by API; none of them is changed. A bypassed Compile Model "
+            "means: not this one. Models that another pack compiles are left to it.",
+            default=False,
+            control="toggle",
+        ),
+        Setting(
+            name="compile_all_vaes",
+            place="Speed.CompileAllVaes",
+            title="And their VAEs",
+            help="On: where every model is compiled, each VAE that decodes or encodes images is, "
+            "too, as by a Compile VAE.",
+            default=False,
+            control="toggle",
+        ),
     )
 }
 
@@ -252,6 +271,16 @@ class Settings:
     def offers_metrics(self) -> bool:
         """Whether the server answers with figures for a monitoring system."""
         return bool(self._value("metrics"))
+
+    @property
+    def compiles_all(self) -> bool:
+        """Whether every model that reaches a sampler is compiled, without a node."""
+        return bool(self._value("compile_all"))
+
+    @property
+    def compiles_all_vaes(self) -> bool:
+        """Whether the VAEs of those prompts are, too."""
+        return bool(self._value("compile_all_vaes"))
 
     @property
     def keeps_captured(self) -> bool:

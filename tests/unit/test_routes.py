@@ -41,14 +41,13 @@ REFUSED = [
 def _post(pack: ModuleType, folder: Path, path: str, body: bytes, kind: str) -> tuple[int, Any]:
     """Ask a server whose settings are kept in a folder."""
     settings = sys.modules[f"{pack.__name__}.backends.sessions.settings"].Settings(folder)
-    host_classes = sys.modules[f"{pack.__name__}.nodes.classes"].host_classes
     routes = sys.modules[f"{pack.__name__}.nodes.routes"]
-    engine = SimpleNamespace(overview=None)
+    engine, everywhere = SimpleNamespace(overview=None), SimpleNamespace()
 
     async def ask() -> tuple[int, Any]:
         table = web.RouteTableDef()
         routes.register(
-            table, engine=lambda: engine, settings=lambda: settings, classes=host_classes
+            table, engine=lambda: engine, settings=lambda: settings, everywhere=lambda: everywhere
         )
         app = web.Application()
         app.add_routes(table)
