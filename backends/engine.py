@@ -91,8 +91,7 @@ class Hooks:
         current_workflow: the saved workflow of the prompt that runs now, if any.
         on_change: called from any thread when a report changed.
         check_cancelled: raises the host's interrupt when the user pressed Cancel.
-        attached_by: what a node of the prompt that runs now stands for, by its id; None is the
-            node that runs now, and the answer where nothing tells.
+        attached_by: what a node of this prompt stands for, by its id; None is the one that runs.
     """
 
     current_workflow: Callable[[], WorkflowRef | None]
@@ -177,6 +176,7 @@ class Engine:
             history=self._history,
             settings=settings,
             events=self._events,
+            off=off,
         )
 
     # --- the nodes' calls -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Feature(str, Enum):
     VAES = "VAEs"
     WARM_UP = "Warm Up"
     WORKFLOWS = "graphs beside workflows"
+    EVERYWHERE = "compiling every model without a node"
 
 
 class Need(NamedTuple):
@@ -51,6 +52,7 @@ _CONTROL = (Feature.CONTROLNETS,)
 _VAE = (Feature.VAES,)
 _WARM = (Feature.WARM_UP,)
 _FILES = (Feature.WORKFLOWS,)
+_POSTED = (Feature.WORKFLOWS, Feature.EVERYWHERE)
 
 _PATCHER = "comfy.model_patcher:ModelPatcher"
 _EXTENSION = "comfy.patcher_extension"
@@ -71,6 +73,8 @@ NEEDS = (
     Need(f"{_MANAGEMENT}:throw_exception_if_processing_interrupted", _ALL, ""),
     # server.py
     Need("execution:PromptQueue.get_current_queue_volatile", _FILES, "self"),
+    # For all, and what our part of the server hears of prompts by.
+    Need("server:PromptServer.add_on_prompt_handler", _POSTED, "self, handler"),
     # layers.py
     Need("comfy.ops:CastWeightBiasOp.comfy_cast_weights", _ALL),
     Need("comfy.ops:CastWeightBiasOp.weight_function", _ALL),

@@ -111,6 +111,8 @@ ENGLISH = {
     "mend_untrusted": "Graphs from another machine are not used",
     "mend_untrusted_why": "The graphs in {folder} were not made here. A graph is code: trust them "
     "only if you know where they come from.",
+    "mend_everywhere": "Models are not compiled without a node",
+    "mend_everywhere_why": "{reason}. Put Compile Model before the sampler.",
     # Why the server does not do what a page asked for.
     "refused_choice": "{name} must be one of {choices}, got {got}",
     "refused_whole": "{name} must be a whole number from {minimum} to {maximum}, got {got}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ..cuda_graphs.memory import CapturedMemory
 from ..deepcache.cache import DeepCache
 from ..events import Event, Events
 from ..host_api.memory import empty_cache
+from ..host_api.needs import Feature
 from ..runtime.graphs import Graphs
 from ..runtime.live import Live
 from ..runtime.session import Session
@@ -40,6 +42,7 @@ class Overview:
         history: History,
         settings: Settings,
         events: Events,
+        off: Mapping[Feature, str],
     ) -> None:
         """Args: what the engine owns."""
         self._sessions = sessions
@@ -52,6 +55,7 @@ class Overview:
         self._history = history
         self._settings = settings
         self._events = events
+        self._off = off
         self._inventory = Inventory(store, graphs.ready_keys)
 
     def snapshot(self) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class Overview:
                 warning.plain()
                 for warning in (
                     *warnings.of_machine(),
+                    *warnings.of_settings(self._settings, self._off),
                     *warnings.of_graphs(
                         self._graphs, self._builder.verdict, self._store.trust_command
                     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,11 @@ import torch
 from ..compilers.preflight import install_command, needs
 from ..contract import Requirement
 from ..errors import BuildError, console_command
+from ..host_api.needs import Feature
+from ..host_api.present import why_off
 from ..runtime.graphs import Graphs
 from .lines import Line, line, plain
+from .settings import Settings
 
 #: What may be missing, and the sentences that tell of it.
 _MISSING = {
@@ -64,6 +67,14 @@ def of_machine() -> tuple[Warning, ...]:
     """Look at what compiling needs here; once a process, for it costs milliseconds."""
     device = "cuda" if torch.cuda.is_available() and torch.version.cuda is not None else "cpu"
     return tuple(_missing(requirement) for requirement in needs(device) if not requirement.met)
+
+
+def of_settings(settings: Settings, off: Mapping[Feature, str]) -> Iterator[Warning]:
+    """Yield what a user has switched on and this host does not let us do; `off`: see `missing`."""
+    why = why_off(off, Feature.EVERYWHERE)
+    if settings.compiles_all and why is not None:
+        lines = (line("mend_everywhere"), line("mend_everywhere_why", reason=why))
+        yield Warning("everywhere", lines)
 
 
 def of_graphs(

@@ -184,6 +184,16 @@ def _workflows(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert why in lab.engine.report(compiled)["notes"]
 
 
+def _everywhere(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    def warned() -> list[str]:
+        return [each["text"] for each in lab.engine.overview.snapshot()["warnings"]]
+
+    assert not any(why in text for text in warned()), "nobody has asked for it"
+    lab.settings.update({"compile_all": True})
+    assert f"{why}. Put Compile Model before the sampler." in warned()
+    lab.settings.update({"compile_all": False})
+
+
 def _captured(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     """What hangs on a GPU is decided when a session starts."""
     starter, attached = lab.engine._starter, _on_gpu(subject.model)
@@ -213,6 +223,7 @@ CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
     Feature.VAES: _vaes,
     Feature.WARM_UP: _warm_up,
     Feature.WORKFLOWS: _workflows,
+    Feature.EVERYWHERE: _everywhere,
 }
 
 
