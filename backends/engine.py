@@ -91,13 +91,13 @@ class Hooks:
         current_workflow: the saved workflow of the prompt that runs now, if any.
         on_change: called from any thread when a report changed.
         check_cancelled: raises the host's interrupt when the user pressed Cancel.
-        attached_by: what a node of this prompt stands for, by its id; None is the one that runs.
+        attached_by: what of this prompt a session is of, and was of; None is the node that runs.
     """
 
     current_workflow: Callable[[], WorkflowRef | None]
     on_change: Callable[[], None]
     check_cancelled: Callable[[], None]
-    attached_by: Callable[[str | None], AttachedBy | None] = lambda _node: None
+    attached_by: Callable[[AttachedBy | None], AttachedBy | None] = lambda _before: None
 
 
 class Engine:
@@ -110,7 +110,7 @@ class Engine:
         self._settings = settings
         off = present.look()
         if Feature.WORKFLOWS in off:
-            hooks = replace(hooks, current_workflow=lambda: None, attached_by=lambda _node: None)
+            hooks = replace(hooks, current_workflow=lambda: None, attached_by=lambda _: None)
         self._hooks = hooks
         self._objects = Objects(off)
         self._numbers = itertools.count(1)

@@ -73,7 +73,7 @@ class Workflow:
         self._steps = MAX_STEPS
 
     def is_bypassed(self, node: str, input_name: str, kind: Kind) -> bool:
-        """Whether a bypassed or muted Compile node of this kind lies on the way to an input."""
+        """Whether a bypassed or muted node that compiles this kind lies on the way to an input."""
         *path, name = re.split("[:/]", node)
         graph = self._graph(tuple(path))
         while graph is None and path:  # within a node that is none of subgraphs
@@ -98,7 +98,7 @@ class Workflow:
             if self._steps < 0:
                 return False
             found = self._node(spot)
-            if found.get("type") == kind.node and self._is_out(spot):
+            if found.get("type") in (kind.node, kind.loader) and self._is_out(spot):
                 return True
             waiting.extend(self._through(spot, found, kind))
         return False

@@ -41,16 +41,17 @@ class Everywhere:
     def take(self, json_data: dict[str, Any]) -> dict[str, Any]:
         """Return a posted prompt with Compile nodes where the settings want them.
 
-        A mistake of ours leaves it as it is, and the log has the reason.
+        In one to compare with they compile nothing and time the steps of models. A mistake of ours
+        leaves a prompt as it is, and the log has the reason.
         """
         settings = self._settings()
-        if not settings.compiles_all or is_plain(json_data.get("extra_data")):
+        if not settings.compiles_all:
             return json_data
         try:
             return self._put_nodes(json_data, vaes=settings.compiles_all_vaes)
         except Exception as error:  # nothing may fail a prompt that the host would have run
             logger.exception("A prompt gets no Compile nodes by the setting: %s", error)
-            self._say([{"line": line("left_failed", error=error)._asdict()}])
+            self._say([{"line": line("left_alone_failed", error=error)._asdict()}])
             return json_data
 
     def plain(self) -> dict[str, Any]:
@@ -63,10 +64,12 @@ class Everywhere:
         if not isinstance(prompt, dict) or not isinstance(extra_data, dict):
             return json_data  # for the host to refuse
         workflow = Workflow(posted_workflow(extra_data))
-        kinds = (MODEL, VAE) if vaes else (MODEL,)
+        plain = is_plain(extra_data)
+        kinds = (MODEL, VAE) if vaes and not plain else (MODEL,)
         found = find_places(prompt, self._classes(), kinds, workflow.is_bypassed)
-        placed, before = place_nodes(prompt, found.places)
-        left = [left.plain() for left in found.left if left.line.key != "left_ours"]
+        widgets = {"backend": "eager"} if plain else {}
+        placed, before = place_nodes(prompt, found.places, **widgets)
+        left = [left.plain() for left in found.left if left.line.key != "left_alone_ours"]
         self._say(left)
         return {**json_data, "prompt": placed, "extra_data": note_placed(extra_data, before)}
 

@@ -132,11 +132,16 @@ def find_places(
     return found
 
 
-def place_nodes(prompt: Prompt, places: Sequence[Place]) -> tuple[Prompt, dict[str, list[str]]]:
-    """Return a prompt with Compile nodes of default widgets at these places, one for each output
-    that they compile, and what each of them stands before; the prompt given is not changed.
+def place_nodes(
+    prompt: Prompt, places: Sequence[Place], **widgets: str
+) -> tuple[Prompt, dict[str, list[str]]]:
+    """Return a prompt with Compile nodes at these places, one for each output that they compile,
+    and what each of them stands before; the prompt given is not changed.
 
     The same prompt gets the same ids, so the host's cache knows the nodes again.
+
+    Args:
+        widgets: of the nodes, where they are not the default ones.
     """
     placed = dict(prompt)
     names: dict[tuple[Origin, Kind], str] = {}
@@ -145,7 +150,7 @@ def place_nodes(prompt: Prompt, places: Sequence[Place]) -> tuple[Prompt, dict[s
         key = (place.origin, place.kind)
         if key not in names:
             names[key] = name = _free_name(placed, place)
-            placed[name] = _entry(place)
+            placed[name] = _entry(place, widgets)
             before[name] = []
         if place.node not in before[names[key]]:
             before[names[key]].append(place.node)
@@ -200,7 +205,7 @@ class _Search:
         for place in consumers:
             met = self._look_up(place.origin)
             if met is None and self._is_bypassed(place.node, place.input, self._kind):
-                met = line("left_bypassed", node=self._kind.title)
+                met = line("left_alone_bypassed")
             if met is None:
                 found.places.append(place)
             elif isinstance(met, Line):
@@ -258,13 +263,13 @@ class _Search:
         while waiting:
             self._steps -= 1
             if self._steps < 0:
-                return line("left_large")
+                return line("left_alone_large")
             node = waiting.popleft()
             name = class_of(self._prompt, node) or ""
             if name in (self._kind.node, self._kind.loader):
-                return line("left_ours", id=node)
+                return line("left_alone_ours", id=node)
             if _OTHERS.search(name) and self._gives_kind(name):
-                return line("left_others", node=name, id=node)
+                return line("left_alone_others", node=name, id=node)
             if node in self._takers:
                 taker = taker or node
             for _, above in linked(self._prompt[node].get("inputs")):
@@ -297,10 +302,11 @@ def _has_image(gives: Sequence[str]) -> bool:
     return any(types_in(given) & {"LATENT", "IMAGE"} for given in gives)
 
 
-def _entry(place: Place) -> dict[str, Any]:
+def _entry(place: Place, widgets: Mapping[str, str]) -> dict[str, Any]:
     inputs = {
         place.kind.name: list(place.origin),
         "when_missing": WhenMissing.BACKGROUND.value,
+        **widgets,
     }
     return {
         "class_type": place.kind.node,

@@ -26,10 +26,10 @@ from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
 from . import routes
+from .attachers import attached_by
 from .classes import host_classes
 from .everywhere import Everywhere
 from .workflow import (
-    attached_by,
     current_workflow,
     take_workflow_entry,
     workflow_of,

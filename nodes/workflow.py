@@ -13,12 +13,11 @@ from typing import Any
 
 import folder_paths
 from comfy.cli_args import args
-from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ..backends.engine import AttachedBy, WorkflowRef
+from ..backends.engine import WorkflowRef
 from ..backends.errors import MAX_TEXT
-from ..backends.host_api.server import known_users, running_extra_data
+from ..backends.host_api.server import known_users, running_prompt
 
 ENTRY = "warmgraph"
 #: In the entry of `extra_data`: a program's wish, and what the server put into the prompt.
@@ -58,7 +57,19 @@ def current_workflow() -> WorkflowRef | None:
     None when no prompt runs, the prompt has no saved workflow (API, unsaved tab), or its user is
     not known (multi-user mode without our page script).
     """
-    return workflow_of(_running_extra_data())
+    return workflow_of(running()[1])
+
+
+def running() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the prompt that runs now and its `extra_data`, both {} while none does."""
+    instance = getattr(PromptServer, "instance", None)
+    return ({}, {}) if instance is None else running_prompt(instance)
+
+
+def workflow_id(extra_data: object) -> str | None:
+    """Return the id of the workflow that a prompt comes from, None where it tells none."""
+    identity = posted_workflow(extra_data).get("id")
+    return identity if _is_text(identity) else None
 
 
 def workflow_of(extra_data: Any) -> WorkflowRef | None:
@@ -69,24 +80,7 @@ def workflow_of(extra_data: Any) -> WorkflowRef | None:
     user = entry.get("user") if args.multi_user else SINGLE_USER
     if not _is_text(user):
         return None
-    identity = posted_workflow(extra_data).get("id")
-    return WorkflowRef(path=entry["path"], user=user, id=identity if _is_text(identity) else None)
-
-
-def attached_by(node: str | None) -> AttachedBy | None:
-    """Return what a node of the prompt that runs now stands for, by its id; None is the node that
-    runs now. None if no node runs.
-    """
-    if node is None:
-        context = get_executing_context()
-        node = None if context is None else context.node_id
-    if node is None:
-        return None
-    extra_data = _running_extra_data()
-    identity = posted_workflow(extra_data).get("id")
-    workflow = identity if _is_text(identity) else None
-    before = placed_before(extra_data, node)
-    return AttachedBy(node, workflow, before or (node,), by_setting=before is not None)
+    return WorkflowRef(path=entry["path"], user=user, id=workflow_id(extra_data))
 
 
 def note_placed(extra_data: dict[str, Any], placed: dict[str, list[str]]) -> dict[str, Any]:
@@ -140,10 +134,3 @@ def _known_users() -> set[str]:
     if instance is None or not args.multi_user:
         return {SINGLE_USER}
     return known_users(instance)
-
-
-def _running_extra_data() -> dict[str, Any]:
-    instance = getattr(PromptServer, "instance", None)
-    if instance is None:
-        return {}
-    return running_extra_data(instance)

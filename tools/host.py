@@ -223,9 +223,14 @@ class Server:
         return path
 
     def submit(
-        self, graph: Graph, *, workflow: dict[str, Any] | None = None, client_id: str | None = None
+        self,
+        graph: Graph,
+        *,
+        workflow: dict[str, Any] | None = None,
+        client_id: str | None = None,
+        extra_data: dict[str, Any] | None = None,
     ) -> str:
-        """Queue a prompt and return its id.
+        """Queue a prompt and return its id; `extra_data` is what goes along beside a workflow.
 
         Raises:
             HostError: The host refused it, or any of its outputs.
@@ -236,7 +241,7 @@ class Server:
             "prompt": graph,
             "prompt_id": prompt_id,
             "client_id": client_id or self.client_id,
-            "extra_data": extra,
+            "extra_data": {**extra, **(extra_data or {})},
         }
         try:
             answer = self.post("/prompt", body)
@@ -259,14 +264,19 @@ class Server:
         raise HostError(f"prompt {prompt_id} did not end within {timeout:g} s")
 
     def run(
-        self, graph: Graph, *, workflow: dict[str, Any] | None = None, timeout: float = 600.0
+        self,
+        graph: Graph,
+        *,
+        workflow: dict[str, Any] | None = None,
+        extra_data: dict[str, Any] | None = None,
+        timeout: float = 600.0,
     ) -> Run:
         """Queue a prompt, wait for it, and return its outputs and the seconds that it executed.
 
         Raises:
             HostError: It was refused, a node failed, or it was interrupted.
         """
-        prompt_id = self.submit(graph, workflow=workflow)
+        prompt_id = self.submit(graph, workflow=workflow, extra_data=extra_data)
         entry = self.wait(prompt_id, timeout)
         status = entry["status"]
         if status["status_str"] != "success":

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def running_extra_data(server: Any) -> dict[str, Any]:
-    """Return the `extra_data` of the prompt that runs now, {} while none does.
+def running_prompt(server: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the prompt that runs now and its `extra_data`, both {} while none does.
 
     An item of the queue is (number, id, prompt, extra_data, ...).
     """
     running, _ = server.prompt_queue.get_current_queue_volatile()
-    extra_data: dict[str, Any] = running[0][3] if running else {}
-    return extra_data
+    return (running[0][2], running[0][3]) if running else ({}, {})
 
 
 def known_users(server: Any) -> set[str]:

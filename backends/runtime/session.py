@@ -44,13 +44,13 @@ class AttachedBy(NamedTuple):
     """What of a prompt a session is of.
 
     Attributes:
-        id: of the node that attached it.
+        made_of: by what the node that attached it is known in another prompt.
         workflow: the prompt's, None where it has none.
         nodes: that a user knows of: this one, or those that the server put it before.
         by_setting: whether the server put it there.
     """
 
-    id: str
+    made_of: tuple[str, str]
     workflow: str | None
     nodes: tuple[str, ...]
     by_setting: bool = False
@@ -105,14 +105,14 @@ class Session:
         """What the root module runs through."""
         return self._scope
 
-    def take_nodes(self, ask: Callable[[str | None], AttachedBy | None]) -> None:
+    def take_nodes(self, ask: Callable[[AttachedBy | None], AttachedBy | None]) -> None:
         """A node attaches it now; `ask` tells which: see `Hooks.attached_by`."""
         self.attached_by = ask(None)
 
-    def look_at_nodes(self, ask: Callable[[str | None], AttachedBy | None]) -> None:
+    def look_at_nodes(self, ask: Callable[[AttachedBy | None], AttachedBy | None]) -> None:
         """It runs: in another prompt, perhaps, which the host's cache has served it to."""
         if self.attached_by is not None:
-            self.attached_by = ask(self.attached_by.id) or self.attached_by
+            self.attached_by = ask(self.attached_by) or self.attached_by
 
     def run_through(self, scope: Scope) -> None:
         """Run through another scope: the host made the root module anew."""

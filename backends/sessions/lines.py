@@ -126,11 +126,11 @@ ENGLISH = {
     "refused_nested": "body must be JSON, got one that is nested too deeply",
     "refused_table": "{name} must be a JSON object, got {got}",
     # Why a model gets no Compile node of its own from the setting or the command.
-    "left_ours": "node {id} of Warmgraph is there already",
-    "left_bypassed": "{node} is bypassed there",
-    "left_others": "{node} ({id}) compiles it",
-    "left_failed": "the setting failed: {error}",
-    "left_large": "the workflow is too large to look through",
+    "left_alone_ours": "node {id} of Warmgraph is there already",
+    "left_alone_bypassed": "a node of Warmgraph is bypassed there",
+    "left_alone_others": "{node} ({id}) compiles it",
+    "left_alone_failed": "the setting failed: {error}",
+    "left_alone_large": "the workflow is too large to look through",
 }
 
 

@@ -91,6 +91,7 @@ def test_in_the_root(ask: Any, mode: int) -> None:
     assert ask(workflow, "99")
     assert not ask(chain(compile_node(2, 0, ACTIVE), lora), "99")
     assert not ask(chain(node(2, "LoraLoaderModelOnly", 0, mode=mode)), "99")
+    assert ask(chain(node(2, "WarmgraphLoadCompiledGraph", 0, mode=mode)), "99")
 
 
 def test_another_branch_is_another_model(ask: Any) -> None:

@@ -95,12 +95,19 @@ def test_the_workflows_entry_and_ours_go_together(posted: Posted) -> None:
     }
 
 
-def test_a_prompt_to_compare_with_stays_plain(posted: Posted) -> None:
+def test_in_a_prompt_to_compare_with_steps_are_timed_alone(posted: Posted) -> None:
+    posted.settings.update({"compile_all_vaes": True})
     workflow = {"extra": {"warmgraph": {"path": "workflows/x.json"}}}
     extra = {"warmgraph": {"plain": True}, "extra_pnginfo": {"workflow": workflow}}
     made = posted({"prompt": prompt(), "extra_data": extra})
-    assert made["prompt"] == prompt()
-    assert made["extra_data"]["warmgraph"] == {"plain": True, "path": "workflows/x.json"}
+    placed = made["extra_data"]["warmgraph"]
+    assert placed == {
+        "plain": True,
+        "path": "workflows/x.json",
+        "placed": {"warmgraph_1_0_model": ["2"]},
+    }
+    assert made["prompt"]["warmgraph_1_0_model"]["inputs"] == {**OURS, "backend": "eager"}
+    assert made["prompt"]["3"] == prompt()["3"]
 
 
 def test_nobody_else_says_what_the_server_put_there(posted: Posted) -> None:
@@ -152,7 +159,7 @@ def test_a_bypassed_node_says_not_this_one_in_the_root_and_in_a_subgraph(posted:
         workflow["links"].append([number, 1, 0, number, 0, "MODEL"])
     made = posted({"prompt": ours, "extra_data": {"extra_pnginfo": {"workflow": workflow}}})
     assert made["extra_data"]["warmgraph"]["placed"] == {"warmgraph_1_0_model": ["58:99"]}
-    assert posted.left == dict.fromkeys(("99", "57:99"), "Compile Model is bypassed there")
+    assert posted.left == dict.fromkeys(("99", "57:99"), "a node of Warmgraph is bypassed there")
 
 
 def test_a_mistake_of_ours_leaves_the_prompt_as_it_is_and_says_why(

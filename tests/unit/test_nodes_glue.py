@@ -93,6 +93,44 @@ def test_the_running_prompt_names_its_workflow(
     assert found is None or found.id == "a-b"
 
 
+def test_what_runs_is_told_by_the_nodes_of_its_own_prompt(
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the host's cache has served it to a node of another id, in another prompt."""
+    from comfy_execution.utils import CurrentNodeContext
+    from execution import PromptQueue
+
+    def node(kind: str, origin: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": kind, "inputs": {"model": [origin, 0], **inputs}}
+
+    attached_by = _module(pack, "attachers").attached_by
+    server = SimpleNamespace(queue_updated=lambda: None)
+    queue = server.prompt_queue = PromptQueue(server)
+    monkeypatch.setattr(_module(pack, "workflow").PromptServer, "instance", server)
+
+    def run(prompt: dict[str, Any], extra_data: dict[str, Any]) -> None:
+        queue.currently_running.clear()
+        queue.put((0, "id", prompt, {**_posted({})["extra_data"], **extra_data}, [], {}))
+        queue.get()
+
+    loader = {"class_type": "UNETLoader", "inputs": {"unet_name": "x"}}
+    compiled = {"L": loader, "x": node("Compile", "L"), "4": node("KSampler", "x")}
+    assert attached_by(None) is None, "nothing runs"
+    run(compiled, {"warmgraph": {"placed": {"x": ["57:4", "9"]}}})
+    with CurrentNodeContext("id", "x"):
+        first = attached_by(None)
+    assert first[1:] == ("a-b", ("57:4", "9"), True) and attached_by(first) == first
+    run({"7": loader, "4": node("Compile", "7"), "x": node("KSampler", "4")}, {})
+    assert attached_by(first)[1:] == ("a-b", ("4",), False)
+    again = {"7": loader, "4": node("Compile", "7"), "5": node("Compile", "7")}
+    run(again, {"warmgraph": {"placed": {"5": ["8"]}}})
+    assert attached_by(first)[1:] == ("a-b", ("4", "8"), False), "both are served the same"
+    other = {"7": {**loader, "inputs": {"unet_name": "y"}}, "x": node("Compile", "7")}
+    for prompt in (other, {"L": loader, "x": node("Compile", "L", backend="eager")}, {}):
+        run(prompt, {})
+        assert attached_by(first) is None, "another model, another setting, no such node"
+
+
 def test_only_users_that_the_host_knows_have_a_workflows_folder(
     pack: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

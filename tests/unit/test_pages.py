@@ -149,8 +149,10 @@ REASONS = {
     for text in texts()
     if text.place.partition("/")[2].partition(":")[0] not in NO_REASONS_IN
 }
-#: What users can mend is told in sentences, and explained as reasons are.
-REASONS |= {holed(text): key for key, text in ENGLISH.items() if key.startswith("mend_")}
+#: What users can mend, and what a setting leaves alone, is told in sentences, and explained as
+#: reasons are.
+TOLD = ("mend_", "left_alone_")
+REASONS |= {holed(text): key for key, text in ENGLISH.items() if key.startswith(TOLD)}
 
 
 def test_every_reason_of_the_code_is_explained() -> None:

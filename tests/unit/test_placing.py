@@ -374,7 +374,7 @@ def test_answers_are_plain(placing: Any, classes: Any) -> None:
                 "node": "10",
                 "class": "KSampler",
                 "line": {
-                    "key": "left_ours",
+                    "key": "left_alone_ours",
                     "values": {"id": "9"},
                     "text": "node 9 of Warmgraph is there already",
                 },

@@ -16,7 +16,7 @@ const ICONS = {
 };
 
 /** @param {Record<string, any>} snapshot */
-export function modelsSection({ models = [], deepcaches = [] }) {
+export function modelsSection({ models = [], deepcaches = [], everywhere }) {
   const cards = [...models.map(modelCard), ...deepcaches.map(deepcacheCard)];
   const none = [
     el("p", {}, words("page.no_models")),
@@ -31,6 +31,7 @@ export function modelsSection({ models = [], deepcaches = [] }) {
     { "data-key": "models", "aria-labelledby": "warmgraph-models" },
     el("h3", { id: "warmgraph-models" }, words("page.models")),
     ...(cards.length ? cards : none),
+    leftAlone(everywhere?.left ?? []),
   );
 }
 
@@ -51,6 +52,7 @@ function modelCard(model) {
     "article",
     { class: "warmgraph-card", "data-key": model.id },
     el("h4", {}, model.model, standingMark(isSlower ? "slower" : model.standing)),
+    model.by === "setting" && el("p", { class: "warmgraph-note" }, words("page.by_setting")),
     speedText(speed),
     speedBars(model.model, speed),
     regions.total > 0 &&
@@ -66,6 +68,21 @@ function modelCard(model) {
       class: "warmgraph-link",
       "aria-label": words("page.full_report_of", { model: model.model }),
     }),
+  );
+}
+
+/** Models that the setting, which compiles all, did not take in the last prompt. */
+function leftAlone(left) {
+  if (!left.length) return undefined;
+  const rows = left.map(({ node, class: kind, line }) => {
+    const why = lineText(line);
+    return el("li", {}, node ? words("page.left_model", { node, kind, why }) : why);
+  });
+  return el(
+    "details",
+    { "data-key": "left" },
+    el("summary", {}, words("page.left_alone", { count: rows.length })),
+    el("ul", {}, ...rows),
   );
 }
 

@@ -1,0 +1,114 @@
+"""The setting that compiles every model, as the page meets it: the tests are one story over one
+workflow and come in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from warmgraph_tools.chromium import find_chromium
+from warmgraph_tools.host import Server
+from warmgraph_tools.page import Page, expect_no_welcome
+
+TAB = ".warmgraph-tab"
+FIND = "const find = (kind) => app.rootGraph.nodes.find((n) => n.comfyClass === kind);"
+
+
+@pytest.fixture(scope="module")
+def page(
+    server: Server, place_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    """A page with text_to_image open, its Compile Model bypassed, over a server that builds nothing
+    and has the setting on.
+    """
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
+    expect_no_welcome(server)
+    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
+    server.post("/warmgraph/settings", {"compile_all": True})
+    server.post("/warmgraph/builds", {"action": "pause"})
+    try:
+        with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
+            browser.open_server()
+            browser.open_shipped("text_to_image")
+            browser.set_widget("KSampler", "steps", 1)
+            browser.set_widget("EmptyLatentImage", "width", 64)
+            browser.set_widget("EmptyLatentImage", "height", 64)
+            browser.run(
+                f"{FIND} find('WarmgraphCompileModel').mode = 4;"
+                "find('WarmgraphGraphReport').mode = 2;"
+            )
+            browser.errors.clear()
+            yield browser
+    finally:
+        server.post("/warmgraph/settings", {"compile_all": False})
+        server.post("/warmgraph/builds", {"action": "cancel"})
+        server.post("/warmgraph/builds", {"action": "resume"})
+
+
+def _run(page: Page) -> dict[str, Any]:
+    """Run the open workflow; returns the prompt that the host executed."""
+    page.run_workflow()
+    (*_, last) = page.server.get("/history").values()
+    prompt: dict[str, Any] = last["prompt"][2]
+    return prompt
+
+
+def _placed(prompt: dict[str, Any]) -> dict[str, Any]:
+    return {key: node for key, node in prompt.items() if key.startswith("warmgraph_")}
+
+
+def _left(server: Server) -> list[tuple[str, str]]:
+    left = server.report()["everywhere"]["left"]
+    return [(each["node"], each["line"]["key"]) for each in left]
+
+
+def test_a_bypassed_node_says_not_this_one(page: Page, server: Server) -> None:
+    prompt = _run(page)
+    (sampler,) = (key for key, node in prompt.items() if node["class_type"] == "KSampler")
+    assert _placed(prompt) == {} and _left(server) == [(sampler, "left_alone_bypassed")]
+
+
+def test_in_a_subgraph_as_well(page: Page, server: Server) -> None:
+    page.run(
+        f"{FIND} app.rootGraph.convertToSubgraph(new Set([find('WarmgraphCompileModel'),"
+        "find('KSampler')]));"
+    )
+    prompt = _run(page)
+    (sampler,) = (key for key, node in prompt.items() if node["class_type"] == "KSampler")
+    assert ":" in sampler
+    assert _placed(prompt) == {} and _left(server) == [(sampler, "left_alone_bypassed")]
+
+
+def test_without_a_node_the_sampler_in_the_subgraph_gets_one_and_no_page_is_confused(
+    page: Page, server: Server
+) -> None:
+    page.run(
+        """
+        const outer = app.rootGraph.nodes.find((n) => n.subgraph);
+        const inner = outer.subgraph;
+        const compile = inner.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel');
+        const sampler = inner.nodes.find((n) => n.comfyClass === 'KSampler');
+        const slot = inner.inputs.findIndex((input) => input.type === 'MODEL');
+        inner.remove(compile);
+        const input = sampler.inputs.find((i) => i.name === 'model');
+        inner.inputNode.slots[slot].connect(input, sampler);
+        """
+    )
+    before = page.run("return JSON.stringify(app.rootGraph.serialize().nodes)")
+    prompt = _run(page)
+    ((name, node),) = _placed(prompt).items()
+    (sampler,) = (key for key, each in prompt.items() if each["class_type"] == "KSampler")
+    assert prompt[sampler]["inputs"]["model"] == [name, 0] and ":" not in name
+    assert node["class_type"] == "WarmgraphCompileModel" and _left(server) == []
+    workflow = page.run("return String(app.rootGraph.id)")
+    (report,) = (r for r in server.report()["models"] if r["by"] == "setting")
+    assert report["nodes"] == [{"workflow": workflow, "node": sampler}]
+    page.click(".warmgraph-tab-button")
+    page.wait_for(f"document.querySelector('{TAB}')?.innerText.includes('Compiled by the setting')")
+    assert page.run("return JSON.stringify(app.rootGraph.serialize().nodes)") == before
+    assert page.own_errors() == []
