@@ -4,6 +4,7 @@ import { confirmed, copy, download, post, toast } from "./asking.js";
 import { csvOf } from "./figures.js";
 import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
+import { makeFaster } from "./make_faster.js";
 import { newestSnapshot, refreshReports, reportOf } from "./reports.js";
 import { clearable } from "./sidebar_store.js";
 import { wholeText, words } from "./words.js";
@@ -52,5 +53,6 @@ export const ACTIONS = {
     const report = reportOf(id) ?? {};
     showFullReport(report.model ?? "DeepCache", wholeText(report));
   },
+  "make-faster": () => makeFaster(false),
   templates: () => app.extensionManager.command.execute("Comfy.BrowseTemplates"),
 };

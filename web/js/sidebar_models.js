@@ -23,6 +23,7 @@ export function modelsSection({ models = [], deepcaches = [], everywhere }) {
     el(
       "div",
       { class: "warmgraph-buttons" },
+      button("make-faster", words("page.make_faster")),
       button("templates", words("page.browse_templates")),
     ),
   ];
