@@ -96,7 +96,7 @@ export function freePlace({ size: [width, height], title, from, to, taken, frame
         if (crosses(leaves, to, inner(other))) cost += THROUGH_A_NODE;
       }
       for (const frame of frames)
-        if (meet(box, frame, 0) !== within(box, frame)) cost += ACROSS_A_FRAME;
+        if (meet(box, frame, MARGIN / 2) !== within(box, frame)) cost += ACROSS_A_FRAME;
       if (cost < best.cost) best = { cost, x, y };
     }
   return [best.x, best.y];

@@ -8,8 +8,6 @@ export const ON = 0;
 export const MUTED = 2;
 export const BYPASSED = 4;
 
-/** How much taller the newer nodes are than the sizes that the canvas works with. */
-const NEWER_NODES = 60;
 
 /** @typedef {{origin_id: any, origin_slot: number, target_id: any, target_slot: number, parentId?: any}} Link */
 
@@ -80,9 +78,8 @@ export function insert(graph, kind, links) {
   const node = LiteGraph.createNode(kind);
   const { inputNode, outputNode } = graph;
   const ends = [inputNode, outputNode].filter(Boolean).map((end) => [...end.boundingRect]);
-  const taller = LiteGraph.vueNodesMode ? NEWER_NODES : 0;
   node.pos = freePlace({
-    size: [node.size[0], node.size[1] + TITLE + taller],
+    size: [node.size[0], node.size[1] + TITLE],
     title: TITLE,
     from: pointOf(graph, links[0], true),
     to: pointOf(graph, links[0], false),

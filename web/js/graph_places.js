@@ -62,6 +62,9 @@ export function nameOf(graph) {
   return usesOf(graph)[0]?.getTitle?.() || graph.name;
 }
 
+/** The host takes smaller nodes for as large as this, in pixels. */
+const LEAST = 300;
+
 const nextFrame = () => new Promise((resolve) => requestAnimationFrame(resolve));
 
 /**
@@ -79,6 +82,7 @@ export async function goTo(node) {
   }
   canvas.deselectAll?.();
   canvas.select?.(node);
-  if (canvas.animateToBounds) canvas.animateToBounds(node.boundingRect);
-  else canvas.centerOnNode(node);
+  const height = Math.max(node.boundingRect[3], LEAST);
+  const zoom = Math.min(0.75, height / canvas.canvas.clientHeight); // no larger than it is
+  canvas.animateToBounds(node.boundingRect, { zoom });
 }
