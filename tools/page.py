@@ -114,6 +114,34 @@ class Page(Chromium):
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def mouse(self, x: float, y: float, *, button: str = "left") -> None:
+        """Press and let go a button of the mouse at a place of the window."""
+        at = {"x": x, "y": y}
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, **at, button=button, clickCount=1)
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag with the mouse's left button from one place of the window to another."""
+
+        def send(kind: str, x: float, y: float, pressed: int) -> None:
+            self.send(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                buttons=pressed,
+                clickCount=1,
+            )
+
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=start[0], y=start[1])
+        send("mousePressed", *start, 1)
+        for part in range(1, 11):
+            x, y = (a + (b - a) * part / 10 for a, b in zip(start, end, strict=True))
+            send("mouseMoved", x, y, 1)
+        send("mouseReleased", *end, 0)
+
     def click_first(self, selector: str, condition: str) -> None:
         """Click the first such element `e` for which a JavaScript condition holds, once it is
         there.
