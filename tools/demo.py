@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 from safetensors.numpy import load_file
 
+from . import templates
 from .convert import to_prompt
 from .host import Graph, Run, Server
 from .install import PACK, prepare_base
@@ -65,8 +66,7 @@ class Demo:
         prepare_base(base, tree, narrow=False)
         flags = ["--cpu"] if cpu else []
         self.server = Server(tree, base, flags=flags)
-        shipped = PACK / "workflows" / f"{NAME}.json"
-        self.workflow: dict[str, Any] = json.loads(shipped.read_text(encoding="utf-8"))
+        self.workflow = templates.read(NAME)
         self.rows: list[Sequence[str]] = []
         self._built: set[tuple[str, float]] = set()  # builds that rows have counted
 

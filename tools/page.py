@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from . import templates
 from .chromium import Chromium
 from .host import Server
 
@@ -54,8 +55,9 @@ class Page(Chromium):
             mobile=False,
         )
 
-    def open_shipped(self, name: str) -> None:
+    def open_shipped(self, key: str) -> None:
         """Open a workflow as the Templates page does: from the host's own route."""
+        name = templates.title(key)
         self.run(
             f"""
             const templates = await (await app.api.fetchApi('/workflow_templates')).json();

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_tools import templates
 from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page, expect_no_welcome
@@ -36,7 +37,7 @@ def page(
 
 def _with_group() -> dict[str, Any]:
     """The template of DeepCache as older pages saved it with both of our nodes in a group node."""
-    workflow = json.loads((ROOT / "workflows" / "deepcache.json").read_text("utf-8"))
+    workflow = templates.read("deepcache")
     nodes = {node["type"]: node for node in workflow["nodes"]}
     nodes["EmptyLatentImage"]["widgets_values"] = [128, 128, 1]
     nodes["KSampler"]["widgets_values"] = [1, "fixed", 4, 7.0, "euler", "normal", 1.0]

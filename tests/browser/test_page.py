@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.sessions.settings import SETTINGS
+from warmgraph_tools import templates
 from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
@@ -32,17 +32,13 @@ def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         yield browser
 
 
-def _shipped() -> list[str]:
-    return sorted(file.stem for file in (ROOT / "workflows").glob("*.json"))
-
-
-@pytest.mark.parametrize("name", _shipped())
+@pytest.mark.parametrize("name", templates.TEMPLATES)
 def test_the_page_sends_the_prompt_that_our_converter_makes(
     page: Page, server: Server, name: str
 ) -> None:
     page.open_shipped(name)
     sent = page.run("return (await app.graphToPrompt()).output")
-    workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    workflow = templates.read(name)
     made = to_prompt(workflow, server.object_info())
     assert {key: entry["class_type"] for key, entry in sent.items()} == {
         key: entry["class_type"] for key, entry in made.items()
@@ -51,7 +47,7 @@ def test_the_page_sends_the_prompt_that_our_converter_makes(
         assert sent[key]["inputs"] == entry["inputs"], f"node {key} ({entry['class_type']})"
 
 
-@pytest.mark.parametrize("name", _shipped())
+@pytest.mark.parametrize("name", templates.TEMPLATES)
 def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Page, name: str) -> None:
     page.open_shipped(name)
     time.sleep(0.5)
@@ -60,12 +56,12 @@ def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Page, name: 
     assert "Shown after the next run." in page.run(f"return {STATUS}")
 
 
-@pytest.mark.parametrize("name", _shipped())
+@pytest.mark.parametrize("name", templates.TEMPLATES)
 def test_nodes_are_as_large_as_their_workflow_says(page: Page, name: str) -> None:
     """Larger ones would lie on others; tests/unit/test_workflow_files.py looks at the files."""
     page.open_shipped(name)
     shown = page.run("return app.rootGraph.nodes.map((n) => [String(n.id), [...n.size]])")
-    workflow = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    workflow = templates.read(name)
     assert dict(shown) == {str(node["id"]): node["size"] for node in workflow["nodes"]}
 
 

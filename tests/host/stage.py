@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import av
 import numpy
 from PIL import Image, ImageSequence
 
+from warmgraph_tools import templates
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Graph, Run, Server
+from warmgraph_tools.templates import read
 
-FOLDER = Path(__file__).parents[2] / "workflows"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+NAMES = sorted(templates.TEMPLATES)
 STEPS = 2
 OURS = (
     "WarmgraphCompileModel",
@@ -26,18 +25,14 @@ OURS = (
 FILM = ".mp4"
 
 
-def read(name: str) -> dict[str, Any]:
-    """A workflow as it is shipped."""
-    return dict(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+def nodes(name: str) -> list[dict[str, Any]]:
+    """The nodes of a shipped workflow, those of its subgraphs included."""
+    return templates.all_nodes(read(name))
 
 
 def asked(name: str) -> set[str]:
     """The names of the model files that a workflow asks for."""
-    return {
-        model["name"]
-        for node in read(name)["nodes"]
-        for model in node["properties"].get("models", [])
-    }
+    return {model["name"] for node in nodes(name) for model in node["properties"].get("models", [])}
 
 
 class Stage:
@@ -57,7 +52,7 @@ class Stage:
     def prompt(self, name: str, *, seed: int, eager: bool = False, **values: Any) -> Graph:
         """A workflow's prompt with `seed`, few steps and these values."""
         workflow = read(name)
-        for node in workflow["nodes"]:
+        for node in templates.all_nodes(workflow):
             if eager and node["type"] in OURS:
                 node["mode"] = 4  # bypassed
             elif eager and node["type"] == "WarmgraphGraphReport":

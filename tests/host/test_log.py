@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from warmgraph_tools import templates
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
 
@@ -52,7 +53,7 @@ class Listener:
     def __init__(self, server: Server, log: Path) -> None:
         self.server = server
         self._log = log
-        self._workflow = json.loads((ROOT / "workflows" / f"{NAME}.json").read_text("utf-8"))
+        self._workflow = templates.read(NAME)
         self._info = server.object_info()
         self._workflow["extra"]["warmgraph"] = {
             "path": server.save_workflow(NAME, self._workflow),

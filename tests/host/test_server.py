@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from warmgraph_tools import templates
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Graph, HostError, Server
 from warmgraph_tools.install import shipped_entries
@@ -125,9 +124,8 @@ class TestConverter:
 
 def test_every_shipped_workflow_converts(server: Server) -> None:
     info = server.object_info()
-    folder = Path(__file__).parents[2] / "workflows"
-    for path in sorted(folder.glob("*.json")):
-        prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), info)
+    for key in templates.TEMPLATES:
+        prompt = to_prompt(templates.read(key), info)
         for node in prompt.values():
             required = info[node["class_type"]]["input"].get("required", {})
-            assert set(required) <= set(node["inputs"]), (path.name, node)
+            assert set(required) <= set(node["inputs"]), (key, node)

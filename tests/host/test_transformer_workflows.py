@@ -13,12 +13,13 @@ import pytest
 from warmgraph_tools import transformer_files
 from warmgraph_tools.host import Server
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.templates import read
 
-from .stage import NAMES, OURS, Stage, asked, read
+from .stage import NAMES, OURS, Stage, asked, nodes
 
 #: The workflows, and how many models and VAEs each compiles.
 COMPILED = {
-    name: sum(node["type"] in OURS for node in read(name)["nodes"])
+    name: sum(node["type"] in OURS for node in nodes(name))
     for name in NAMES
     if asked(name) <= set(transformer_files.FILES)
 }

@@ -12,8 +12,9 @@ import pytest
 
 from warmgraph_tools import transformer_files
 from warmgraph_tools.host import Server
+from warmgraph_tools.templates import read
 
-from .stage import NAMES, OURS, Stage, asked, read
+from .stage import NAMES, OURS, Stage, asked
 
 FILES = {  # file name -> kind of model, and the model that it is for
     "sd_xl_base_1.0.safetensors": ("narrowxl", None),

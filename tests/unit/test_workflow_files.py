@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "workflows"
-FILES = sorted(FOLDER.glob("*.json"))
+from warmgraph_tools import templates
+
+FILES = [templates.path(key) for key in templates.TEMPLATES]
 TITLE = 30
 """Pixels of a node's title, which stands above its position."""
 
@@ -18,6 +19,11 @@ TITLE = 30
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
 def workflow(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(json.loads(request.param.read_text(encoding="utf-8")))
+
+
+def test_the_table_names_every_file() -> None:
+    shipped = {path.name for path in templates.FOLDER.iterdir()}
+    assert shipped == {path.with_suffix(end).name for path in FILES for end in (".json", ".jpg")}
 
 
 def test_every_workflow_has_an_id_of_its_own() -> None:
