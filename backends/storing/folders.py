@@ -3,6 +3,7 @@
     USER/workflows/sub/NAME.json             a saved workflow
     USER/workflows/sub/NAME.graphs/          its graphs (dot names, which the host does not list)
     USER/workflows/sub/NAME.graphs/.folder.json    whose they are: found again after a rename
+    USER/workflows/sub/NAME.graphs/READ ME ...     says to people what the folder is
 
 Everything below `workflows/` can be overwritten over HTTP, so `.folder.json` is never more than a
 hint: no path is built from what it says.
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".graphs"
 RECORD = ".folder.json"
+#: A folder with nothing in it: the host's page lists every plain file that is not hidden as a
+#: workflow, and file managers show a folder of hidden files as an empty one.
+NOTICE = "READ ME - compiled files, may be deleted, are made again when needed"
 WORKFLOWS = "workflows"
 MAX_NAME = 120
 MAX_NAME_BYTES = 240  # file systems take 255, suffix included
@@ -156,7 +160,8 @@ def workflow_folder(user_root: Path, relative_path: str, workflow_id: str | None
 
 
 def remember(folder: Path, workflow: str, workflow_id: str | None, keys: Iterable[str]) -> None:
-    """Write down whose graphs a folder holds, unless that is known or there is no folder.
+    """Write down whose graphs a folder holds, unless that is known or there is no folder; and say
+    to people who look into it what it is.
 
     Graphs that were written down before stay, as long as their files are there: a run need not use
     all graphs of its workflow.
@@ -173,6 +178,8 @@ def remember(folder: Path, workflow: str, workflow_id: str | None, keys: Iterabl
     """
     if not folder.is_dir():
         return
+    with suppress(OSError):  # it is there, or the folder is read-only
+        os.mkdir(folder / NOTICE)
     with _remembering:
         old = read_record(folder)
         present = set(folder_keys(folder))

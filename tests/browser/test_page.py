@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.sessions.settings import SETTINGS
+from warmgraph_backends.storing.folders import NOTICE
 from warmgraph_tools import templates
 from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
@@ -93,7 +94,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
         time.sleep(0.2)
     names = [file.name for file in folder.iterdir()]
     assert any(name.endswith(".safetensors") for name in names), names
-    assert all(name.startswith(".") for name in names), names
+    assert [name for name in names if not name.startswith(".")] == [NOTICE]  # for people
 
     compiled = page.wait_for(f"{STATUS}.find((text) => /parts compiled/.test(text))")
     (counts,) = re.findall(r"(\d+) of (\d+) parts compiled", compiled)
@@ -112,7 +113,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
         f"(document.querySelector('.side-bar-panel')?.innerText ?? '').includes({NAME!r})"
         " && document.querySelector('.side-bar-panel').innerText"
     )
-    assert ".graphs" not in listed and "safetensors" not in listed
+    assert ".graphs" not in listed and "safetensors" not in listed and NOTICE not in listed
     paths = page.run("return app.extensionManager.workflow.persistedWorkflows.map((w) => w.path)")
     assert f"workflows/{NAME}.json" in paths
     assert all(path.endswith(".json") for path in paths), paths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from warmgraph_backends.errors import GraphFileError, GraphsNameError
 from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.folders import (
     MAX_NAME,
+    NOTICE,
     RECORD,
     FolderRecord,
     folder_keys,
@@ -412,7 +414,20 @@ def test_record_that_cannot_be_written_is_an_error_in_words(user: Path) -> None:
         remember(folder, "workflows/x.json", ID, [KEY])
 
 
-def test_all_that_lies_in_a_folder_is_hidden_from_the_hosts_list(user: Path) -> None:
-    save(user, "workflows/x.json")
+def test_a_file_manager_shows_what_the_folder_is_and_the_hosts_page_lists_nothing_of_it(
+    user: Path,
+) -> None:
+    workflow = save(user, "workflows/x.json")
     folder = run(user, "workflows/x.json")
-    assert [name for name in os.listdir(folder) if not name.startswith(".")] == []
+    shown = [name for name in os.listdir(folder) if not name.startswith(".")]
+    assert shown == [NOTICE] and "compiled files, may be deleted" in NOTICE
+    assert validate_graphs_name(NOTICE) == NOTICE  # fit for a folder on every system
+    pattern = os.path.join(user / "workflows", "**", "*")  # as the host looks for workflows
+    assert list(filter(os.path.isfile, glob.glob(pattern, recursive=True))) == [str(workflow)]
+    assert folder_keys(folder) == [KEY] and list_folders(user / "workflows") == ["x"]
+    workflow.rename(user / "workflows" / "y.json")
+    moved = run(user, "workflows/y.json")
+    assert not folder.exists() and (moved / NOTICE).is_dir()
+    (moved / NOTICE).rmdir()
+    run(user, "workflows/y.json")
+    assert (moved / NOTICE).is_dir()
