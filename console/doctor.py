@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from warmgraph_backends.sessions.settings import Settings
 
 from .asked import ask
+from .embedded import headers
 from .kept import GIB, PRIVATE, beside_workflows, leftovers, signing_key, store
 from .line import Line
 from .output import say
@@ -56,6 +57,7 @@ def doctor(places: Places, device: str) -> int:
 def _lines(places: Places, device: str) -> Iterator[Line]:
     yield Line("Warmgraph", True, f"{_version()} in {PACK}")
     yield Line("Python", True, f"{platform.python_version()}, {platform.platform()}")
+    yield from headers(Path(sys.executable).parent, platform.python_version())
     facts, died = ask("torch", device, limit_s=600.0)
     yield from _torch(facts, died)
     yield from _host(places, device=facts.get("device", "cpu"))

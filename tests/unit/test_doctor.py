@@ -13,6 +13,7 @@ from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_console.embedded import headers
 
 from . import saved
 
@@ -46,6 +47,48 @@ def python_without(folder: Path, text: str) -> dict[str, str]:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(text, "utf-8")
     return {"PYTHONPATH": str(folder)}
+
+
+def embedded(folder: Path, *files: str) -> Path:
+    """A tree as ComfyUI's portable version for Windows has it. Made up: nothing of this was tried
+    on Windows.
+    """
+    for name in ("python.exe", "python312._pth", "Lib/site-packages/torch.py", *files):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "lacking"),
+    [
+        ((), "Include and libs"),
+        (("include/Python.h",), "libs"),
+        (("libs/python312.lib",), "Include"),
+        (("Include/Python.h", "libs/python311.lib"), "libs"),  # another Python's
+        (("Include/cpython/pystate.h", "libs/python312.lib"), "Include"),
+    ],
+)
+def test_an_embedded_python_without_headers_is_told_what_to_copy_where(
+    tmp_path: Path, files: tuple[str, ...], lacking: str
+) -> None:
+    folder = embedded(tmp_path / "python_embeded", *files)
+    (line,) = headers(folder, "3.12.7")
+    assert (line.name, line.ok) == ("Python's headers", False)
+    assert line.text.startswith(f"{folder} has no {lacking} (this is an embedded Python), ")
+    assert "copy the folders include and libs of an installed Python 3.12 there" in line.text
+
+
+def test_an_embedded_python_with_headers_is_well_and_an_installed_one_is_not_asked(
+    tmp_path: Path,
+) -> None:
+    whole = ("include/Python.h", "Libs/python312.lib")  # Windows does not tell them apart
+    (line,) = headers(embedded(tmp_path / "python_embeded", *whole), "3.12.7")
+    assert line.ok
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "python.exe").touch()
+    assert list(headers(tmp_path / "installed", "3.12.7")) == []
+    assert list(headers(tmp_path / "not there", "3.12.7")) == []
 
 
 @pytest.fixture
