@@ -13,7 +13,7 @@ import pytest
 
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import GraphsNameError
-from warmgraph_backends.storing.folders import folder_keys, list_folders, read_record
+from warmgraph_backends.storing.folders import NOTICE, folder_keys, list_folders, read_record
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab
@@ -58,7 +58,7 @@ def test_a_run_links_its_graphs_into_the_folder_beside_its_workflow(
     assert folder_keys(folder) == _keys(model)
     for key in _keys(model):
         assert (folder / f".{key}.safetensors").samefile(lab.store / f"{key}.safetensors")
-    assert not [name for name in os.listdir(folder) if not name.startswith(".")]
+    assert [name for name in os.listdir(folder) if not name.startswith(".")] == [NOTICE]
     record = read_record(folder)
     assert record is not None and sorted(record.graphs) == _keys(model)
     assert (record.workflow, record.id) == ("workflows/portrait.json", "id-1")
