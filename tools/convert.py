@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
 _NEVER, _BYPASS = 2, 4  # `mode` of a muted and of a bypassed node
+_INPUTS = -10  # the id, within a subgraph, of what stands for its inputs
 _PAGE_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
 
 Workflow = Mapping[str, Any]
 Node = Mapping[str, Any]
 
 
+class _Flat(NamedTuple):
+    """A workflow whose subgraphs' nodes stand beside the others, as "OUTER:INNER".
+
+    Attributes:
+        nodes: all of them, by their id.
+        links: where each link comes from: a node and its output.
+        passed: outputs that a node only passes on, and the link that gives them: a subgraph's own,
+            and what comes into it.
+        given: values of widgets that stand on the subgraph's node, by node and widget.
+    """
+
+    nodes: dict[str, Node]
+    links: dict[str, tuple[str, int]]
+    passed: dict[tuple[str, int], str | None]
+    given: dict[str, dict[str, Any]]
+
+
 def to_prompt(workflow: Workflow, object_info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the prompt that the page sends for a workflow.
 
-    Subgraphs are refused; values of primitive nodes are not carried over, nor those that a choice
-    brings along.
+    Values of primitive nodes are not carried over, nor those that a choice brings along, nor those
+    that a subgraph's node shows without an input for them.
 
     Args:
         workflow: The saved workflow.
@@ -26,27 +44,79 @@ def to_prompt(workflow: Workflow, object_info: Mapping[str, Any]) -> dict[str, d
     Raises:
         ValueError: A node's class is unknown, or its widget values do not fit its inputs.
     """
-    nodes = {node["id"]: node for node in workflow["nodes"]}
-    links = {link[0]: (link[1], link[2]) for link in workflow["links"]}
+    subgraphs = {each["id"]: each for each in workflow.get("definitions", {}).get("subgraphs", ())}
+    flat = _Flat({}, {}, {}, {})
+    _flatten(workflow, "", subgraphs, flat)
     prompt: dict[str, dict[str, Any]] = {}
-    for node in workflow["nodes"]:
+    for place, node in flat.nodes.items():
         kind = node["type"]
         if kind in _PAGE_ONLY or node["mode"] in (_NEVER, _BYPASS):
             continue
         if kind not in object_info:
-            raise ValueError(f"node {node['id']} must be of a known class, got {kind!r}")
-        inputs = _widget_values(node, object_info[kind])
+            raise ValueError(f"node {place} must be of a known class, got {kind!r}")
+        inputs = _widget_values(node, object_info[kind]) | flat.given.get(place, {})
         for slot in node["inputs"]:
-            source = _source(slot["link"], slot["type"], links, nodes)
+            source = _source(_named(place, slot["link"]), slot["type"], flat)
             if source is not None:
                 inputs[slot["name"]] = source
         title = node.get("title") or object_info[kind]["display_name"] or kind
-        prompt[str(node["id"])] = {
+        prompt[place] = {
             "inputs": inputs,
             "class_type": kind,
             "_meta": {"title": title},
         }
     return prompt
+
+
+def _named(place: str, link: int | None) -> str | None:
+    """The name of a link in the graph of a node."""
+    return None if link is None else f"{place.rpartition(':')[0]}:{link}"
+
+
+def _flatten(graph: Workflow, outer: str, subgraphs: Mapping[str, Workflow], flat: _Flat) -> None:
+    """Put a graph's nodes and links into `flat`; `outer` is the place of the node that it is in."""
+    before = f"{outer}:" if outer else ""
+    for link in graph["links"]:
+        number, origin, slot, *_ = link.values() if isinstance(link, dict) else link
+        flat.links[f"{outer}:{number}"] = (f"{before}{origin}", slot)
+    for node in graph["nodes"]:
+        place = f"{before}{node['id']}"
+        if node["type"] not in subgraphs or node["mode"] in (_NEVER, _BYPASS):
+            flat.nodes[place] = node
+            continue
+        inner = subgraphs[node["type"]]
+        _flatten(inner, place, subgraphs, flat)
+        _pass_on(node, place, inner, flat)
+
+
+def _pass_on(node: Node, place: str, inner: Workflow, flat: _Flat) -> None:
+    """Join a subgraph's inside to what is around its node."""
+    for slot, output in enumerate(inner["outputs"]):
+        (link,) = output["linkIds"] or (None,)
+        flat.passed[place, slot] = None if link is None else f"{place}:{link}"
+    entered = {entry["name"]: entry["link"] for entry in node["inputs"]}
+    values = list(node.get("widgets_values") or [])
+    targets = {
+        link["id"]: f"{place}:{link['target_id']}"
+        for link in inner["links"]
+        if link["origin_id"] == _INPUTS
+    }
+    for slot, entry in enumerate(inner["inputs"]):
+        link = entered.get(entry["name"])
+        flat.passed[f"{place}:{_INPUTS}", slot] = _named(place, link)
+        widgets = [
+            (target, each["widget"]["name"])
+            for number in entry["linkIds"]
+            for target in [targets[number]]
+            for each in flat.nodes[target]["inputs"]
+            if each["link"] == number and _widget(each)
+        ]
+        if widgets and values:
+            value = values.pop(0)
+            for target, name in widgets:
+                flat.given.setdefault(target, {})[name] = value
+    if values:
+        raise ValueError(f"node {place} ({inner['name']}) has values left over: {values}")
 
 
 def _widget_values(node: Node, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,25 +156,22 @@ def _is_widget(kind: Any, options: Mapping[str, Any]) -> bool:
     return not options.get("forceInput")
 
 
-def _source(
-    link: int | None,
-    kind: str,
-    links: Mapping[int, tuple[int, int]],
-    nodes: Mapping[int, Node],
-) -> list[Any] | None:
+def _source(link: str | None, kind: str, flat: _Flat) -> list[Any] | None:
     """Follow a link to the node that really gives the value, None when none does."""
     if link is None:
         return None
-    node_id, slot = links[link]
-    node = nodes[node_id]
+    place, slot = flat.links[link]
+    if (place, slot) in flat.passed:
+        return _source(flat.passed[place, slot], kind, flat)
+    node = flat.nodes[place]
     if node["type"] == "PrimitiveNode" or node["mode"] == _NEVER:
         return None
     if node["type"] == "Reroute":
-        return _source(node["inputs"][0]["link"], kind, links, nodes)
+        return _source(_named(place, node["inputs"][0]["link"]), kind, flat)
     if node["mode"] == _BYPASS:
         passed = [i["link"] for i in node["inputs"] if i["type"] in (kind, "*") and not _widget(i)]
-        return _source(passed[0], kind, links, nodes) if passed else None
-    return [str(node_id), slot]
+        return _source(_named(place, passed[0]), kind, flat) if passed else None
+    return [place, slot]
 
 
 def _widget(slot: Mapping[str, Any]) -> bool:

@@ -101,8 +101,9 @@ class Stage:
         reports = self.server.model_reports(ours)
         reports.sort(key=lambda report: not report["id"].startswith("model-"))
         self.keys.update(kind["key"] for report in reports for kind in report["kinds"])
-        texts = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
-        assert any("parts compiled" in text for text in texts)  # Graph Report
+        said = [ui["text"][0] for ui in ours.outputs.values() if "text" in ui]
+        assert len(said) == sum(node["type"] == "WarmgraphGraphReport" for node in nodes(name))
+        assert all("parts compiled" in text for text in said)
         eager = self.server.run(self.prompt(name, seed=self._seed, eager=True, **values))
         self.assert_same_picture(ours, eager, within)
         return reports

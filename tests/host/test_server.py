@@ -115,11 +115,60 @@ class TestConverter:
         prompt = self.convert(self.node(2, "Pass", 1, mode=2), self.node(3, "Pass", 2))
         assert prompt["3"]["inputs"] == {}
 
+    def within(self, *values: Any, link: int | None = None, mode: int = 0) -> Any:
+        """A source whose size is the subgraph's widget, and two that pass on: one what comes from
+        outside, one the source.
+        """
+        size = {"name": "size", "type": "FLOAT", "widget": {"name": "size"}, "link": 4}
+        inner = [
+            {
+                **self.node(1, "Source", None, widgets_values=[5, "fixed", "b", 2.0]),
+                "inputs": [size],
+            },
+            self.node(2, "Pass", 3),
+            self.node(3, "Pass", 1),
+        ]
+        links = [(1, 1, 0, 3, 0), (2, 3, 0, -20, 0), (3, -10, 0, 2, 0), (4, -10, 1, 1, 0)]
+        names = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
+        subgraph = {
+            "id": "S",
+            "name": "Within",
+            "nodes": inner,
+            "links": [dict(zip(names, each, strict=True)) for each in links],
+            "inputs": [{"name": "x", "linkIds": [3]}, {"name": "size", "linkIds": [4]}],
+            "outputs": [{"linkIds": [2]}],
+        }
+        outer = self.node(8, "S", link, mode=mode, widgets_values=list(values))
+        outer["inputs"].append({"name": "size", "type": "FLOAT", "widget": {}, "link": None})
+        source = self.node(1, "Source", None, widgets_values=[6, "fixed", "a", 1.0])
+        nodes = [source, outer, self.node(9, "Pass", 2)]
+        workflow = {"nodes": nodes, "links": [[1, 1, 0, 8, 0, "T"], [2, 8, 0, 9, 0, "T"]]}
+        return to_prompt({**workflow, "definitions": {"subgraphs": [subgraph]}}, self.INFO)
+
+    def test_what_is_in_a_subgraph_stands_beside_the_rest_under_its_nodes_id(self) -> None:
+        prompt = self.within(7.0, link=1)
+        assert {place: entry["inputs"] for place, entry in prompt.items()} == {
+            "1": {"seed": 6, "choice": "a", "size": 1.0},
+            "8:1": {"seed": 5, "choice": "b", "size": 7.0},
+            "8:2": {"x": ["1", 0]},
+            "8:3": {"x": ["8:1", 0]},
+            "9": {"x": ["8:3", 0]},
+        }
+        unlinked = self.within()
+        assert unlinked["8:2"]["inputs"] == {} and unlinked["8:1"]["inputs"]["size"] == 2.0
+
+    def test_a_subgraph_that_is_bypassed_or_muted_is_one_node(self) -> None:
+        assert self.within(7.0, link=1, mode=4)["9"]["inputs"] == {"x": ["1", 0]}
+        assert self.within(7.0, link=1, mode=2)["9"]["inputs"] == {}
+        assert set(self.within(7.0, link=1, mode=4)) == {"1", "9"}
+
     def test_unknown_classes_and_leftover_values_are_refused(self) -> None:
         with pytest.raises(ValueError, match="known class"):
             self.convert(self.node(2, "Unknown", 1))
         with pytest.raises(ValueError, match="left over"):
             self.convert(self.node(2, "Pass", 1, widgets_values=[1]))
+        with pytest.raises(ValueError, match="left over"):
+            self.within(7.0, 8.0)
 
 
 def test_every_shipped_workflow_converts(server: Server) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from warmgraph_tools import transformer_files
 from warmgraph_tools.host import Server
-from warmgraph_tools.templates import read
+from warmgraph_tools.templates import read, title
 
 from .stage import NAMES, OURS, Stage, asked
 
@@ -25,6 +25,8 @@ FILES = {  # file name -> kind of model, and the model that it is for
 ADDED = {"controlnet": 1, "vae_tiled_decode": 1}
 UNETS = [name for name in NAMES if asked(name) <= set(FILES)]
 # Graphs are for any size. Of tiles there are still nine.
+#: The name under which load_compiled_graph looks for what text_to_image has left.
+FIRST = title("text_to_image")
 SMALL = {"width": 256, "height": 256, "tile_size": 128}
 
 
@@ -38,7 +40,7 @@ def stage(start_server: Callable[..., Server], place_model: Callable[..., str]) 
     for name, (kind, base) in FILES.items():
         place_model(server, kind, name=name, base=base)
     stage = Stage(server)
-    path = server.save_workflow("text_to_image", read("text_to_image"))
+    path = server.save_workflow(FIRST, read("text_to_image"))
     stage.run("text_to_image", path=path, **SMALL)  # eager where graphs are missing
     server.wait_until_built()
     return stage
@@ -90,10 +92,10 @@ def test_a_shipped_workflow_runs_compiled_and_builds_nothing_more(
 
 def test_text_to_image_left_its_graphs_beside_the_saved_workflow(stage: Stage) -> None:
     workflows = stage.server.base / "user" / "default" / "workflows"
-    graphs = list((workflows / "text_to_image.graphs").glob(".*.safetensors"))
+    graphs = list((workflows / f"{FIRST}.graphs").glob(".*.safetensors"))
     listed = stage.server.get("/userdata?dir=workflows&recurse=true")
     assert len(graphs) > 5
-    assert listed == ["text_to_image.json"]
+    assert listed == [f"{FIRST}.json"]
 
 
 def test_after_a_restart_text_to_image_and_load_compiled_graph_build_nothing(stage: Stage) -> None:

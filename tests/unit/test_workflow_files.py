@@ -31,42 +31,112 @@ def test_every_workflow_has_an_id_of_its_own() -> None:
     assert len(set(ids)) == len(FILES) > 0
 
 
+def _graphs(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    """The workflow's own graph and its subgraphs, all with links and ends as the former has them;
+    what stands for a subgraph's inputs and outputs is a node, too.
+    """
+    graphs = [workflow]
+    for inner in workflow.get("definitions", {}).get("subgraphs", ()):
+        names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+        inputs = [{"type": i["type"], "links": i["linkIds"]} for i in inner["inputs"]]
+        outputs = [
+            {"type": o["type"], "link": link} for o in inner["outputs"] for link in o["linkIds"]
+        ]
+        ends = [
+            {**inner["inputNode"], "inputs": [], "outputs": inputs},
+            {**inner["outputNode"], "inputs": outputs, "outputs": []},
+        ]
+        for end in ends:
+            end |= {"type": "an end", "pos": end["bounding"][:2], "size": end["bounding"][2:]}
+        graphs.append(
+            {
+                "nodes": [*inner["nodes"], *ends],
+                "links": [[link[name] for name in names] for link in inner["links"]],
+                "last_node_id": inner["state"]["lastNodeId"],
+                "last_link_id": inner["state"]["lastLinkId"],
+            }
+        )
+    return graphs
+
+
 def test_links_are_the_same_at_both_ends(workflow: dict[str, Any]) -> None:
-    nodes = {node["id"]: node for node in workflow["nodes"]}
+    for graph in _graphs(workflow):
+        _expect_links_with_two_ends(graph)
+
+
+def _expect_links_with_two_ends(graph: dict[str, Any]) -> None:
+    nodes = {node["id"]: node for node in graph["nodes"]}
     left: set[tuple[int, int, int]] = set()
     entered: set[tuple[int, int, int]] = set()
-    for node in workflow["nodes"]:
+    for node in graph["nodes"]:
         for slot, output in enumerate(node["outputs"]):
             left |= {(link, node["id"], slot) for link in output["links"] or ()}
         for slot, entry in enumerate(node["inputs"]):
             if entry.get("link") is not None:
                 entered.add((entry["link"], node["id"], slot))
-    links = workflow["links"]
+    links = graph["links"]
     assert left == {(link, source, slot) for link, source, slot, *_ in links}
     assert entered == {(link, target, slot) for link, _, _, target, slot, _ in links}
     for _, source, slot, target, entry, kind in links:
         assert nodes[source]["outputs"][slot]["type"] in (kind, "*") or kind == "*"
         taken = nodes[target]["inputs"][entry]["type"].split(",")
         assert {kind, "*"} & set(taken) or kind == "*"
-    assert max(link[0] for link in links) <= workflow["last_link_id"]
-    assert max(nodes) <= workflow["last_node_id"] and len(nodes) == len(workflow["nodes"])
+    assert max(link[0] for link in links) <= graph["last_link_id"]
+    assert max(nodes) <= graph["last_node_id"] and len(nodes) == len(graph["nodes"])
 
 
 def test_no_node_lies_on_another(workflow: dict[str, Any]) -> None:
-    for one, two in itertools.combinations(workflow["nodes"], 2):
-        apart = [
-            one["pos"][axis] + one["size"][axis] + between <= two["pos"][axis]
-            or two["pos"][axis] + two["size"][axis] + between <= one["pos"][axis]
-            for axis, between in enumerate((0, TITLE))
-        ]
-        assert any(apart), (one["type"], two["type"])
+    for graph in _graphs(workflow):
+        for one, two in itertools.combinations(graph["nodes"], 2):
+            apart = [
+                one["pos"][axis] + one["size"][axis] + between <= two["pos"][axis]
+                or two["pos"][axis] + two["size"][axis] + between <= one["pos"][axis]
+                for axis, between in enumerate((0, TITLE))
+            ]
+            assert any(apart), (one["type"], two["type"])
+
+
+def test_a_transformers_loader_and_compile_model_are_in_a_subgraph_that_shows_what_people_set(
+    workflow: dict[str, Any],
+) -> None:
+    """As in the host's own templates; the values on its node are those of the nodes inside."""
+    (*outer, inner) = workflow.get("definitions", {}).get("subgraphs", ()) or ({},)
+    loaders = {"CheckpointLoaderSimple", "UNETLoader"}
+    kinds = {node["type"] for node in workflow["nodes"]}
+    if not inner:
+        assert "CheckpointLoaderSimple" in kinds
+        return
+    assert outer == [] and not kinds & loaders
+    assert {"WarmgraphCompileModel"} <= {node["type"] for node in inner["nodes"]}
+    (node,) = (node for node in workflow["nodes"] if node["type"] == inner["id"])
+    shown = [entry.get("label", entry["name"]) for entry in inner["inputs"]]
+    assert "prompt" in shown and {"seed", "noise_seed"} & set(shown)
+    widgets = [entry for entry in node["inputs"] if "widget" in entry]
+    assert [entry["name"] for entry in node["inputs"]] == [i["name"] for i in inner["inputs"]]
+    assert len(widgets) == len(node["widgets_values"])
+    nodes = {each["id"]: each for each in inner["nodes"]}
+    for link in inner["links"]:
+        if link["origin_id"] == inner["inputNode"]["id"] and link["type"] != "IMAGE":
+            name = inner["inputs"][link["origin_slot"]]["name"]
+            value = node["widgets_values"][[entry["name"] for entry in widgets].index(name)]
+            assert value in nodes[link["target_id"]]["widgets_values"], name
+
+
+def test_only_one_workflow_has_a_graph_report() -> None:
+    having = [
+        key
+        for key in templates.TEMPLATES
+        for node in templates.all_nodes(templates.read(key))
+        if node["type"] == "WarmgraphGraphReport"
+    ]
+    assert having == ["load_compiled_graph"]
 
 
 def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, Any]) -> None:
     [note] = [n["widgets_values"][0] for n in workflow["nodes"] if n["type"] == "MarkdownNote"]
     models = [
         (node, model)
-        for node in workflow["nodes"]
+        for node in templates.all_nodes(workflow)
         for model in node["properties"].get("models", ())
     ]
     assert models
