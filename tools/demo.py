@@ -125,8 +125,6 @@ class Demo:
                 values[0] = f"{NAME}/{'with' if compiled else 'without'}"
             elif node["type"] == "WarmgraphCompileModel" and not compiled:
                 node["mode"] = 4  # bypassed
-            elif node["type"] == "WarmgraphGraphReport" and not compiled:
-                node["mode"] = 2  # muted
         graph = to_prompt(workflow, self.server.object_info())
         inputs = {"samples": sampler, "filename_prefix": "latents/demo"}
         graph["latent"] = {"class_type": "SaveLatent", "inputs": inputs}

@@ -1,5 +1,4 @@
-"""Make the picture of the README, our node in a shipped workflow and the tab in the sidebar, and
-the small ones that the Templates page shows of each shipped workflow.
+"""Make the picture of the README: our node in a shipped workflow, and the tab in the sidebar.
 
 Drives a real server and a real Chromium, so that they can be made again: `python -m tools.pictures
 --host TREE` in the virtual environment that `dev.py` made. The server's model is a narrow SDXL with
@@ -34,8 +33,6 @@ MODEL = "sd_xl_base_1.0.safetensors"
 WIDTH, HEIGHT = 1200, 760
 SCALE = 1.25
 MAX_BYTES = 200_000
-#: Of the Templates page, where the host looks for NAME.jpg beside NAME.json, in pixels.
-THUMBNAIL = (480, 304)
 #: Where our node's corner stands in the page.
 CORNER = (400, 140)
 SIDE, STEPS = 64, 4
@@ -44,12 +41,8 @@ RESULTS = PACK / "benchmarks" / "results"
 MEASURED, KEPT, SIZE = RESULTS / "forms_default.json", RESULTS / "speed_default.json", "1024x1024"
 
 
-def make_pictures(tree: Path, wanted: str) -> None:
-    """Write the pictures where they belong.
-
-    Args:
-        wanted: "readme", "templates" or "all".
-    """
+def make_picture(tree: Path) -> None:
+    """Write the picture where it belongs."""
     program = find_chromium()
     if program is None:
         raise SystemExit("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
@@ -61,11 +54,7 @@ def make_pictures(tree: Path, wanted: str) -> None:
         with Server(tree, base) as server:
             expect_no_welcome(server)
             with Page(program, Path(temporary, "profile"), server) as page:
-                if wanted in ("readme", "all"):
-                    save(photograph(page), PACK / "docs" / "warmgraph.png")
-                if wanted in ("templates", "all"):
-                    for workflow in sorted((PACK / "workflows").glob("*.json")):
-                        save_small(overview(page, workflow.stem), workflow.with_suffix(".jpg"))
+                save(photograph(page), PACK / "docs" / "warmgraph.png")
 
 
 def photograph(page: Page) -> Image.Image:
@@ -74,10 +63,6 @@ def photograph(page: Page) -> Image.Image:
     page.open_server()
     page.set_setting("Comfy.Minimap.Visible", False)
     page.open_shipped("text_to_image")
-    page.run(  # there is no room for it
-        "app.rootGraph.remove("
-        "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphGraphReport'))"
-    )
     page.set_widget("KSampler", "steps", STEPS)
     for side in ("width", "height"):
         page.set_widget("EmptyLatentImage", side, SIDE)
@@ -108,40 +93,6 @@ def photograph(page: Page) -> Image.Image:
         """
     )
     time.sleep(12)  # what the host says of the last run goes
-    return Image.open(io.BytesIO(page.screenshot()))
-
-
-def overview(page: Page, name: str) -> Image.Image:
-    """Show a shipped workflow as a whole, with nothing of the page around it."""
-    page.resize(4 * THUMBNAIL[0], 4 * THUMBNAIL[1])
-    page.open_server()
-    for setting in ("Comfy.Minimap.Visible", "Comfy.Graph.CanvasInfo", "Comfy.Graph.CanvasMenu"):
-        page.set_setting(setting, False)
-    page.open_shipped(name)
-    page.run(
-        """
-        await app.extensionManager.command.execute('Workspace.ToggleFocusMode');
-        await new Promise((done) => setTimeout(done, 1500));
-        const boxes = [...app.rootGraph.nodes, ...app.rootGraph.groups].map((e) => e.boundingRect);
-        const left = Math.min(...boxes.map((box) => box[0]));
-        const top = Math.min(...boxes.map((box) => box[1]));
-        const width = Math.max(...boxes.map((box) => box[0] + box[2])) - left;
-        const height = Math.max(...boxes.map((box) => box[1] + box[3])) - top;
-        const view = app.canvas.ds;
-        view.scale = 0.94 * Math.min(innerWidth / width, innerHeight / height);
-        view.offset = [
-          (innerWidth / view.scale - width) / 2 - left,
-          (innerHeight / view.scale - height) / 2 - top,
-        ];
-        for (const node of app.rootGraph.nodes) {
-          node.has_errors = false;  // the server has none of the models
-          node.imgs = null;  // nor a picture of the user's
-        }
-        app.canvas.deselectAll();
-        app.canvas.setDirty(true, true);
-        await new Promise((done) => setTimeout(done, 1500));
-        """
-    )
     return Image.open(io.BytesIO(page.screenshot()))
 
 
@@ -197,20 +148,11 @@ def save(picture: Image.Image, file: Path) -> None:
     print(f"{file}: {picture.width}x{picture.height}, {data.tell() >> 10} KiB")
 
 
-def save_small(picture: Image.Image, file: Path) -> None:
-    """Write a picture as a small JPEG."""
-    small = picture.convert("RGB").resize(THUMBNAIL, Image.Resampling.LANCZOS)
-    small.save(file, "JPEG", quality=80, optimize=True)
-    print(f"{file}: {file.stat().st_size >> 10} KiB")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", type=Path, required=True, help="a ComfyUI tree")
-    parser.add_argument("--only", default="all", choices=("readme", "templates", "all"))
-    chosen = parser.parse_args(arguments)
-    make_pictures(chosen.host.resolve(), chosen.only)
+    make_picture(parser.parse_args(arguments).host.resolve())
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ TEMPLATES: dict[str, Template] = {
         "MiniMax H3 image to video", "H3", "image to video", "video", "h3_int8_15700_speedup"
     ),
     "lora": Template("SDXL with LoRA", "SDXL", "LoRA", "image"),
-    "img2img_hires": Template("SDXL image to image", "SDXL", "larger", "edit"),
+    "img2img_hires": Template("SDXL image to image", "SDXL", "image to image", "edit"),
     "controlnet": Template(
         "SDXL with ControlNet",
         "SDXL",
@@ -86,7 +86,7 @@ TEMPLATES: dict[str, Template] = {
         "image",
         "deepcache_compiled_sdxl_1024_speedup",
     ),
-    "load_compiled_graph": Template("SDXL only compiled files", "SDXL", "compiled before", "image"),
+    "load_compiled_graph": Template("SDXL only compiled files", "SDXL", "only load", "image"),
 }
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
-from warmgraph_tools import templates
+from warmgraph_tools import templates, thumbnails
 
 FILES = [templates.path(key) for key in templates.TEMPLATES]
 TITLE = 30
@@ -149,8 +150,27 @@ def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, 
         assert expected in note
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_templates_page_has_a_small_picture_of_each(path: Path) -> None:
-    """The host looks for NAME.jpg beside NAME.json; `tools/pictures.py` makes them."""
-    data = path.with_suffix(".jpg").read_bytes()
-    assert data.startswith(b"\xff\xd8\xff") and 4_000 < len(data) < 40_000
+@pytest.mark.parametrize("key", templates.TEMPLATES)
+def test_the_templates_page_has_a_small_square_picture_of_each_that_is_up_to_date(
+    key: str,
+) -> None:
+    """The host looks for NAME.jpg beside NAME.json; `python -m tools.thumbnails` draws them."""
+    file = templates.path(key).with_suffix(".jpg")
+    assert 4_000 < file.stat().st_size < 40_000
+    picture = Image.open(file).convert("RGB")
+    assert picture.size == (thumbnails.SIDE, thumbnails.SIDE)
+    drawn = Image.open(io.BytesIO(thumbnails.encoded(key))).convert("RGB")
+    apart = ImageStat.Stat(ImageChops.difference(picture, drawn)).mean
+    assert max(apart) < 4, "draw them again"  # another version of Pillow moves letters a little
+
+
+def test_a_picture_has_the_factor_that_was_measured_and_none_where_nothing_was() -> None:
+    written = {key: thumbnails.factor(each) for key, each in templates.TEMPLATES.items()}
+    headline = json.loads(thumbnails.FIGURES.read_text("utf-8"))
+    for key, template in templates.TEMPLATES.items():
+        if template.figure is None:
+            assert written[key] == ""
+            continue
+        measured = headline[template.figure]
+        assert measured["unit"].startswith("eager / ")
+        assert abs(float(written[key].removesuffix("x")) - measured["value"]) <= 0.05
