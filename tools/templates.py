@@ -47,16 +47,16 @@ TEMPLATES: dict[str, Template] = {
         "Z-Image Turbo int8 file", "Z-Image", "int8 file", "image", "zimage_int8_1024_speedup"
     ),
     "flux1_fp8_scaled": Template(
-        "Flux.1 fp8 file", "Flux.1", "fp8 file", "image", "flux1_fp8_1024_speedup"
+        "Flux.1 Krea dev fp8 file", "Flux.1", "fp8 file", "image", "flux1_fp8_1024_speedup"
     ),
     "flux1_int8": Template(
-        "Flux.1 int8 file", "Flux.1", "int8 file", "image", "flux1_int8_1024_speedup"
+        "Flux.1 dev int8 file", "Flux.1", "int8 file", "image", "flux1_int8_1024_speedup"
     ),
-    "flux1_dev_lora": Template("Flux.1 with LoRA", "Flux.1", "LoRA", "image"),
+    "flux1_dev_lora": Template("Flux.1 dev with LoRA", "Flux.1", "LoRA", "image"),
     "flux2_klein": Template(
         "Flux.2 klein text to image", "Flux.2", "klein", "image", "klein4b_1024_speedup"
     ),
-    "qwen_image_edit": Template("Qwen-Image edit", "Qwen", "Image Edit", "edit"),
+    "qwen_image_edit": Template("Qwen-Image Edit", "Qwen", "Image Edit", "edit"),
     "wan22_two_models": Template("Wan 2.2 text to video", "Wan 2.2", "text to video", "video"),
     "wan22_fp8_scaled": Template("Wan 2.2 image to video", "Wan 2.2", "image to video", "video"),
     "ltx23_image_to_video": Template(
@@ -78,15 +78,15 @@ TEMPLATES: dict[str, Template] = {
         "image",
         "controlnet_unet_1024_default_host_speedup",
     ),
-    "vae_tiled_decode": Template("SDXL large image tiled VAE", "SDXL", "tiled VAE", "image"),
+    "vae_tiled_decode": Template("SDXL with tiled VAE", "SDXL", "tiled VAE", "image"),
     "deepcache": Template(
-        "SDXL DeepCache costs quality",
+        "SDXL with DeepCache",
         "SDXL",
         "DeepCache",
         "image",
         "deepcache_compiled_sdxl_1024_speedup",
     ),
-    "load_compiled_graph": Template("SDXL only compiled files", "SDXL", "only load", "image"),
+    "load_compiled_graph": Template("SDXL load compiled files only", "SDXL", "only load", "image"),
 }
 
 
