@@ -176,12 +176,19 @@ def report_payload() -> dict[str, Any]:
     return {**get_engine().overview.snapshot(), **get_everywhere().plain()}
 
 
+def page_place(node_id: str) -> str:
+    """Return a node's place in the prompt as the page writes it: "12:3" for node 3 in the subgraph
+    of node 12. Clients at a command line, which take subgraphs apart themselves, write "12/3".
+    """
+    return node_id.replace("/", ":")
+
+
 def send_node_line(line: Line, node_id: str | None) -> None:
     """Show a line on a node of the page that started the running prompt, if a page did."""
     instance = getattr(PromptServer, "instance", None)
     page = None if instance is None else page_of_prompt(instance)
     if page is not None and node_id is not None:
-        shown = {"node": node_id, "text": line.text, "lines": plain([line])}
+        shown = {"node": page_place(node_id), "text": line.text, "lines": plain([line])}
         instance.send_sync(EVENT, shown, page)
 
 

@@ -207,19 +207,23 @@ def test_a_node_is_bound_to_its_report_and_has_its_lines(pack: ModuleType) -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("node", "place"), [("7", "7"), ("12:7", "12:7"), ("115/75", "115:75"), ("1/2/3", "1:2:3")]
+)
 def test_a_line_of_progress_goes_to_the_page_that_waits(
-    pack: ModuleType, monkeypatch: pytest.MonkeyPatch
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch, node: str, place: str
 ) -> None:
+    """With the node as the page calls it, whoever took the subgraphs apart."""
     sent: list[tuple[Any, ...]] = []
     server = _module(pack, "server")
     instance = SimpleNamespace(send_sync=lambda *message: sent.append(message))
     monkeypatch.setattr(server.PromptServer, "instance", instance)
     monkeypatch.setattr(server, "page_of_prompt", lambda _: "page")
     building = line("waits_building", done=3, total=23)
-    with _module(pack, "progress").node_progress("7") as progress:
+    with _module(pack, "progress").node_progress(node) as progress:
         for _ in range(3):
             progress(3, 23, building)
-    shown = {"node": "7", "text": "building 3 of 23", "lines": plain([building])}
+    shown = {"node": place, "text": "building 3 of 23", "lines": plain([building])}
     assert sent == [("warmgraph.report", shown, "page")], "once, for it said nothing new"
 
 

@@ -31,14 +31,13 @@ const MARGIN = 10;
 const statuses = new Map();
 
 /**
- * The server names a node by its place in the prompt: "7", or "12:3" inside a subgraph, which
- * clients at a command line write as "12/3".
+ * The server names a node by its place in the prompt: "7", or "12:3" inside a subgraph.
  * @param {any} node
  * @param {string} place
  */
 function isNode(node, place) {
-  const [own, ...around] = place.split(/[:/]/).reverse();
-  return own === String(node.id) && (node.graph?.isRootGraph === false) === around.length > 0;
+  if (node.graph?.isRootGraph === false) return place.endsWith(`:${node.id}`);
+  return place === String(node.id);
 }
 
 /**
