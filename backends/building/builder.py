@@ -26,6 +26,7 @@ from .pacing import (
     WORKERS_WHILE_BUSY,
     BuildProgress,
     MeasuringGate,
+    estimate_fraction,
     estimate_seconds_left,
     worker_count,
 )
@@ -160,7 +161,8 @@ class Builder:
             alive, paused = len(self._threads), self._paused
         left = estimate_seconds_left(measured, elapsed, pending, workers)
         known = elapsed or (pending and not paused)
-        return BuildProgress(done, total, labels, left if known else None, alive, paused)
+        fraction = round(estimate_fraction(measured, elapsed, done, total), 3)
+        return BuildProgress(done, total, labels, left if known else None, alive, paused, fraction)
 
     def is_building(self) -> bool:
         """Whether a job is being built now; asked at each step, so no lock is taken."""

@@ -21,6 +21,8 @@ VRAM_PER_WORKER = 1 << 29
 WORKERS_WHILE_BUSY = 1
 #: Of fewer, the one that a prompt leaves room for takes a part that its steps miss.
 FEW_CORES = 4
+#: What a job is taken to last before any has ended.
+UNMEASURED_S = 40.0
 _POLL_S = 0.2
 
 
@@ -32,6 +34,7 @@ class BuildProgress(NamedTuple):
         seconds_left: None where it is not known, or nothing is left.
         workers: processes that live now.
         paused: whether the user wants no build to begin.
+        fraction: of all of them, from 0 to 1; what is being built counts in part.
     """
 
     done: int
@@ -40,6 +43,7 @@ class BuildProgress(NamedTuple):
     seconds_left: float | None
     workers: int
     paused: bool
+    fraction: float = 0.0
 
 
 def worker_count(
@@ -116,6 +120,28 @@ def estimate_seconds_left(
         last = max(last, end)
         heapq.heappush(free, end)
     return last
+
+
+def estimate_fraction(
+    measured: Sequence[float], running: Sequence[float], done: int, total: int
+) -> float:
+    """Estimate how much of a batch is done, from 0 to 1.
+
+    Args:
+        measured, running: see `estimate_seconds_left`; before any was measured, `UNMEASURED_S`
+            stands for every job.
+        done: jobs that ended, of `total`.
+    """
+    typical = statistics.median(measured) if measured else UNMEASURED_S
+    parts = sum(_share(elapsed, typical) for elapsed in running)
+    return min(1.0, (done + parts) / total) if total else 0.0
+
+
+def _share(elapsed: float, typical: float) -> float:
+    """How much of a job is done: nine tenths in the typical time, then ever slower."""
+    if elapsed < typical:
+        return 0.9 * elapsed / typical
+    return 1 - 0.1 * typical / elapsed
 
 
 class MeasuringGate:

@@ -19,16 +19,15 @@ import torch
 from ..cuda_graphs import driver
 from ..host_api.models import LatentScale
 from ..host_api.options import conditionings, run_sigmas
+from .gains import SLOWER, Gain, Gains, Size
 
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
 KEPT_CALLS, KEPT_SIZES = 20, 32
 #: Fewer calls say nothing: the first holds what is done once.
 FEWEST_CALLS = 3
-
-
-#: The sizes of a call's tensors, its latent's first.
-Size = tuple[tuple[int, ...], ...]
+#: Runs in a row that were slower than without us until that is said.
+SLOW_RUNS = 3
 
 
 class Speed(NamedTuple):
@@ -80,10 +79,18 @@ class Begun(NamedTuple):
 class Times:
     """The newest times of calls, by their size."""
 
-    def __init__(self, remembered: Mapping[Size, float] | None = None) -> None:
-        """Args: the quickest time of each size in an earlier process, where that is known."""
+    def __init__(
+        self,
+        remembered: Mapping[Size, float] | None = None,
+        gains: Mapping[Size, Gain] | None = None,
+    ) -> None:
+        """Args: the quickest time of each size in an earlier process, where that is known, and what
+        steps gained beside it.
+        """
         self._of: dict[Size, deque[float]] = {}
         self._remembered = dict(remembered or {})
+        #: What steps gain beside these.
+        self.gains = Gains(gains)
 
     def add(self, size: Size, milliseconds: float) -> None:
         """Keep one more."""
@@ -153,6 +160,12 @@ class Pace:
         self._is_disturbed = is_disturbed
         self._disturbed = Times()
         self._last: tuple[Size, str] | None = None
+        #: How much of the model graphs served in the last call.
+        self._served = 0
+        #: Whether something ran beside a call of this run, and the runs in a row of one size that
+        #: were slower than without us.
+        self._run_disturbed = False
+        self._slow: tuple[Size, int] | None = None
         #: The sigmas of the run, its calls until now, and those of each step of the last one.
         self._run: weakref.ref[torch.Tensor] | None = None
         self._steps = self._calls = 0
@@ -174,13 +187,20 @@ class Pace:
         device = tensors[0].device
         return Begun(size, device, _mark(device), self._is_disturbed())
 
-    def end(self, begun: Begun, form: str) -> None:
-        """Note that it has ended, and how it was made."""
+    def end(self, begun: Begun, form: str, served: int = 0) -> None:
+        """Note that it has ended, and how it was made.
+
+        Args:
+            served: how much of the model graphs serve: times with fewer of them say nothing of a
+                step with all.
+        """
         end = _mark(begun.device)
-        times = self._times[form]
-        if form == EAGER and (begun.disturbed or self._is_disturbed()):
-            times = self._disturbed
+        disturbed = begun.disturbed or self._is_disturbed()
         with self._lock:
+            if served != self._served:
+                self._served, self._times[COMPILED] = served, Times()
+            times = self._disturbed if form == EAGER and disturbed else self._times[form]
+            self._run_disturbed |= disturbed
             self._last = begun.size, form
             self._is_taken = False
             self._open.append(_Open(begun.size, times, begun.mark, end))
@@ -204,6 +224,22 @@ class Pace:
         ms = {made: calls * time for made, time in known.items() if time is not None}
         return Speed(form, self._scale.size(size[0]), ms) if form in ms else None
 
+    def gain(self) -> Gain | None:
+        """Return what a step of the size that came last gains: as it was measured, else that of
+        the nearest size that was; None where there is none, or the last step was the host's own.
+        """
+        speed = self.speed()
+        if self._last is None or self._last[1] == EAGER:
+            return None
+        if speed is not None and EAGER in speed.ms:
+            return Gain(speed.ms[EAGER] / speed.ms[speed.form], speed.size)
+        return self._times[EAGER].gains.nearest(self._last[0])
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the last runs were slower than without us."""
+        return self._slow is not None and self._slow[1] >= SLOW_RUNS
+
     def take_run(self) -> Run | None:
         """Return the run that has ended, once; None where there was none since."""
         with self._lock:
@@ -214,7 +250,7 @@ class Pace:
             steps = min(self._steps, max(1, round(self._calls / calls)))
             form, eager = self._last[1], self._times[EAGER].quickest(size)
         speed = self.speed()
-        return Run(
+        run = Run(
             self._scale.size(size[0]),
             self._batch,
             steps,
@@ -222,12 +258,27 @@ class Pace:
             None if speed is None else speed.ms[form],
             None if eager is None else calls * eager,
         )
+        if not self._run_disturbed:
+            self._compare(size, run)
+        return run
+
+    def _compare(self, size: Size, run: Run) -> None:
+        """Keep what a run gained, and whether it was one more that was slower."""
+        if run.form == EAGER or run.ms is None or run.eager_ms is None:
+            self._slow = None
+            return
+        factor = run.eager_ms / run.ms
+        images = f"{run.batch} x {run.size}" if run.batch > 1 else run.size
+        self._times[EAGER].gains.note(size, Gain(round(factor, 3), images))
+        before = self._slow[1] if self._slow is not None and self._slow[0] == size else 0
+        self._slow = (size, before + 1) if factor < SLOWER else None
 
     def _count(self, sigmas: torch.Tensor) -> None:
         """A call of the run of these sigmas begins."""
         if self._run is None or self._run() is not sigmas:
             self._calls_per_step = self._per_step()
             self._run, self._calls = weakref.ref(sigmas), 0
+            self._run_disturbed = False
             self._steps = len(sigmas) - 1
         self._calls += 1
 

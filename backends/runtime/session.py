@@ -228,7 +228,8 @@ class Session:
         begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
         result = scope.call(host, args, kwargs, foreign=inner)
         if begun is not None:
-            faults.spare(TELLING, _TIMING, pace.end, begun, form())
+            served = len(scope.forwards.any_shape.installed)
+            faults.spare(TELLING, _TIMING, pace.end, begun, form(), served)
         return result
 
     def take_counts(self) -> tuple[int, int]:

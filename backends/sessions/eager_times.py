@@ -1,4 +1,4 @@
-"""What steps of the host's own took, by model and size, kept across restarts.
+"""What steps of the host's own took and ours gained, by model and size, kept across restarts.
 
 Graphs that survive a restart leave no eager step to compare with; those of an earlier process, made
 under the same conditions, stand for it.
@@ -11,14 +11,15 @@ import logging
 import math
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..host.attached import Attached
 from ..host_api.process import host_flags
-from ..runtime.pace import Size, Times
+from ..runtime.gains import Gain, Size
+from ..runtime.pace import Times
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.files import write_whole
 
@@ -28,6 +29,14 @@ FILE_NAME = "eager_times.json"
 #: Models that are remembered.
 KEPT = 64
 _MAX_BYTES = 4 << 20
+_MAX_TEXT = 200
+
+
+class _Known(NamedTuple):
+    """Of one size: an eager step's milliseconds, and what ours gained beside it."""
+
+    ms: float
+    gain: Gain | None
 
 
 class EagerTimes:
@@ -38,7 +47,7 @@ class EagerTimes:
         self._path = directory / FILE_NAME
         self._machine = machine
         self._lock = threading.Lock()
-        self._table: dict[str, dict[Size, float]] | None = None
+        self._table: dict[str, dict[Size, _Known]] | None = None
         #: A changed LoRA makes a new session of the same root.
         self._of: WeakKeyDictionary[torch.nn.Module, tuple[str, Times]] = WeakKeyDictionary()
 
@@ -49,7 +58,9 @@ class EagerTimes:
         if root not in self._of:
             name = self._name(attached, root)
             with self._lock:
-                self._of[root] = name, Times(self._read().get(name))
+                known = self._read().get(name, {})
+            gains = {size: each.gain for size, each in known.items() if each.gain is not None}
+            self._of[root] = name, Times({size: each.ms for size, each in known.items()}, gains)
         return self._of[root][1]
 
     def keep(self, root: torch.nn.Module) -> None:
@@ -57,16 +68,20 @@ class EagerTimes:
         if root not in self._of:
             return
         name, times = self._of[root]
-        quickest = times.all_quickest()
+        gains = times.gains.all()
+        newest = {size: _Known(ms, gains.get(size)) for size, ms in times.all_quickest().items()}
         with self._lock:
             table = self._read()
-            if table.get(name) == quickest or not quickest:
+            if table.get(name) == newest or not newest:
                 return
             table.pop(name, None)
-            table[name] = quickest
+            table[name] = newest
             while len(table) > KEPT:
                 del table[next(iter(table))]
-            plain = {key: [[s, t] for s, t in known.items()] for key, known in table.items()}
+            plain = {
+                key: [[size, each.ms, *(each.gain or ())] for size, each in known.items()]
+                for key, known in table.items()
+            }
             try:
                 write_whole(self._path, json.dumps(plain, allow_nan=False).encode())
             except OSError as error:
@@ -86,7 +101,7 @@ class EagerTimes:
         }
         return sha256_hex(canonical_json(facts).encode())
 
-    def _read(self) -> dict[str, dict[Size, float]]:
+    def _read(self) -> dict[str, dict[Size, _Known]]:
         """The table, read from the file when it is first asked for; none where that is not as it
         was written.
         """
@@ -96,19 +111,24 @@ class EagerTimes:
                 with self._path.open("rb") as file:
                     plain: Any = json.loads(file.read(_MAX_BYTES))
                 self._table = {
-                    str(name): dict(_pair(*pair) for pair in pairs) for name, pairs in plain.items()
+                    str(name): dict(_entry(*each) for each in entries)
+                    for name, entries in plain.items()
                 }
             except (OSError, ValueError, TypeError, AttributeError, RecursionError):
                 pass
         return self._table
 
 
-def _pair(size: Any, milliseconds: Any) -> tuple[Size, float]:
-    """A size and its time, as they are used.
+def _entry(
+    size: Any, milliseconds: Any, factor: Any = None, words: Any = ""
+) -> tuple[Size, _Known]:
+    """A size and what is known of it, as they are used.
 
     Raises:
         ValueError, TypeError: they are none.
     """
-    if type(milliseconds) is not float or not 0 < milliseconds < math.inf:
-        raise ValueError("it is no time")
-    return tuple(tuple(int(side) for side in shape) for shape in size), milliseconds
+    for number in (milliseconds, 1.0 if factor is None else factor):
+        if type(number) is not float or not 0 < number < math.inf:
+            raise ValueError("it is no time and no factor")
+    gain = None if factor is None else Gain(factor, str(words)[:_MAX_TEXT])
+    return tuple(tuple(int(side) for side in shape) for shape in size), _Known(milliseconds, gain)

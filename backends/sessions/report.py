@@ -17,6 +17,7 @@ from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
 from .lines import Line, in_english, plain
+from .stages import Stage, stage_of
 from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
 
 _EXAMPLES = 3
@@ -36,8 +37,12 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     scope, steps, parts = session.scope, session.eager_calls, session.parts()
     compiled, eager = parts.compiled + parts.ready, parts.eager
     ours = session.all_graphs
+    is_building = any(_is_awaited(g) for g in ours)
+    if not is_building:  # the count is the server's: shown while it waits for something itself
+        building = _NOTHING_BUILT
     ready = [g for g in ours if g.state is State.READY]
     new = [g for g in ready if session.is_new(g)]
+    standing, speed = _standing(session, parts), session.pace.speed()
     report = {
         "id": session.id,
         "model": session.name,
@@ -63,8 +68,9 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             "eager": sum(steps.values()),
         },
         "captured": _captured([each.replays for each in session.scopes]),
-        "standing": _standing(session, parts),
-        "speed": _speed(session.pace.speed()),
+        "standing": standing,
+        "speed": _speed(speed),
+        **_gained(session, parts, speed, standing, building),
         "misses": [
             {
                 "kind": g.description.label,
@@ -80,8 +86,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "seconds_saved": round(
             sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
         ),
-        # The count is the server's: a session shows it while it waits for something itself.
-        "building": building if any(_is_awaited(g) for g in ours) else _NOTHING_BUILT,
+        "building": building,
     }
     return _in_words(
         report, notes_of(session.notes, scope.plan.guests, _left(scope.serving), steps)
@@ -150,6 +155,32 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
         return None
     ms = {form: round(time, 3) for form, time in speed.ms.items()}
     return {"form": speed.form, "size": speed.size, "ms": ms}
+
+
+def _gained(
+    session: Session,
+    parts: Parts,
+    speed: Speed | None,
+    standing: str,
+    building: dict[str, Any],
+) -> dict[str, Any]:
+    """How far a session is, and what its steps gain where they are compiled."""
+    gain = session.pace.gain()
+    stage = stage_of(
+        parts,
+        speed,
+        gain,
+        standing=standing,
+        is_building=building["done"] < building["total"],
+        is_slower=session.pace.is_slower,
+    )
+    if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER):
+        gain = None
+    return {
+        "stage": stage.value,
+        "factor": None if gain is None else round(gain.factor, 3),
+        "factor_size": None if gain is None else gain.size,
+    }
 
 
 def _standing(session: Session, parts: Parts) -> str:
@@ -258,6 +289,9 @@ _EMPTY: dict[str, Any] = {
     "calls": {"compiled": 0, "eager": 0},
     "captured": _NOTHING_CAPTURED,
     "standing": "eager",
+    "stage": Stage.NORMAL.value,
+    "factor": None,
+    "factor_size": None,
     "speed": None,
     "misses": [],
     "disk_bytes": 0,

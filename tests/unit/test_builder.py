@@ -565,7 +565,7 @@ def test_a_worker_that_dies_while_it_measures_lets_the_next_one(make):
 
 def test_progress_counts_the_batch_and_estimates_from_measured_times(make, tmp_path):
     builder = make()
-    assert builder.progress() == (0, 0, [], None, 0, False)
+    assert builder.progress() == (0, 0, [], None, 0, False, 0.0)
     ends = [tmp_path / f"end {n}" for n in range(4)]
     builder.pause(True)  # or the first may begin before there is a larger one
     futures = [
@@ -577,12 +577,13 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make, tmp_p
     first = builder.progress()
     assert (first.done, first.total, first.seconds_left) == (0, 4, None)
     time.sleep(0.2)
+    assert first.fraction < builder.progress().fraction < 1 / 4
     began = time.monotonic()
     ends[0].touch()
     typical = result_of(futures[0]).seconds
     assert wait_until(lambda: builder.progress().running == ["kind 1"])
     now = builder.progress()
-    assert (now.done, now.total) == (1, 4)
+    assert (now.done, now.total) == (1, 4) and 1 / 4 <= now.fraction < 2 / 4
     longest = max(typical, (time.monotonic() - began) / 10)
     assert now.seconds_left is not None
     assert 2 * typical < now.seconds_left <= 2 * typical + longest
@@ -590,7 +591,7 @@ def test_progress_counts_the_batch_and_estimates_from_measured_times(make, tmp_p
         end.touch()
     for future in futures:
         result_of(future)
-    assert builder.progress()[:4] == (4, 4, [], None)
+    assert builder.progress()[:4] == (4, 4, [], None) and builder.progress().fraction == 1
     result_of(builder.submit(job("sleep")))
     assert builder.progress()[:2] == (1, 1)
 

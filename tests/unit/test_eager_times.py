@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.runtime.gains import Gain
 from warmgraph_backends.runtime.pace import FEWEST_CALLS, Times
 from warmgraph_backends.sessions import eager_times as room
 from warmgraph_backends.sessions.eager_times import FILE_NAME, KEPT, EagerTimes
@@ -47,6 +48,29 @@ def test_they_survive_a_restart_and_new_ones_take_their_place(tmp_path: Path) ->
     measure(times, 50.0)
     again.keep(same)
     assert EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4))).quickest(SIZE) == 50.0
+
+
+def test_what_steps_gain_survives_a_restart(tmp_path: Path) -> None:
+    root = torch.nn.Linear(4, 4)
+    before = EagerTimes(tmp_path, "gpu")
+    measure(before.of(attached(root)), 61.0)
+    before.keep(root)
+    other = ((2, 4, 16, 16), (2,), (2, 77, 64))
+    for size, gain in ((SIZE, Gain(3.0, "64x64")), (other, Gain(2.0, "128x128"))):
+        before.of(attached(root)).gains.note(size, gain)
+    before.keep(root)
+    again = EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4)))
+    assert again.gains.all() == {SIZE: Gain(3.0, "64x64")}  # of the other nothing was measured
+    assert again.gains.nearest(other) == Gain(3.0, "64x64")
+
+
+def test_files_of_before_gains_were_kept_are_read(tmp_path: Path) -> None:
+    root = torch.nn.Linear(4, 4)
+    before = EagerTimes(tmp_path, "gpu")
+    measure(before.of(attached(root)), 61.0)
+    before.keep(root)
+    plain = json.loads((tmp_path / FILE_NAME).read_text())
+    assert [[len(entry) for entry in entries] for entries in plain.values()] == [[2]]
 
 
 def test_another_machine_model_size_dtype_or_start_has_its_own(
@@ -87,7 +111,17 @@ def test_nothing_is_written_without_news_and_few_models_are_kept(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"a": 1}', '{"a": [[1, 2.0]]}', '{"a": [[[[1]], -2.0]]}', "[" * 9999]
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"a": 1}',
+        '{"a": [[1, 2.0]]}',
+        '{"a": [[[[1]], -2.0]]}',
+        "[" * 9999,
+        '{"a": [[[[1]], 2.0, 0.0, "64x64"]]}',
+    ],
 )
 def test_a_file_that_is_not_as_it_was_written_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)

@@ -182,3 +182,71 @@ def test_a_run_is_told_once_when_it_has_ended(clock: Clock) -> None:
         clock.pass_by(10)
         pace.end(begun, COMPILED)
     assert pace.take_run() == Run("64x48, 17 frames", 3, 2, COMPILED, None, None)
+
+
+def _factor(pace: Pace) -> tuple[float, str] | None:
+    gain = pace.gain()
+    return None if gain is None else (round(gain.factor, 2), gain.size)
+
+
+def test_the_factor_stays_when_the_size_changes(clock: Clock) -> None:
+    """That of the nearest measured size stands for one that was not, and says which it is."""
+    pace = Pace(Times())
+    for side, eager in ((8, 60.0), (32, 600.0)):
+        _run(pace, clock, EAGER, [eager] * 3, side=side)
+        assert _factor(pace) is None
+        _run(pace, clock, COMPILED, [eager / (side / 8 + 1)] * 3, side=side)
+        pace.take_run()
+    assert _factor(pace) == (5.0, "256x256")
+    for side, nearest in ((9, (2.0, "64x64")), (15, (2.0, "64x64")), (40, (5.0, "256x256"))):
+        _run(pace, clock, COMPILED, [7.0] * 3, side=side)
+        assert _factor(pace) == nearest
+
+
+def test_a_factor_stands_after_a_restart(clock: Clock) -> None:
+    before = Times()
+    pace = Pace(before)
+    _run(pace, clock, EAGER, [60.0] * 3)
+    _run(pace, clock, COMPILED, [20.0] * 3)
+    pace.take_run()
+    after = Pace(Times(before.all_quickest(), before.gains.all()))
+    _run(after, clock, COMPILED, [90.0] * 3, side=16)
+    assert _factor(after) == (3.0, "64x64")
+
+
+def test_steps_that_only_some_graphs_served_say_nothing_of_those_with_all(clock: Clock) -> None:
+    pace = Pace(Times())
+    _run(pace, clock, EAGER, [60.0] * 3)
+    options = {"sample_sigmas": torch.zeros(9)}
+
+    def step(served: int, milliseconds: float) -> None:
+        latent = torch.zeros(1, 4, 8, 8)
+        begun = pace.begin((latent, torch.zeros(1)), {"transformer_options": options})
+        assert begun is not None
+        clock.pass_by(milliseconds)
+        pace.end(begun, COMPILED, served)
+
+    for served, milliseconds in ((3, 50.0), (3, 50.0), (8, 50.0), (23, 20.0), (23, 20.0)):
+        step(served, milliseconds)
+    assert pace.speed() is None
+    step(23, 20.0)
+    assert _factor(pace) == (3.0, "64x64")
+
+
+def test_three_runs_in_a_row_are_called_slower(clock: Clock) -> None:
+    builds = [False]
+    pace = Pace(Times(), is_disturbed=lambda: builds[0])
+    _run(pace, clock, EAGER, [60.0] * 3)
+
+    def run(milliseconds: float, side: int = 8) -> bool:
+        _run(pace, clock, COMPILED, [milliseconds] * 20, side=side)
+        pace.take_run()
+        return pace.is_slower
+
+    assert [run(70.0) for _ in range(4)] == [False, False, True, True]
+    builds[0] = True
+    assert run(700.0)  # neither better nor worse: something ran beside it
+    builds[0] = False
+    assert [run(time) for time in (50.0, 70.0, 70.0)] == [False, False, False]
+    assert not run(70.0, side=16)  # nothing is known of that size
+    assert [run(70.0) for _ in range(3)] == [False, False, True]

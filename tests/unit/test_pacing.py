@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from warmgraph_backends.building.pacing import MeasuringGate, estimate_seconds_left, worker_count
+from warmgraph_backends.building.pacing import (
+    UNMEASURED_S,
+    MeasuringGate,
+    estimate_fraction,
+    estimate_seconds_left,
+    worker_count,
+)
 
 GIB = 1 << 30
 
@@ -50,6 +56,27 @@ def test_worker_count_is_the_scarcest_resource_and_at_least_one(
 )
 def test_seconds_left_follow_from_measured_times(measured, running, pending, workers, expected):
     assert estimate_seconds_left(measured, running, pending, workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("measured", "running", "done", "total", "expected"),
+    [
+        ([], [], 0, 0, 0.0),
+        ([10.0], [], 2, 8, 0.25),
+        ([10.0], [5.0], 2, 8, 2.45 / 8),  # half of its time has gone
+        ([10.0], [20.0, 5.0], 2, 8, 3.4 / 8),  # over its time: ever slower, and never done
+        ([], [UNMEASURED_S / 2], 0, 1, 0.45),
+        ([], [1e9], 0, 1, pytest.approx(1.0)),
+        ([10.0], [5.0], 8, 8, 1.0),
+    ],
+)
+def test_what_is_being_built_counts_in_part(measured, running, done, total, expected):
+    assert estimate_fraction(measured, running, done, total) == pytest.approx(expected)
+
+
+def test_a_bar_moves_on_as_long_as_a_build_lasts():
+    seen = [estimate_fraction([10.0], [seconds / 4], 3, 8) for seconds in range(400)]
+    assert seen == sorted(seen) and len(set(seen)) == len(seen) and seen[-1] < 4 / 8
 
 
 def _wait_until(condition: Callable[[], bool]) -> bool:

@@ -1,0 +1,57 @@
+"""How far a model is on its way to being faster, in one word."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..runtime.gains import FASTER, Gain
+from ..runtime.last_run import Parts
+from ..runtime.pace import EAGER, Speed
+
+
+class Stage(str, Enum):
+    """What a page shows of a model before all else.
+
+    READY: all that can be compiled is, and what that gives was not measured yet. SLOWER: three runs
+    in a row were. NORMAL: nothing of it is compiled.
+    """
+
+    WAITING = "waiting"
+    COMPILING = "compiling"
+    READY = "ready"
+    FASTER = "faster"
+    SAME = "same"
+    SLOWER = "slower"
+    NORMAL = "normal"
+
+
+def stage_of(
+    parts: Parts,
+    speed: Speed | None,
+    gain: Gain | None,
+    *,
+    standing: str,
+    is_building: bool,
+    is_slower: bool,
+) -> Stage:
+    """Say how far a model is.
+
+    Args:
+        parts: how its parts stand.
+        speed: what its last steps took, None where that is not known.
+        gain: what they gained, None where that is not known.
+        standing: see a model's report.
+        is_building: whether something that it waits for is being built.
+        is_slower: whether its last runs were slower than without us.
+    """
+    if standing == "building":
+        return Stage.COMPILING if is_building else Stage.WAITING
+    if standing == "waiting" and not parts.ready:
+        return Stage.NORMAL if parts.idle and speed is not None else Stage.WAITING
+    if standing == "eager":
+        return Stage.NORMAL
+    if gain is None or (speed is not None and speed.form == EAGER):
+        return Stage.READY
+    if is_slower:
+        return Stage.SLOWER
+    return Stage.FASTER if gain.factor >= FASTER else Stage.SAME
