@@ -143,6 +143,7 @@ class Engine:
         claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
         self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
         self._graphs.when_loaded(claims.sweep)
+        self._graphs.when_loaded(self._graphs.look_at_store)
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
@@ -305,7 +306,7 @@ class Engine:
         elif isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
             self._request(session, session.all_graphs)
-            self._prompts.wait(wanted, self._builder, on_progress)
+            self._prompts.wait(session.name, wanted, self._builder, on_progress)
             warm_up.run_empty_steps(
                 session, model, sizes, batches, self._hooks.check_cancelled, on_progress
             )
@@ -351,7 +352,7 @@ class Engine:
         self._request(session, session.all_graphs)
         self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(wanted, self._builder, on_progress)
+            self._prompts.wait(session.name, wanted, self._builder, on_progress)
         else:
             self.stay_busy()
         return attached.value
@@ -456,7 +457,7 @@ class Engine:
         """Wait within a run for what is on its way, if that is what the user chose."""
         if session.options.when_missing is WhenMissing.WAIT:
             graphs = [kind.graph for kind in session.scope.serving if kind.graph is not None]
-            self._prompts.wait(graphs, self._builder, None)
+            self._prompts.wait(session.name, graphs, self._builder, None)
 
     def tell(self, session: Session) -> None:
         """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""

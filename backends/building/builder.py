@@ -49,6 +49,8 @@ START_DEATHS = 3
 BELIEFS = 2
 _STAGGER_S = 0.03
 _TICK_S = 0.5
+#: How often listeners hear of what is being built although nothing of it has ended.
+_TELL_S = 2.0
 _CLOSE_S = 5.0
 _CLOSED = "the builder was closed before this graph was built"
 
@@ -84,7 +86,7 @@ class Builder:
             is_busy: whether a prompt runs now; then few workers are started, and one at a time
                 measures on the GPU.
             events: is told, in the supervisor's thread, of changes of the progress; several may be
-                told as one.
+                told as one, and what is being built moves on by itself.
             script: the worker script; default that of the room `worker`.
         """
         self._hello = hello
@@ -115,6 +117,7 @@ class Builder:
         #: Why nothing can be built while this process lives; read without the lock, too.
         self.verdict: BuildError | None = None
         self._changed = False
+        self._told = 0.0
         self._paused = False
         self._closed = False
         self._supervisor = threading.Thread(
@@ -329,7 +332,8 @@ class Builder:
         for thread in threads:
             thread.expire(now)
         next_start_s = self._start_worker(now)
-        if changed:
+        if changed or (self._running and now - self._told >= _TELL_S):
+            self._told = now
             self._events.publish(Event.BUILDS_CHANGED)
         with self._news:
             if not self._changed and not self._closed:

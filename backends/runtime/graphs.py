@@ -78,7 +78,7 @@ class Graphs:
         self.version = 0
         self.builds = 0
         self.loads = 0
-        #: Why the newest graph was not kept on disk.
+        #: Why nothing is kept on disk, as far as is known.
         self.unkept: str | None = None
 
     def graph(self, description: Description, backend: Backend, target: dict[str, Any]) -> Graph:
@@ -134,6 +134,13 @@ class Graphs:
                     graph.build_wanted |= build
         for graph in sorted(wanted, key=_cost, reverse=True):
             self._hand_over(graph, self._load_or_build, graph)
+
+    def look_at_store(self) -> None:
+        """Say before anything is built whether it can be kept."""
+        self.unkept = self._store.why_unwritable()
+        if self.unkept is not None:
+            logger.warning("What is compiled is not kept on disk: %s", self.unkept)
+            self._note_change()
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on)."""

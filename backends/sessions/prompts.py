@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from ..building.builder import Builder, BuildProgress
 from ..runtime.graph import Graph
 from .lines import Line, line
+from .words import building_line
 
 #: Called with what is done, of how much, and what goes on.
 Progress = Callable[[int, int, Line], None]
 
 _POLL_S = 0.1
+#: Of a host's bar.
+_WHOLE = 100
 #: How long after a Compile node a prompt counts as running although it does not sample yet.
 _PROMPT_S = 15.0
 
@@ -65,10 +68,13 @@ class Prompts:
         running = self.sampling > 0 or time.monotonic() < self.until
         return running and not self._waiting
 
-    def wait(self, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None) -> None:
+    def wait(
+        self, name: str, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
+    ) -> None:
         """Wait until none of these graphs is on its way.
 
         Args:
+            name: of the model that needs them.
             on_progress: called at each change.
 
         Raises:
@@ -76,22 +82,21 @@ class Prompts:
         """
         self._waiting = True
         try:
-            self._wait(graphs, builder, on_progress)
+            self._wait(name, graphs, builder, on_progress)
         finally:
             self._waiting = False
 
     def _wait(
-        self, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
+        self, name: str, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
     ) -> None:
-        total = len(graphs)
-        told: tuple[int, Line] | None = None
+        told: tuple[int, int, Line] | None = None
         while True:
             self._check_cancelled()
             pending = [g for g in graphs if g.is_pending]
-            now = (total - len(pending), _awaited(pending, builder.progress()))
+            now = _awaited(name, pending, builder.progress())
             if on_progress is not None and told != now:
                 told = now
-                on_progress(now[0], total, now[1])
+                on_progress(*now)
             if not pending:
                 return
             time.sleep(_POLL_S)
@@ -104,15 +109,11 @@ def cancelled(progress: BuildProgress) -> Line:
     return line("cancelled_building" if progress.done < progress.total else "cancelled")
 
 
-def _awaited(pending: Sequence[Graph], progress: BuildProgress) -> Line:
-    """Say what a prompt waits for."""
+def _awaited(name: str, pending: Sequence[Graph], progress: BuildProgress) -> tuple[int, int, Line]:
+    """Say how much a prompt waits for, in hundredths, and what goes on."""
+    done = round(_WHOLE * progress.fraction) if pending else _WHOLE
     if elsewhere := sum(graph.built_elsewhere for graph in pending):
-        return line("waits_elsewhere", count=elsewhere)
-    if not progress.total:
-        return line("waits_loading")
-    counts = {"done": progress.done, "total": progress.total}
-    if progress.paused:
-        return line("waits_paused", **counts)
-    if progress.seconds_left is None or not pending:
-        return line("waits_building", **counts)
-    return line("waits_building_left", **counts, seconds=f"{progress.seconds_left:.0f}")
+        return done, _WHOLE, line("building_elsewhere", model=name, count=elsewhere)
+    if progress.done < progress.total and pending:
+        return done, _WHOLE, building_line(name, progress)
+    return done, _WHOLE, line("loading", model=name)

@@ -113,7 +113,7 @@ def strict_problem(report: dict[str, Any]) -> str | None:
         notes = (_OTHERWISE.sub("", note) for note in report["notes"])
         return "; ".join(notes) or "nothing of this model is compiled"
     lines = [f"{e['places']} places: {e['reason']}" for e in report["eager"][:4]]
-    return f"parts would run eager: {'; '.join(lines)}" if lines else None
+    return f"parts would run at normal speed: {'; '.join(lines)}" if lines else None
 
 
 def deepcache_report(cache: DeepCache) -> dict[str, Any]:

@@ -7,23 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
+from ..building.pacing import BuildProgress
+from ..runtime.gains import FASTER
 from ..runtime.pace import EAGER
 from .lines import Line, line
+from .stages import Stage
 
 #: What fits on a node.
 MAX_LINES = 5
 MAX_REASON = 120
-#: By which factor a step must be quicker, or slower, to be called so.
-_FASTER = 1.05
+#: From how many seconds on a time is told in minutes.
+_MINUTES_FROM = 90
 #: How reasons begin that pass by themselves.
 _COMING = "its graph is being"
 
 
 def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
-    """Return what a node shows of its model: how quick it is, how far it is, what is not compiled,
-    and as many notes as fit.
+    """Return what a node shows of its model: how far it is until it is quick, then how quick it is,
+    what is not compiled, and as many notes as fit.
     """
-    lines = [*_speed(report), *_stands(report, told=bool(notes)), *_not_compiled(report)]
+    lines = [*_headline(report), *_stands(report, told=bool(notes)), *_not_compiled(report)]
+    lines += _why_slower(report)
     room = MAX_LINES - len(lines)
     if len(notes) > room:
         rest = line("more_notes", count=len(notes) - room + 1)
@@ -137,6 +141,36 @@ def duration(ms: float) -> str:
     return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
 
 
+def building_line(model: str, progress: BuildProgress | dict[str, Any]) -> Line:
+    """Say how far builds are that a model waits for: the same count on nodes, in the tab and while
+    a prompt waits.
+    """
+    told = progress if isinstance(progress, dict) else progress._asdict()
+    values = {"model": model, "done": told["done"], "total": told["total"]}
+    seconds = told["seconds_left"]
+    if told["paused"]:
+        return line("building_paused", **values)
+    if seconds is None:
+        return line("building", **values)
+    if seconds >= _MINUTES_FROM:
+        return line("building_left_minutes", **values, minutes=round(seconds / 60))
+    return line("building_left", **values, seconds=f"{seconds:.0f}")
+
+
+def _headline(report: dict[str, Any]) -> list[Line]:
+    """What comes first on a node: that it is ready, or what a step takes."""
+    if report["stage"] == Stage.READY and (report["ready"] or _was_plain(report)):
+        return [line("ready")]
+    if report["stage"] in (Stage.COMPILING, Stage.WAITING) and _was_plain(report):
+        return []  # what a step takes until then is no news
+    return _speed(report)
+
+
+def _was_plain(report: dict[str, Any]) -> bool:
+    """Whether the last steps were the host's own."""
+    return report["speed"] is not None and report["speed"]["form"] == EAGER
+
+
 def _speed(report: dict[str, Any]) -> list[Line]:
     """What a step takes; nothing while it is not known."""
     speed = report["speed"]
@@ -147,28 +181,38 @@ def _speed(report: dict[str, Any]) -> list[Line]:
     if speed["form"] == EAGER:
         return [line("speed_eager", now=now)]
     if eager_ms is None:
-        return [line("speed_alone", now=now)]
+        factor, size = report["factor"], report["factor_size"]
+        if factor is None or factor < FASTER:
+            return [line("speed_alone", now=now)]
+        return [line("speed_nearest", factor=f"{factor:.1f}", size=size, now=now)]
     eager = duration(eager_ms)
-    if eager_ms >= _FASTER * ms:
+    if eager_ms >= FASTER * ms:
         return [line("speed_faster", factor=f"{eager_ms / ms:.1f}", now=now, eager=eager)]
-    if ms >= _FASTER * eager_ms:
+    if ms >= FASTER * eager_ms:
         return [line("speed_slower", now=now, eager=eager)]
     return [line("speed_same", now=now)]
+
+
+def _why_slower(report: dict[str, Any]) -> list[Line]:
+    """What may make a model slower, beside what is not compiled."""
+    reasons = report["captured"]["not_replayed"]
+    if report["stage"] != Stage.SLOWER or not reasons:
+        return []
+    most = max(reasons, key=lambda reason: reasons[reason])
+    return [line("slower_why", reason=_shortened(most))]
 
 
 def _stands(report: dict[str, Any], *, told: bool) -> list[Line]:
     """How far a model is, unless it only runs as without us and notes have `told` why."""
     standing, total = report["standing"], report["regions"]["total"]
     if standing == "building":
-        building = report["building"]
-        is_building = building["done"] < building["total"]
-        return [_building(report) if is_building else line("parts_coming", **_model(report))]
+        return [_building(report)]
     if report["idle"] and not total:
         return [line("parts_idle", model=report["model"], idle=report["idle"])]
     if standing == "replayed" or (standing == "waiting" and not report["ready"]):
         return [line(standing, model=report["model"])]
     if total:
-        return [line("parts_ready" if report["ready"] else "parts", **_model(report))]
+        return [line("parts", **_model(report))]
     return [] if told or not report["model"] else [line("eager", model=report["model"])]
 
 
@@ -178,13 +222,11 @@ def _model(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _building(report: dict[str, Any]) -> Line:
-    building, seconds = report["building"], report["building"]["seconds_left"]
-    values = {"model": report["model"], "done": building["done"], "total": building["total"]}
-    if building["paused"]:
-        return line("building_paused", **values)
-    if seconds is None:
-        return line("building", **values)
-    return line("building_left", **values, seconds=f"{seconds:.0f}")
+    """How far what a model waits for is: it is being built, or there and to be loaded."""
+    building = report["building"]
+    if building["done"] < building["total"]:
+        return building_line(report["model"], building)
+    return line("loading", model=report["model"])
 
 
 def _not_compiled(report: dict[str, Any]) -> list[Line]:

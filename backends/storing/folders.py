@@ -237,7 +237,7 @@ def _name_problem(name: str) -> str:
 
 def _bad_name(name: object, problem: str) -> GraphsNameError:
     return GraphsNameError(
-        f"graphs must be one plain folder name, got {shown(name)}: {problem}",
+        f"compiled files (graphs) must be one plain folder name, got {shown(name)}: {problem}",
         remedy="use letters, digits, spaces, - and _, or nothing for the workflow's own folder",
     )
 

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,7 +56,7 @@ class Store:
     """Graph files of this machine, shared by every model, workflow and server process.
 
     Args:
-        root: The shared folder; made when the first graph is put.
+        root: The shared folder; made when something is put there.
         signer: Signs what is put; only what it signed is ever read.
         cap_bytes: Size of the shared folder that `evict` keeps to, asked each time.
         private: The pack's system user directory, not reachable over HTTP; `spool` lies in it.
@@ -79,6 +80,20 @@ class Store:
         """What names this machine's key in the files that it signed; None without one."""
         with suppress(GraphFileError):
             return self._signer.fingerprint
+        return None
+
+    def why_unwritable(self) -> str | None:
+        """Say why nothing can be put into the shared folder, by putting something there; None where
+        that went well.
+        """
+        trial = self.root / f".{uuid.uuid4().hex}.trial"
+        try:
+            with _writing(self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                write_whole(trial, b"")
+                trial.unlink()
+        except GraphFileError as error:
+            return str(error)
         return None
 
     def candidates(self, key: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
@@ -336,8 +351,7 @@ def _writing(target: Path) -> Iterator[None]:
     except OSError as error:
         raise GraphFileError(
             f"graph file {target} cannot be written: {error.strerror or error}",
-            remedy="free some space or make that folder writable; until then the graph is kept in "
-            "memory and built again after a restart",
+            remedy="free some space or make that folder writable",
         ) from error
 
 

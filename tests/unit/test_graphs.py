@@ -113,6 +113,19 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def test_a_store_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file where a folder should be")
+    place = Place(tmp_path)
+    place.graphs.look_at_store()
+    try:
+        assert place.graphs.unkept is not None and "cannot be written" in place.graphs.unkept
+        (tmp_path / "store").unlink()
+        place.ask(build=True)
+        assert place.wanted.state is State.READY and place.graphs.unkept is None
+    finally:
+        place.graphs.close()
+
+
 ODD: dict[str, tuple[str, Any]] = {
     "a list where the target's dict should be": ("target", ["torch"]),
     "a target of mixed names": ("target", {"torch": DEEP}),

@@ -223,7 +223,9 @@ def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
         "this backend does not run on …": lambda: resolve_backend("inductor", "mps"),
         "backend must be one of …, got …": lambda: resolve_backend("tensorrt", "cpu"),
         "… has a …, whose effect is not known": lambda: read_call((object(),), {}),
-        "graphs must be one plain folder name, got …: …": lambda: validate_graphs_name("a/b"),
+        "compiled files (graphs) must be one plain folder name, got …: …": lambda: (
+            validate_graphs_name("a/b")
+        ),
         "cannot be read: …": lambda: read_graph(tmp_path / "none", Signer(tmp_path)),
     }.items():
         try:

@@ -11,9 +11,9 @@ from warmgraph_backends.sessions.prompts import cancelled
 @pytest.mark.parametrize(
     ("progress", "words"),
     [
-        (BuildProgress(2, 8, ["one"], 30.0, 1, False), "What is being built goes on"),
-        (BuildProgress(2, 8, [], None, 0, True), "Building is paused"),
-        (BuildProgress(8, 8, [], None, 0, True), "Building is paused"),
+        (BuildProgress(2, 8, ["one"], 30.0, 1, False), "Compiling goes on"),
+        (BuildProgress(2, 8, [], None, 0, True), "Compiling is paused"),
+        (BuildProgress(8, 8, [], None, 0, True), "Compiling is paused"),
     ],
     ids=["building", "paused", "paused, nothing waits"],
 )

@@ -15,6 +15,9 @@ REPORT: dict[str, Any] = {
     "model": "SDXL",
     "backend": "inductor",
     "standing": "partly",
+    "stage": "faster",
+    "factor": 2.0,
+    "factor_size": "1024x1024",
     "when_missing": "background",
     "graphs": "",
     "regions": {"total": 203, "compiled": 200, "eager": 3},
@@ -57,10 +60,10 @@ def test_all_that_a_user_asks_is_said_once() -> None:
     assert _whole(A_NOTE) == [
         "2.0x faster: 31 ms a step instead of 61 ms",
         "SDXL: 200 of 203 parts compiled (inductor)",
-        "3 of 203 parts as without this node: another node patches attn2_patch",
+        "3 of 203 parts at normal speed: another node patches attn2_patch",
         "  such as a, b",
-        "SDXL: building 3 of 5, about 7 s left",
-        "graphs: 2 built, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
+        "Compiling SDXL: 3 of 5, about 7 s left",
+        "compiled files: 2 made, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
         "  missing: Upsample 64: torch: made for 2.10",
         "CUDA graphs: 2 sizes captured, 180 steps replayed, 416 MiB",
         "  steps that were not replayed: 2 (weights moved since the last step)",
@@ -73,7 +76,7 @@ def test_the_node_says_how_quick_it_is_how_far_and_what_is_not_compiled() -> Non
     assert _on_node(A_NOTE) == [
         "2.0x faster: 31 ms a step instead of 61 ms",
         "SDXL: 200 of 203 parts compiled",
-        "3 of 203 parts as without this node: another node patches attn2_patch",
+        "3 of 203 parts at normal speed: another node patches attn2_patch",
         "a note",
     ]
 
@@ -81,12 +84,12 @@ def test_the_node_says_how_quick_it_is_how_far_and_what_is_not_compiled() -> Non
 @pytest.mark.parametrize(
     ("speed", "said"),
     [
-        (("eager", 61.2, 61.0), "61 ms a step, as without this node"),
-        (("compiled", 31.2, None), "31 ms a step"),
+        (("eager", 61.2, 61.0), "61 ms a step, normal speed"),
+        (("compiled", 31.2, None), "2.0x faster at 1024x1024; 31 ms a step here"),
         (("exact", 9.94, 12.0), "1.2x faster: 9.9 ms a step instead of 12 ms"),
         (("compiled", 2899.0, 3875.0), "1.3x faster: 2.90 s a step instead of 3.88 s"),
-        (("compiled", 60.0, 61.0), "60 ms a step, about as without this node"),
-        (("compiled", 70.0, 61.0), "70 ms a step; slower here: without this node 61 ms"),
+        (("compiled", 60.0, 61.0), "60 ms a step, about normal speed"),
+        (("compiled", 70.0, 61.0), "slower here: 70 ms a step, without this node 61 ms"),
     ],
 )
 def test_a_speed_is_told_as_it_was_measured(
@@ -99,23 +102,46 @@ def test_a_speed_is_told_as_it_was_measured(
     assert not any("a step" in each for each in _on_node(speed=None))
 
 
+def test_nothing_is_said_of_a_factor_that_is_not_known() -> None:
+    told = {"form": "compiled", "size": "", "ms": {"compiled": 31.2}}
+    for factor in (None, 1.01, 0.9):
+        assert _on_node(speed=told, factor=factor)[0] == "31 ms a step"
+
+
+def test_what_a_step_takes_before_anything_is_compiled_is_no_news() -> None:
+    plain = {"form": "eager", "size": "", "ms": {"eager": 61.0}}
+    compiling = {"standing": "building", "stage": "compiling", "speed": plain, "eager": []}
+    assert _on_node(**compiling) == ["Compiling SDXL: 3 of 5, about 7 s left"]
+    quick = {**compiling, "speed": REPORT["speed"]}
+    assert _on_node(**quick)[0] == "2.0x faster: 31 ms a step instead of 61 ms"
+
+
+def test_who_is_slower_is_told_why_where_that_is_known() -> None:
+    slow = {"form": "compiled", "size": "", "ms": {"compiled": 70.0, "eager": 61.0}}
+    said = _on_node(stage="slower", speed=slow, factor=0.87)
+    assert said[-1] == ("likely because steps are not replayed: weights moved since the last step")
+    assert not any("likely" in each for each in _on_node(stage="same", speed=slow, factor=0.87))
+
+
 @pytest.mark.parametrize(
     ("standing", "changes", "said"),
     [
         ("compiled", {}, "SDXL: 200 of 203 parts compiled"),
         ("partly", {}, "SDXL: 200 of 203 parts compiled"),
         ("eager", {}, "SDXL: 200 of 203 parts compiled"),
-        ("building", {}, "SDXL: building 3 of 5, about 7 s left"),
-        ("building", {"seconds_left": None}, "SDXL: building 3 of 5"),
+        ("building", {}, "Compiling SDXL: 3 of 5, about 7 s left"),
+        ("building", {"seconds_left": None}, "Compiling SDXL: 3 of 5"),
+        ("building", {"seconds_left": 89.0}, "Compiling SDXL: 3 of 5, about 89 s left"),
+        ("building", {"seconds_left": 91.0}, "Compiling SDXL: 3 of 5, about 2 min left"),
         (
             "building",
             {"paused": True},
-            "SDXL: building 3 of 5 is paused; Resume is in the tab Warmgraph",
+            "Compiling SDXL: 3 of 5, paused",
         ),
         (
             "building",
             {"done": 5},
-            "SDXL: 200 of 203 parts compiled, the others are being loaded",
+            "SDXL: loading compiled files",
         ),
         ("replayed", {}, "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs"),
     ],
@@ -128,8 +154,13 @@ def test_a_node_says_where_its_model_stands(
 
 
 def test_what_no_run_has_used_yet_is_not_told_as_what_ran() -> None:
-    new = {"standing": "waiting", "ready": 200}
-    assert _on_node(**new)[1] == "SDXL: 200 of 203 parts compiled, ready for the next run"
+    plain = {"form": "eager", "size": "", "ms": {"eager": 61.0}}
+    new = {"standing": "waiting", "stage": "ready", "ready": 200, "speed": plain}
+    said = ["Ready. The next image is faster.", "SDXL: 200 of 203 parts compiled"]
+    assert _on_node(**new)[:2] == _on_node(**{**new, "speed": None})[:2] == said
+    used = {**new, "standing": "compiled", "ready": 0}
+    assert _on_node(**used)[:2] == said  # the last image's steps did not
+    assert _on_node(**{**used, "speed": None})[0] == said[1]  # a VAE that ran
     assert "200 of them wait for the next run to use them" in _whole(**new)
     none = {"standing": "waiting", "regions": {"total": 0, "compiled": 0, "eager": 0}, "eager": []}
     assert _on_node(**none)[1] == "SDXL: waits for its first run"
@@ -146,9 +177,9 @@ def test_parts_that_the_last_run_had_no_use_for_are_no_failure() -> None:
 
 
 def test_nothing_is_said_of_builds_when_none_run() -> None:
-    assert not any("building" in each for each in _whole(building=BUILT))
+    assert not any("Compiling" in each for each in _whole(building=BUILT))
     begun = {**BUILT, "done": 0}
-    assert "SDXL: building 0 of 5" in _whole(building=begun)
+    assert "Compiling SDXL: 0 of 5" in _whole(building=begun)
 
 
 def test_what_comes_by_itself_is_not_told_as_what_is_not_compiled() -> None:
@@ -159,10 +190,10 @@ def test_what_comes_by_itself_is_not_told_as_what_is_not_compiled() -> None:
     lines = _on_node(standing="building", eager=coming)
     assert lines == [
         "2.0x faster: 31 ms a step instead of 61 ms",
-        "SDXL: building 3 of 5, about 7 s left",
+        "Compiling SDXL: 3 of 5, about 7 s left",
     ]
     left = [*coming, *REPORT["eager"]]
-    assert "3 of 203 parts as without" in _on_node(standing="building", eager=left)[-1]
+    assert "3 of 203 parts at normal" in _on_node(standing="building", eager=left)[-1]
 
 
 def test_many_reasons_are_one_line_on_the_node_and_all_are_in_the_report() -> None:
@@ -170,7 +201,7 @@ def test_many_reasons_are_one_line_on_the_node_and_all_are_in_the_report() -> No
         {"places": 1, "reason": f"reason {number}", "examples": ["a"]} for number in range(9)
     ]
     lines = _on_node(eager=reasons)
-    assert lines[-1] == "9 of 203 parts as without this node: reason 0; other reasons: 8"
+    assert lines[-1] == "9 of 203 parts at normal speed: reason 0; other reasons: 8"
     assert len(lines) == 3
     whole = "\n".join(_whole(eager=reasons))
     assert all(entry["reason"] in whole for entry in reasons)
@@ -179,7 +210,7 @@ def test_many_reasons_are_one_line_on_the_node_and_all_are_in_the_report() -> No
 def test_a_compilers_long_complaint_is_cut_on_the_node() -> None:
     long = "build failed: " + "word " * 200
     said = _on_node(eager=[{"places": 8, "reason": long, "examples": ["a"]}])[-1]
-    assert said.startswith("8 of 203 parts as without this node: build failed: word")
+    assert said.startswith("8 of 203 parts at normal speed: build failed: word")
     assert said.endswith(" ...") and len(said) < 170
     note = _on_node([line("note", note=long)])[-1]
     assert note.endswith(" ...") and len(note) <= words.MAX_REASON
@@ -198,7 +229,7 @@ def test_a_model_without_parts_says_why_and_how_it_runs() -> None:
     plain_step = {**none, "standing": "eager", "speed": None}
     assert _whole(A_NOTE, **{**none, "standing": "eager"}) == [faster, "a note"]
     assert _whole(A_NOTE, **plain_step) == _on_node(A_NOTE, **plain_step) == ["a note"]
-    assert _on_node(**plain_step) == ["SDXL: runs as without this node"]
+    assert _on_node(**plain_step) == ["SDXL: running at normal speed"]
     replayed = {**none, "standing": "replayed", "captured": REPORT["captured"]}
     assert _on_node(A_NOTE, **replayed) == [
         faster,
@@ -224,7 +255,7 @@ def test_notes_name_what_others_added_what_stays_the_hosts_and_which_steps_were_
         "a layer that others added runs as it is: Adapter of other",
         "3 norms stay as they are (Norm of pack); what lies around them is compiled",
         "12 linear layers stay as they are (quantised, int8); what lies around them is compiled",
-        "steps that ran as without this node: 4 (gradients are on)",
+        "steps at normal speed: 4 (gradients are on)",
     ]
 
 
@@ -274,9 +305,9 @@ def test_a_deepcache_tells_conditionings_apart_that_ran_in_other_steps() -> None
 def test_a_line_is_its_key_its_values_as_text_and_its_english() -> None:
     made = line("building", model="{SDXL}", done=3, total=5)
     values = {"model": "{SDXL}", "done": "3", "total": "5"}
-    assert made == ("building", values, "{SDXL}: building 3 of 5")
+    assert made == ("building", values, "Compiling {SDXL}: 3 of 5")
     assert plain([made]) == [{"key": made.key, "values": values, "text": made.text}]
-    assert in_english([made, line("nothing")]) == "{SDXL}: building 3 of 5\nnothing to compile"
+    assert in_english([made, line("nothing")]) == "Compiling {SDXL}: 3 of 5\nnothing to compile"
 
 
 def test_a_line_whose_value_is_missing_is_an_error_at_once() -> None:

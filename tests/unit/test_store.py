@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -414,10 +415,18 @@ def test_damaged_file_is_never_linked(tmp_path: Path) -> None:
 def test_root_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where a folder should be")
     store = make_store(tmp_path)
-    with pytest.raises(GraphFileError, match=r"cannot be written: .*; free some space or make"):
+    why = r"cannot be written: .*; free some space or make that folder writable$"
+    with pytest.raises(GraphFileError, match=why):
         put(store)
+    assert re.search(why, store.why_unwritable() or "")
     assert store.find(KEY) is None
     assert store.evict() == []
+
+
+def test_a_look_at_a_root_that_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert store.why_unwritable() is None
+    assert list(store.root.iterdir()) == []
 
 
 def test_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
