@@ -19,8 +19,9 @@ from ..storing.files import write_whole
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "runs.jsonl"
-#: Runs that are kept; the file holds up to twice as many lines before it is written anew.
-KEPT = 100
+#: Runs that are told, and those that are kept for what a day saved; the file holds up to twice as
+#: many lines before it is written anew.
+TOLD, KEPT = 100, 1500
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 200
 _FORMS = (EAGER, EXACT, COMPILED)
@@ -40,14 +41,24 @@ class History:
         self.version = 0
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return the last runs as JSON-plain data, the newest last.
+        """Return the last runs as JSON-plain data, `TOLD` at most, the newest last.
 
         Each has: at (Unix seconds), model, size (of the image), batch, steps, form (eager, exact or
         compiled), ms (of a step, None where unknown), eager_ms (the same), builds (graphs that were
         built for it since the run before), misses (graphs that it had to do without).
         """
         with self._lock:
-            return list(self._kept())
+            return list(self._kept())[-TOLD:]
+
+    def saved_today(self) -> dict[str, Any]:
+        """Return the seconds that this day's runs took less than without us, and in how many
+        images, as JSON-plain data: of those that were measured both ways.
+        """
+        today = _day(self._clock())
+        with self._lock:
+            pairs = [run for run in self._kept() if _is_pair(run) and _day(run["at"]) == today]
+        saved = sum(run["steps"] * (run["eager_ms"] - run["ms"]) for run in pairs) / 1000
+        return {"seconds": round(saved, 1), "images": sum(run["batch"] for run in pairs)}
 
     def note(self, session: Session) -> bool:
         """Note the run of a session that has just ended, if it was a sampler's; tells whether."""
@@ -123,6 +134,17 @@ def _is_run(entry: Any) -> bool:
         and all(_is_time(time) for time in times)
         and entry.get("form") in _FORMS
     )
+
+
+def _is_pair(run: dict[str, Any]) -> bool:
+    """Whether a run's steps were ours, and what the host's own take is known."""
+    return run["form"] != EAGER and run["ms"] is not None and run["eager_ms"] is not None
+
+
+def _day(seconds: float) -> tuple[int, int]:
+    """The day of a time on this machine."""
+    local = time.localtime(seconds)
+    return local.tm_year, local.tm_yday
 
 
 def _is_time(value: Any) -> bool:

@@ -70,6 +70,7 @@ class Overview:
             "builds": self._graphs.builds,
             "loads": self._graphs.loads,
             "runs_made": self._history.version,
+            "saved_today": self._history.saved_today(),
             "building": self.building(),
             "awaited": self._graphs.awaited(),
             "store": {

@@ -28,7 +28,8 @@ class Setting:
     """What a user may change: a number, or a toggle. The page makes its controls of this.
 
     Attributes:
-        place: of it in the page's settings, "Group.Name"; the page keeps values by it, so it stays.
+        place: its name in the page's settings, "Word.Name"; values are kept by it, so it stays.
+        group: under which the page shows it.
         title: what the page calls it.
         help: what a user gains and loses.
         unit: of the number, and what its special values mean.
@@ -47,6 +48,7 @@ class Setting:
     whole: bool = True
     control: Literal["number", "slider", "toggle"] = "number"
     step: float = 1
+    group: Literal["Speed", "Disk", "Experts"] = "Speed"
 
     def validate_value(self, value: object) -> float:
         """Return `value` as this setting's number; a toggle's is a bool.
@@ -80,8 +82,8 @@ SETTINGS = {
         Setting(
             name="workers",
             place="Builder.Workers",
-            title="Builder processes",
-            help="How many processes build graphs at the same time. With more, graphs are ready "
+            title="Processes that compile",
+            help="How many processes compile at the same time. With more, a model is faster "
             "sooner, and images made meanwhile have fewer cores and less memory. 0 lets the "
             "machine's cores, RAM and VRAM decide.",
             default=0,
@@ -91,9 +93,10 @@ SETTINGS = {
         Setting(
             name="job_limit_s",
             place="Builder.JobLimit",
-            title="Time limit of one build",
-            help="A build that takes longer is given up, and its part of the model runs as without "
-            "Warmgraph. Raise it on a slow machine.",
+            title="Time limit for one compiled file",
+            help="What takes longer is given up, and its part of the model runs at normal speed. "
+            "Raise it on a slow machine.",
+            group="Experts",
             default=600,
             minimum=30,
             maximum=86400,
@@ -103,9 +106,10 @@ SETTINGS = {
         Setting(
             name="idle_s",
             place="Builder.Idle",
-            title="Builder processes end when idle for",
-            help="Builder processes with nothing to do give their memory back after this time. The "
-            "next build then waits a few seconds for a new one.",
+            title="Processes that compile end when idle for",
+            help="With nothing to do they give their memory back after this time. What is compiled "
+            "next then waits a few seconds for a new one.",
+            group="Experts",
             default=30,
             minimum=1,
             maximum=3600,
@@ -114,9 +118,9 @@ SETTINGS = {
         Setting(
             name="runs_before_special",
             place="Builder.RunsBeforeSpecial",
-            title="Runs of one size before it gets graphs of its own",
-            help="Graphs for one size only are quicker. They are built beside the images and take "
-            "disk space; those for all sizes stay beneath. 0: only where a node asks for them.",
+            title="Runs of one size before it gets compiled files of its own",
+            help="Files for one size only are quicker. They are compiled beside the images and "
+            "take disk space; those for all sizes stay. 0: only where a node asks for them.",
             default=3,
             maximum=1000,
             unit="runs of one size, 0 = only where asked for",
@@ -124,9 +128,10 @@ SETTINGS = {
         Setting(
             name="store_cap_gib",
             place="Store.Cap",
-            title="Size limit of the shared graph store",
-            help="Above it the graphs that were not used for longest go, and are built again when "
-            "they are needed. Graphs beside a saved workflow are never removed.",
+            title="Size limit of compiled files",
+            help="Above it those that were not used for longest go, and are compiled again when "
+            "they are needed. Copies beside a saved workflow are never removed.",
+            group="Disk",
             default=4.0,
             minimum=0.1,
             maximum=1024,
@@ -137,19 +142,21 @@ SETTINGS = {
         Setting(
             name="captured_vram_percent",
             place="Captured.Vram",
-            title="VRAM for captured steps",
-            help="Repeated steps are replayed from CUDA graphs, which hold this much memory at "
-            "most; ComfyUI gets it back when it needs room. 0: no step is captured, and each one "
-            "waits for the processor.",
+            title="VRAM for recorded steps",
+            help="Repeated steps are recorded and replayed, which holds this much memory at most; "
+            "ComfyUI gets it back when it needs room. 0: no step is recorded, and each one waits "
+            "for the processor.",
+            group="Disk",
             default=10,
             maximum=90,
-            unit="percent of the card, 0 = no CUDA graphs",
+            unit="percent of the card, 0 = none",
             control="slider",
         ),
         Setting(
             name="captured_limit_s",
             place="Captured.Limit",
-            title="Longest step that is captured",
+            title="Longest step that is recorded",
+            group="Experts",
             help="A step that takes longer does not wait for the processor, so replaying it would "
             "save nothing and only hold memory.",
             default=0.5,
@@ -162,9 +169,10 @@ SETTINGS = {
         Setting(
             name="keep_captured",
             place="Captured.Keep",
-            title="Keep captured steps between prompts",
-            help="Off gives their memory back when a prompt has sampled; each prompt then captures "
+            title="Keep recorded steps between prompts",
+            help="Off gives their memory back when a prompt has sampled; each prompt then records "
             "its steps anew, which takes up to a third of a second.",
+            group="Disk",
             default=True,
             control="toggle",
         ),
@@ -172,6 +180,7 @@ SETTINGS = {
             name="metrics",
             place="Server.Metrics",
             title="Figures for Prometheus",
+            group="Experts",
             help="On: GET /warmgraph/metrics answers with builds, speed, disk and VRAM in "
             "Prometheus' text format, to whoever reaches this server. It needs the Python package "
             "prometheus_client.",

@@ -188,12 +188,12 @@ def test_texts_change_with_the_pages_language_at_once(page: Page) -> None:
 def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
     """Also in one that Warmgraph does not speak: there they are in English."""
     heads = "[...document.querySelectorAll('[role=dialog] h3')].map((e) => e.innerText)"
-    for language, server in (("zh", "服务器"), ("ja", "Server"), ("en", "Server")):
+    for language, named in (("zh", "专家选项"), ("ja", "For experts"), ("en", "For experts")):
         page.set_setting("Comfy.Locale", language)
         page.run("void app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
         page.click_first("[role=dialog] nav *", "!e.children.length && e.innerText === 'Warmgraph'")
-        shown = page.wait_for(f"{heads}.includes({server!r}) && {heads}")
-        assert not any("Warmgraph" in head for head in shown)
+        shown = page.wait_for(f"{heads}.includes({named!r}) && {heads}")
+        assert len(shown) == 3 and not any("Warmgraph" in head for head in shown)
         page.press("Escape")
         page.wait_for("!document.querySelector('[role=dialog]')")
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.runtime.pace import COMPILED, Run
-from warmgraph_backends.sessions.history import FILE_NAME, KEPT, History
+from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Run
+from warmgraph_backends.sessions import history as room
+from warmgraph_backends.sessions.history import FILE_NAME, KEPT, TOLD, History
 
 
 def session(run: Run | None, counts: tuple[int, int] = (0, 0)) -> Any:
@@ -21,8 +22,8 @@ def session(run: Run | None, counts: tuple[int, int] = (0, 0)) -> Any:
     return SimpleNamespace(name="SDXL", pace=pace, take_counts=lambda: counts)
 
 
-def run(steps: int = 20, ms: float | None = 31.25) -> Run:
-    return Run("1024x1024", 2, steps, COMPILED, ms, 61.0)
+def run(steps: int = 20, ms: float | None = 31.25, **changes: Any) -> Run:
+    return Run("1024x1024", 2, steps, COMPILED, ms, 61.0)._replace(**changes)
 
 
 def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> None:
@@ -45,15 +46,47 @@ def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> N
     assert History(tmp_path).runs() == [entry]
 
 
-def test_few_runs_are_kept_and_the_file_stays_small(tmp_path: Path) -> None:
+def test_few_runs_are_kept_and_the_file_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * KEPT * 300 < room._MAX_BYTES, "a line has 200 characters"
+    monkeypatch.setattr(room, "KEPT", TOLD)
     history = History(tmp_path)
-    for steps in range(1, 4 * KEPT + 6):
+    for steps in range(1, 4 * TOLD + 6):
         history.note(session(run(steps)))
         lines = (tmp_path / FILE_NAME).read_text().splitlines()
-        assert len(lines) <= 2 * KEPT
-    newest = list(range(3 * KEPT + 6, 4 * KEPT + 6))
+        assert len(lines) <= 2 * TOLD
+    newest = list(range(3 * TOLD + 6, 4 * TOLD + 6))
     assert [entry["steps"] for entry in history.runs()] == newest
     assert [entry["steps"] for entry in History(tmp_path).runs()] == newest
+
+
+def test_what_a_day_saved_is_of_measured_pairs_alone(tmp_path: Path) -> None:
+    now = [1_790_000_000.0]
+    history = History(tmp_path, clock=lambda: now[0])
+    assert history.saved_today() == {"seconds": 0.0, "images": 0}
+    history.note(session(run()))
+    now[0] += 24 * 60 * 60
+    for each in (
+        run(20, 31.0),
+        run(10, 41.0, form=EXACT, batch=1),
+        run(5, 81.0, batch=1),  # slower: it counts as such
+        run(20, None),
+        run(20, 31.0, eager_ms=None),
+        run(20, 61.0, form=EAGER),
+    ):
+        history.note(session(each))
+    saved = (20 * 30 + 10 * 20 - 5 * 20) / 1000
+    assert history.saved_today() == {"seconds": saved, "images": 4}
+    assert History(tmp_path, clock=lambda: now[0]).saved_today()["images"] == 4
+
+
+def test_a_day_of_many_runs_is_told_whole_and_few_of_them_one_by_one(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    for _ in range(2 * TOLD + 12):
+        history.note(session(run(batch=1)))
+    assert len(history.runs()) == TOLD
+    assert history.saved_today()["images"] == History(tmp_path).saved_today()["images"] == 212
 
 
 @pytest.mark.parametrize(

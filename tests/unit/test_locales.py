@@ -150,7 +150,7 @@ def test_groups_of_settings_share_no_name_with_the_host_or_other_packs(language:
     """The host has one table of these for itself and all packs, "Server" in it, and takes a name
     with underscores in place of dots for the key.
     """
-    groups = {f"Warmgraph_{setting.place.split('.')[0]}" for setting in SETTINGS.values()}
+    groups = {f"Warmgraph_{setting.group}" for setting in SETTINGS.values()}
     assert set(_read(language, "main.json")["settingsCategories"]) == groups
 
 

@@ -219,11 +219,11 @@ def test_a_line_of_progress_goes_to_the_page_that_waits(
     instance = SimpleNamespace(send_sync=lambda *message: sent.append(message))
     monkeypatch.setattr(server.PromptServer, "instance", instance)
     monkeypatch.setattr(server, "page_of_prompt", lambda _: "page")
-    building = line("waits_building", done=3, total=23)
+    building = line("building", model="SDXL", done=3, total=23)
     with _module(pack, "progress").node_progress(node) as progress:
         for _ in range(3):
             progress(3, 23, building)
-    shown = {"node": place, "text": "building 3 of 23", "lines": plain([building])}
+    shown = {"node": place, "text": building.text, "lines": plain([building])}
     assert sent == [("warmgraph.report", shown, "page")], "once, for it said nothing new"
 
 

@@ -11,7 +11,7 @@ const CONTROLS = { number: "number", slider: "slider", toggle: "boolean" };
 
 /**
  * @typedef {{
- *   place: string, title: string, help: string, unit: string, control: string, step: number,
+ *   place: string, group: string, title: string, help: string, unit: string, control: string, step: number,
  *   whole: boolean, value: number, default: number, minimum: number, maximum: number,
  * }} Setting
  * @returns {Promise<Record<string, Setting>>} {} when the server does not answer
@@ -30,13 +30,12 @@ function idOf(setting) {
 }
 
 /**
- * The host has one table for the names of all packs' groups: ours are "Warmgraph.Server" and the like,
- * which locales call by shorter names.
+ * The host has one table for the names of all packs' groups: ours are "Warmgraph.Speed" and the like,
+ * which locales call by shorter names. A setting's id is its place, whatever group it is in.
  * @param {Setting} setting
  */
-function categoryOf({ place }) {
-  const [group, name] = place.split(".");
-  return ["Warmgraph", `Warmgraph.${group}`, name];
+function categoryOf({ place, group }) {
+  return ["Warmgraph", `Warmgraph.${group}`, place.split(".")[1]];
 }
 
 /** @param {Setting} setting */
