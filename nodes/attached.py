@@ -19,7 +19,7 @@ from .progress import node_progress
 
 logger = logging.getLogger(__name__)
 
-NO_FOLDER = "no graphs saved yet"
+NO_FOLDER = "no compiled files saved yet"
 
 
 def compile_inputs() -> list[io.WidgetInput]:
@@ -27,33 +27,36 @@ def compile_inputs() -> list[io.WidgetInput]:
     return [
         io.Combo.Input(
             "when_missing",
+            display_name="while compiling",
             options=[choice.value for choice in WhenMissing],
             default=WhenMissing.BACKGROUND.value,
             tooltip=(
-                "What to do about graphs that are not there yet. background: make this "
-                "image without them while they are built, and use each as it arrives. "
-                "wait: build first, then go on. never: use only saved graphs."
+                "What to do while files are not compiled yet. go on: make this image at normal "
+                "speed meanwhile, and use each file as it comes. wait: compile first, then make "
+                "the image. never compile: use only files that are there."
             ),
         ),
         io.String.Input(
             "graphs",
+            display_name="compiled files",
             default="",
             optional=True,  # prompts by API may leave them out
             tooltip=(
-                "Where this workflow's graphs are kept. Empty: beside the saved workflow, "
-                "or in the shared store only while it has no file. A name: NAME.graphs in "
-                "your workflows folder."
+                "Where this workflow's compiled files are kept. Empty: beside the saved workflow; "
+                "in the shared store only while it has no file. A name: NAME.graphs in your "
+                "workflows folder."
             ),
         ),
         io.Combo.Input(
             "backend",
+            display_name="compiler",
             options=list(CHOICES),
             default=AUTO,
             optional=True,
             advanced=True,
             tooltip=(
-                "Which compiler to use. auto: the best one that works here. inductor: "
-                "PyTorch's compiler (needs Triton on a GPU). eager: none, to compare."
+                "Which compiler to use. automatic: the best one that works here. PyTorch's "
+                "compiler: it needs Triton on a GPU. none, to compare: steps are only timed."
             ),
         ),
     ]
@@ -66,17 +69,17 @@ def load_inputs() -> list[io.WidgetInput]:
             "folder",
             options=server.graph_folders() or [NO_FOLDER],
             tooltip=(
-                "A folder of graphs below your workflows folder. Press R to read the list "
-                "again. Graphs from another machine are used only once they are trusted, "
-                "at the server's console."
+                "A folder of compiled files below your workflows folder. Press R to read the list "
+                "again. Files from another machine are used only once they are trusted, at the "
+                "server's console."
             ),
         ),
         io.Boolean.Input(
             "strict",
             default=False,
             tooltip=(
-                "On: refuse to run, and say why, if any part would run without a graph. "
-                "Off: run such parts as without this node."
+                "On: refuse to run, and say why, if any part has no compiled file. Off: run such "
+                "parts at normal speed."
             ),
         ),
     ]

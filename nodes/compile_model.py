@@ -36,32 +36,46 @@ class WarmgraphCompileModel(io.ComfyNode):
                 "Makes every image of this model faster. Put it between the checkpoint (or LoRA) "
                 "loader and the sampler. The model's building blocks are compiled once; from then "
                 "on every size, batch, prompt length, LoRA and checkpoint of this architecture "
-                "uses the same graphs, after a restart as well. What cannot be compiled runs as "
-                "without this node, and the node says why."
+                "uses the same compiled files, after a restart as well. What cannot be compiled "
+                "runs at normal speed, and the node says why."
             ),
-            search_aliases=["torch compile", "speed up", "faster", "inductor", "warmgraph"],
+            search_aliases=[  # each by itself: the host ranks one that is all that was typed first
+                "torch compile",
+                "faster",
+                "speed",
+                "speed up",
+                "accelerate",
+                "optimize",
+                "performance",
+                "tensorrt",
+                "onediff",
+                "stable fast",
+                "inductor",
+                "warmgraph",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model to compile. It is not changed."),
                 *compile_inputs(),
                 io.Combo.Input(
                     "form",
+                    display_name="mode",
                     options=[form.value for form in CallForm],
                     default=CallForm.AUTO.value,
                     optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
-                        "How far to go. auto: the fastest that is ready; a size that came in a few "
-                        "runs gets graphs of its own (see the settings). exact: compile nothing, "
-                        "only spare the CPU its work (CUDA graphs): the same pixels as without "
-                        "this node. any shape: the same graphs for all sizes, always. specialised: "
-                        "as auto, but graphs of its own for each size from its second run on."
+                        "How far to go. fastest: the fastest that is ready; a size that came in a "
+                        "few runs gets compiled files of its own (see the settings). identical "
+                        "pixels: compile nothing, only replay repeated steps (CUDA graphs). one "
+                        "set for all sizes: the same files for all sizes, always. one set for each "
+                        "size: as fastest, but a size has files of its own from its second run on."
                     ),
                 ),
             ],
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The same model, running through compiled graphs where there are any.",
+                    tooltip="The same model, running through compiled files where there are any.",
                 )
             ],
             hidden=[io.Hidden.unique_id],
@@ -105,16 +119,16 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphLoadCompiledGraph",
-            display_name="Load Compiled Graph",
+            display_name="Load Compiled Files",
             category="Warmgraph",
             description=(
-                "Runs a model through graphs that were compiled before, from a folder saved with a "
+                "Runs a model through files that were compiled before, from a folder saved with a "
                 "workflow, and never compiles anything. Use it to get a workflow's speed on "
                 "another machine with the same sort of card, the same system and the same versions "
                 "of PyTorch, CUDA, Triton, Python and Warmgraph, or to be sure that nothing is "
-                "built."
+                "compiled."
             ),
-            search_aliases=["load graph", "compiled", "warmgraph"],
+            search_aliases=["load compiled graph", "strict", "warmgraph"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to speed up. It is not changed."),
                 *load_inputs(),
@@ -122,7 +136,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The same model, running through the folder's graphs.",
+                    tooltip="The same model, running through the folder's files.",
                 )
             ],
             has_intermediate_output=True,

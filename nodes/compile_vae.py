@@ -31,16 +31,17 @@ class WarmgraphCompileVAE(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphCompileVAE",
-            display_name="Compile VAE",
+            # The host finds shorter names first, and Compile Model is to be the first of all.
+            display_name="Compile VAE (decode, encode)",
             category="Warmgraph",
             description=(
                 "Makes decoding and encoding faster, with less memory. Put it between the loader "
                 "and VAE Decode, VAE Encode or their tiled versions. The VAE's blocks are compiled "
-                "once; from then on every size, batch and tile uses the same graphs, after a "
-                "restart as well. What cannot be compiled runs as without this node, and the node "
+                "once; from then on every size, batch and tile uses the same compiled files, after "
+                "a restart as well. What cannot be compiled runs at normal speed, and the node "
                 "says why."
             ),
-            search_aliases=["torch compile vae", "faster decode", "inductor", "warmgraph"],
+            search_aliases=["torch compile vae", "image decoder", "warmgraph"],
             inputs=[
                 io.Vae.Input("vae", tooltip="The VAE to compile. It is not changed."),
                 *compile_inputs(),
@@ -59,7 +60,7 @@ class WarmgraphCompileVAE(io.ComfyNode):
             outputs=[
                 io.Vae.Output(
                     display_name="vae",
-                    tooltip="The same VAE, running through compiled graphs where there are any.",
+                    tooltip="The same VAE, running through compiled files where there are any.",
                 )
             ],
             hidden=[io.Hidden.unique_id],
@@ -103,16 +104,16 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphLoadCompiledGraphVAE",
-            display_name="Load Compiled Graph (VAE)",
+            display_name="Load Compiled Files (VAE)",
             category="Warmgraph",
             description=(
-                "Runs a VAE through graphs that were compiled before, from a folder saved with a "
+                "Runs a VAE through files that were compiled before, from a folder saved with a "
                 "workflow, and never compiles anything. Use it to get a workflow's speed on "
                 "another machine with the same sort of card, the same system and the same versions "
                 "of PyTorch, CUDA, Triton, Python and Warmgraph, or to be sure that nothing is "
-                "built."
+                "compiled."
             ),
-            search_aliases=["load graph", "compiled vae", "warmgraph"],
+            search_aliases=["load compiled graph", "strict", "warmgraph"],
             inputs=[
                 io.Vae.Input("vae", tooltip="The VAE to speed up. It is not changed."),
                 *load_inputs(),
@@ -123,15 +124,15 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
                     optional=True,  # prompts from before it was there do not name it
                     advanced=True,
                     tooltip=(
-                        "What runs through graphs; strict asks for no others. Choose what Compile "
-                        "VAE had when the folder was saved."
+                        "What runs through compiled files; strict asks for no others. Choose what "
+                        "Compile VAE had when the folder was saved."
                     ),
                 ),
             ],
             outputs=[
                 io.Vae.Output(
                     display_name="vae",
-                    tooltip="The same VAE, running through the folder's graphs.",
+                    tooltip="The same VAE, running through the folder's files.",
                 )
             ],
             has_intermediate_output=True,

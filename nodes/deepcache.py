@@ -41,7 +41,7 @@ class WarmgraphDeepCache(io.ComfyNode):
                 "only the outermost blocks run. Works at any size, with ControlNet, LoRA and other "
                 "patches, and with Compile Model in either order."
             ),
-            search_aliases=["step cache", "feature cache", "faster", "skip steps", "warmgraph"],
+            search_aliases=["step cache", "feature cache", "skip steps", "warmgraph"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to speed up. It is not changed."),
                 io.Int.Input(

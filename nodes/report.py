@@ -34,15 +34,15 @@ class WarmgraphGraphReport(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphGraphReport",
-            display_name="Graph Report",
+            display_name="Compile Report",
             category="Warmgraph",
             description=(
-                "Shows what Warmgraph did for a model: which parts are compiled, which run as "
-                "without it and why, which graphs were built, loaded or are missing, disk, VRAM "
-                "and seconds saved. Link the finished image to `after` to see the figures of this "
-                "very run."
+                "Shows what Warmgraph did for a model: which parts are compiled, which run at "
+                "normal speed and why, which files were compiled, loaded or are missing, disk, "
+                "VRAM and seconds saved. Link the finished image to `after` to see the figures of "
+                "this very run."
             ),
-            search_aliases=["statistics", "compile report", "warmgraph"],
+            search_aliases=["statistics", "graph report", "warmgraph"],
             inputs=[
                 io.MultiType.Input(
                     "model",
@@ -85,8 +85,8 @@ class WarmgraphWarmUp(io.ComfyNode):
             display_name="Warm Up",
             category="Warmgraph",
             description=(
-                "Loads or builds everything that a model needs for these sizes and batches, "
-                "without making an image. Not needed for speed later on: graphs fit every size. "
+                "Loads or compiles everything that a model needs for these sizes and batches, "
+                "without making an image. Not needed for speed later on: files fit every size. "
                 "Use it to have all work done before the first image."
             ),
             search_aliases=["warmup", "precompile", "warmgraph"],

@@ -106,14 +106,21 @@ def test_every_node_input_and_output_has_its_name_and_its_tooltip(
 def test_tooltips_name_the_choices_that_the_widget_has(
     language: str, schemas: dict[str, Any]
 ) -> None:
-    """A widget's values are the same in all languages: its tooltip explains them by name."""
+    """A widget's values are the same in all languages, and the page shows names of some in theirs:
+    its tooltip explains them by what the page shows.
+    """
     nodes = _read(language, "nodeDefs.json")
+    english, named = (_read(each, "main.json")["warmgraph"]["page"] for each in ("en", language))
     for node_id, schema in schemas.items():
         for entry in schema.inputs:
             told = nodes[node_id]["inputs"][entry.id]["tooltip"]
-            for value in getattr(entry, "options", None) or ():
-                if str(value) in entry.tooltip:
-                    assert str(value) in told, (node_id, entry.id)
+            for value in map(str, getattr(entry, "options", None) or ()):
+                key = f"option_{entry.id}_{value.replace(' ', '_')}"
+                if key in english:
+                    assert english[key] in entry.tooltip, (node_id, entry.id, value)
+                    assert named[key] in told, (node_id, entry.id, value)
+                elif value in entry.tooltip:
+                    assert value in told, (node_id, entry.id)
             for number in re.findall(r"\d+(?:\.\d+)?", entry.tooltip):
                 assert number in told, (node_id, entry.id, number)
 
