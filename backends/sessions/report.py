@@ -9,6 +9,7 @@ from typing import Any
 
 from ..building.builder import Builder, BuildProgress
 from ..building.claims import BY_ANOTHER_SERVER
+from ..contract import WhenMissing
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..runtime.graph import Graph, State
@@ -173,6 +174,8 @@ def _gained(
         standing=standing,
         is_building=building["done"] < building["total"],
         is_slower=session.pace.is_slower,
+        is_left=session.options.when_missing is not WhenMissing.NEVER
+        and any(graph.state is State.MISSING for graph in session.graphs),
     )
     if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER):
         gain = None

@@ -33,6 +33,7 @@ def stage_of(
     standing: str,
     is_building: bool,
     is_slower: bool,
+    is_left: bool,
 ) -> Stage:
     """Say how far a model is.
 
@@ -43,6 +44,7 @@ def stage_of(
         standing: see a model's report.
         is_building: whether something that it waits for is being built.
         is_slower: whether its last runs were slower than without us.
+        is_left: whether the next run will have something built for it: it was cancelled, say.
     """
     if standing == "building":
         return Stage.COMPILING if is_building else Stage.WAITING
@@ -51,7 +53,7 @@ def stage_of(
     if standing == "eager":
         return Stage.NORMAL
     if gain is None or (speed is not None and speed.form == EAGER):
-        return Stage.READY
+        return Stage.WAITING if is_left else Stage.READY
     if is_slower:
         return Stage.SLOWER
     return Stage.FASTER if gain.factor >= FASTER else Stage.SAME

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  barsOf, buildsStand, csvOf, dotsOf, factorOf, seriesOf, verdictOf,
+  barsOf, buildsStand, csvOf, dotsOf, factorOf, seriesOf,
 } from "../../web/js/figures.js";
 import { percent } from "../../web/js/format.js";
 
@@ -25,14 +25,6 @@ test("only what was measured has a bar", () => {
   assert.deepEqual(barsOf({ form: "exact", ms: {} }), []);
   const bars = barsOf({ form: "exact", ms: { exact: 40 } });
   assert.deepEqual(bars.map(({ form, share }) => [form, share]), [["exact", 100]]);
-});
-
-test("what is slower than without is called so, and what is about as quick is called neither", () => {
-  const verdict = (eager) => verdictOf(factorOf({ form: "compiled", ms: { eager, compiled: 100 } }));
-  assert.deepEqual([300, 105, 104, 95, 94, 20].map(verdict), [
-    "faster", "faster", undefined, undefined, "slower", "slower",
-  ]); // prettier-ignore
-  assert.equal(verdictOf(undefined), undefined);
 });
 
 test("a pause is told whether builds wait for its end or not", () => {

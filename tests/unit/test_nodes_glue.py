@@ -223,7 +223,7 @@ def test_a_line_of_progress_goes_to_the_page_that_waits(
     with _module(pack, "progress").node_progress(node) as progress:
         for _ in range(3):
             progress(3, 23, building)
-    shown = {"node": place, "text": building.text, "lines": plain([building])}
+    shown = {"node": place, "text": "Compiling SDXL: 3 of 23", "lines": plain([building])}
     assert sent == [("warmgraph.report", shown, "page")], "once, for it said nothing new"
 
 

@@ -30,6 +30,7 @@ QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
         (LEFT, None, None, "building", {}, "waiting"),  # files are being loaded
         (NEW, PLAIN, None, "waiting", {}, "ready"),
         (NEW, None, None, "waiting", {}, "ready"),
+        (NEW, PLAIN, None, "waiting", {"is_left": True}, "waiting"),  # the others were cancelled
         (RAN, None, None, "compiled", {}, "ready"),  # a VAE's calls are not timed
         (RAN, QUICK, None, "compiled", {}, "ready"),
         (RAN, QUICK, 3.0, "compiled", {}, "faster"),
@@ -50,6 +51,6 @@ def test_a_model_is_at_one_stage(
     more: dict[str, Any],
     stage: str,
 ) -> None:
-    told = {"is_building": False, "is_slower": False, **more}
+    told = {"is_building": False, "is_slower": False, "is_left": False, **more}
     gain = None if factor is None else Gain(factor, "64x64")
     assert stage_of(parts, speed, gain, standing=standing, **told).value == stage

@@ -10,7 +10,7 @@ import { lineText, words } from "./words.js";
  * @param {number} [life] milliseconds; without it the user closes it
  */
 export function toast(severity, summary, detail, life) {
-  app.extensionManager?.toast?.add({ severity, summary, detail, life });
+  app.extensionManager?.toast?.add({ severity, summary, detail, life, styleClass: "warmgraph-toast" });
 }
 
 /**

@@ -40,16 +40,6 @@ export function factorOf(speed) {
 }
 
 /**
- * Whether a step is to be called faster or slower than without us; undefined for neither.
- * @param {number | undefined} factor how many times quicker it is
- */
-export function verdictOf(factor) {
-  if (factor === undefined) return undefined;
-  if (factor >= 1.05) return "faster";
-  return factor < 0.95 ? "slower" : undefined;
-}
-
-/**
  * What goes on with builds: a pause lasts although nothing waits for its end.
  * @param {{done: number, total: number, paused?: boolean} | undefined} building
  */

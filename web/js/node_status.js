@@ -8,7 +8,7 @@ import { setBadge } from "./node_badge.js";
 import { recall, remember } from "./node_memory.js";
 import { makeBox } from "./node_text.js";
 import { openingReports, reportOf, watchReports } from "./reports.js";
-import { linesOf, lineText, words } from "./words.js";
+import { linesOf, words } from "./words.js";
 
 /** Least size of the text in pixels, and the part of the report that each node shows. */
 const NODES = {
@@ -47,7 +47,7 @@ function isNode(node, place) {
  * @param {{width: number, height: number, whole: boolean}} look
  */
 function addStatus(node, look) {
-  const { box, showText, showReports } = makeBox(look.height - 2 * MARGIN, look.whole);
+  const { box, showText, showProgress, showReports } = makeBox(look.height - 2 * MARGIN, look.whole);
   const closed = new AbortController();
   /** @type {{id: string, text: string}[]} the node's result; newer reports go before it */
   let parts = [];
@@ -62,7 +62,7 @@ function addStatus(node, look) {
     if (!progress) {
       // What is shown may be a line of progress: it stays until there is something newer.
       if (parts.some(({ id }) => reportOf(id))) draw();
-    } else if (isNode(node, progress.node)) showText(linesOf(progress).map(lineText).join("\n"));
+    } else if (isNode(node, progress.node)) showProgress(linesOf(progress));
   };
   watchReports(refresh, closed.signal);
   watchLanguage(draw, closed.signal);

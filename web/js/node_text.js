@@ -3,9 +3,9 @@
  * button that opens the whole report.
  */
 import { button, el, progressBar, update } from "./elements.js";
-import { percent } from "./format.js";
 import { showFullReport } from "./full_report.js";
-import { buildText } from "./sidebar_builds.js";
+import { newestSnapshot } from "./reports.js";
+import { ACTIONS } from "./sidebar_actions.js";
 import { linesOf, lineText, wholeText, words } from "./words.js";
 
 /**
@@ -13,32 +13,27 @@ import { linesOf, lineText, wholeText, words } from "./words.js";
  * @typedef {Record<string, any>} Report
  */
 
-/** @param {Line} line */
-function isOfBuilds({ key = "" }) {
-  return key.startsWith("building");
-}
+/** Of lines that tell what is gained. */
+const HEADLINES = new Set(["ready", "speed_faster", "speed_nearest", "speed_slower"]);
 
-/** @param {Report} report */
-function isBuilding({ building }) {
-  return building !== undefined && building.done < building.total;
+/**
+ * What is being compiled is a bar, and the way on where that rests.
+ * @param {Line} line
+ * @param {Record<string, any>} [building] of the report, or of the server
+ */
+function linePart(line, building) {
+  const { key = "" } = line;
+  if (!key.startsWith("building") || !building?.total)
+    return [el("div", { class: HEADLINES.has(key) ? "warmgraph-headline" : undefined }, lineText(line))];
+  const bar = progressBar(100 * (building.fraction ?? 0), lineText(line), {
+    "aria-label": words("page.builds"),
+  });
+  return [bar, building.paused && button("resume", words("page.resume"))];
 }
 
 /** @param {Report} report */
 function reportPart(report) {
-  const bar = isBuilding(report);
-  const lines = linesOf(report).filter((line) => !(bar && isOfBuilds(line)));
-  const { done, total } = report.building ?? {};
-  const [first, ...rest] = lines.map((line) => el("div", {}, lineText(line)));
-  const quick = Boolean(report.speed) || lines[0]?.key?.startsWith("speed_");
-  first?.setAttribute("class", quick ? "warmgraph-headline" : "");
-  return [
-    first,
-    bar &&
-      progressBar(percent(done, total), buildText(report.building), {
-        "aria-label": words("page.builds"),
-      }),
-    ...rest,
-  ];
+  return linesOf(report).flatMap((line) => linePart(line, report.building));
 }
 
 /**
@@ -53,7 +48,9 @@ export function makeBox(height, whole) {
   let shown = [];
 
   text.addEventListener("click", ({ target }) => {
-    if (!(/** @type {Element} */ (target).closest("[data-action=report]"))) return;
+    const pressed = /** @type {Element} */ (target).closest("[data-action]");
+    if (pressed?.getAttribute("data-action") === "resume") return void ACTIONS.resume();
+    if (!pressed) return;
     const names = shown.map((report) => report.model ?? "DeepCache");
     showFullReport(names.join(", "), shown.map(wholeText).join("\n\n"));
   });
@@ -66,6 +63,9 @@ export function makeBox(height, whole) {
     box,
     /** @param {string} newest */
     showText: (newest) => draw(newest),
+    /** @param {Line[]} lines of what goes on while a prompt waits */
+    showProgress: (lines) =>
+      draw(...lines.flatMap((line) => linePart(line, newestSnapshot().building))),
     /**
      * @param {Report[]} reports
      * @param {boolean} eager whether all of them run as without us

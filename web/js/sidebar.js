@@ -11,6 +11,7 @@ import { buildsSection } from "./sidebar_builds.js";
 import { memorySection } from "./sidebar_memory.js";
 import { modelsSection } from "./sidebar_models.js";
 import { runsSection } from "./sidebar_runs.js";
+import { savedLine } from "./sidebar_saved.js";
 import { storeSection } from "./sidebar_store.js";
 import { warningsSection } from "./sidebar_warnings.js";
 import { words } from "./words.js";
@@ -25,6 +26,7 @@ export const TAB = "warmgraph";
  */
 export function tabOf(snapshot, busy) {
   const sections = [
+    savedLine(snapshot),
     warningsSection(snapshot),
     modelsSection(snapshot),
     buildsSection(snapshot, busy),
@@ -92,6 +94,12 @@ async function act(event, busy, draw) {
 function close() {
   closing?.abort();
   closing = undefined;
+}
+
+/** Open the tab, if it is not. */
+export function openTab() {
+  const { sidebarTab, command } = app.extensionManager ?? {};
+  if (sidebarTab?.activeSidebarTabId !== TAB) command?.execute(`Workspace.ToggleSidebarTab.${TAB}`);
 }
 
 app.registerExtension({

@@ -1,6 +1,7 @@
 /** What the tab's buttons do. */
 import { app } from "../../../scripts/app.js";
 import { confirmed, copy, download, post, toast } from "./asking.js";
+import { bypass } from "./bypass.js";
 import { csvOf } from "./figures.js";
 import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
@@ -49,6 +50,7 @@ export const ACTIONS = {
   free,
   export: () => download("warmgraph-runs.csv", csvOf(newestSnapshot().runs ?? []), "text/csv"),
   copy: ({ text }) => copy(text),
+  bypass: ({ nodes }) => bypass(JSON.parse(nodes)),
   report: ({ id }) => {
     const report = reportOf(id) ?? {};
     showFullReport(report.model ?? "DeepCache", wholeText(report));

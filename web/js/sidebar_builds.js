@@ -1,14 +1,18 @@
 /** What is being built, with buttons to pause and to cancel it. */
 import { button, el, progressBar } from "./elements.js";
 import { buildsStand } from "./figures.js";
-import { number, percent } from "./format.js";
+import { number } from "./format.js";
 import { words } from "./words.js";
 
+/** Seconds from which on a time is told in minutes, as on the nodes. */
+const MINUTES_FROM = 90;
+
 /** @param {{done: number, total: number, seconds_left?: number | null, paused?: boolean}} building */
-export function buildText({ done, total, seconds_left: left, paused }) {
-  const values = { done, total, seconds: number(left ?? 0) };
+function buildText({ done, total, seconds_left: left, paused }) {
+  const values = { done, total, seconds: number(left ?? 0), minutes: number((left ?? 0) / 60) };
   if (paused) return words("page.build_paused", values);
-  return words(left == null ? "page.build" : "page.build_left", values);
+  if (left == null) return words("page.build", values);
+  return words(left < MINUTES_FROM ? "page.build_left" : "page.build_left_minutes", values);
 }
 
 /**
@@ -31,9 +35,9 @@ export function buildsSection({ building }, busy) {
 }
 
 function running(building, busy) {
-  const { done, total, running: labels = [], paused } = building;
+  const { fraction = 0, running: labels = [], paused } = building;
   return [
-    progressBar(percent(done, total), buildText(building), { "aria-label": words("page.builds") }),
+    progressBar(100 * fraction, buildText(building), { "aria-label": words("page.builds") }),
     labels.length > 0 &&
       el("ul", { class: "warmgraph-plain" }, ...labels.map((label) => el("li", {}, label))),
     paused !== undefined && buttons([paused ? "resume" : "pause", "cancel"], busy),

@@ -1,6 +1,6 @@
 /** The models of this session: how far each is, how quick, and what of it is not compiled. */
 import { button, el } from "./elements.js";
-import { barsOf, factorOf, verdictOf } from "./figures.js";
+import { barsOf } from "./figures.js";
 import { duration, tenths } from "./format.js";
 import { linesOf, lineText, words } from "./words.js";
 
@@ -13,6 +13,7 @@ const ICONS = {
   waiting: "pi-clock",
   eager: "pi-minus-circle",
   slower: "pi-exclamation-triangle",
+  ready: "pi-check-circle",
 };
 
 /** @param {Record<string, any>} snapshot */
@@ -47,14 +48,14 @@ export function standingMark(standing) {
 }
 
 function modelCard(model) {
-  const { regions = { total: 0 }, speed } = model;
-  const isSlower = verdictOf(factorOf(speed)) === "slower";
+  const { regions = { total: 0 }, speed, stage } = model;
+  const told = ["slower", "ready"].includes(stage) && model.standing !== "partly";
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
-    el("h4", {}, model.model, standingMark(isSlower ? "slower" : model.standing)),
+    el("h4", {}, model.model, standingMark(told ? stage : model.standing)),
     model.by === "setting" && el("p", { class: "warmgraph-note" }, words("page.by_setting")),
-    speedText(speed),
+    ...speedText(model),
     speedBars(model.model, speed),
     regions.total > 0 &&
       el(
@@ -87,17 +88,19 @@ function leftAlone(left) {
   );
 }
 
-function speedText(speed) {
-  const factor = factorOf(speed);
-  const verdict = verdictOf(factor);
-  if (!verdict) return undefined;
-  if (verdict === "slower")
-    return el("p", { class: "warmgraph-note" }, words("page.slower", { factor: tenths(1 / factor) }));
-  return el(
-    "p",
-    { class: "warmgraph-factor" },
-    words("page.faster", { factor: tenths(factor) }),
-  );
+/** What is gained, or what to do where that is nothing. */
+function speedText({ stage, factor, factor_size: size, speed, nodes = [], by, ready }) {
+  if (stage === "ready" && ready) return [el("p", {}, words("page.ready_detail"))];
+  if (stage === "slower")
+    return [
+      el("p", { class: "warmgraph-note" }, words("page.slower", { factor: tenths(1 / factor) })),
+      by !== "setting" &&
+        nodes.length > 0 &&
+        button("bypass", words("page.bypass"), { "data-nodes": JSON.stringify(nodes) }),
+    ];
+  if (stage !== "faster") return [];
+  const text = size === speed?.size ? "page.faster" : "page.faster_at";
+  return [el("p", { class: "warmgraph-factor" }, words(text, { factor: tenths(factor), size }))];
 }
 
 function speedBars(name, speed) {

@@ -1,8 +1,12 @@
-/** A toast for each thing that a user can mend, once as long as the page's browser tab is open. */
+/**
+ * A toast for each thing that needs attention, once as long as the page's browser tab is open. What to
+ * do about it is told in the tab.
+ */
 import { app } from "../../../scripts/app.js";
-import { toast } from "./asking.js";
 import { newestSnapshot, watchReports } from "./reports.js";
-import { lineText } from "./words.js";
+import { openTab } from "./sidebar.js";
+import { toastWithButton } from "./toast_button.js";
+import { lineText, words } from "./words.js";
 
 const SHOWN = "warmgraph.warnings";
 
@@ -11,10 +15,9 @@ function showNew() {
   const shown = JSON.parse(sessionStorage.getItem(SHOWN) ?? "[]");
   const fresh = (newestSnapshot().warnings ?? []).filter(({ id }) => !shown.includes(id));
   if (!fresh.length) return;
-  for (const { lines, command } of fresh) {
-    const [title, text] = lines.map(lineText);
-    const detail = [text, command].filter(Boolean).join("\n\n");
-    toast("warn", `Warmgraph: ${title}`, detail, 20000);
+  for (const { lines } of fresh) {
+    const said = { severity: "warn", summary: `Warmgraph: ${lineText(lines[0])}`, life: 20000 };
+    void toastWithButton(said, words("page.show_in_tab"), openTab);
   }
   sessionStorage.setItem(SHOWN, JSON.stringify([...shown, ...fresh.map(({ id }) => id)]));
 }

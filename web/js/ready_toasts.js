@@ -1,0 +1,55 @@
+/**
+ * A toast once a model that was compiled is ready, and one once it is known how much faster that is.
+ */
+import { app } from "../../../scripts/app.js";
+import { toast } from "./asking.js";
+import { isOpen } from "./bypass.js";
+import { tenths } from "./format.js";
+import { newestSnapshot, watchReports } from "./reports.js";
+import { toastWithButton } from "./toast_button.js";
+import { linesOf, lineText, words } from "./words.js";
+
+const LIFE = 12000;
+
+/** @type {Map<string, "compiling" | "ready">} models whose end is to be told, by their ids */
+const awaited = new Map();
+
+function look() {
+  for (const model of newestSnapshot().models ?? []) {
+    const before = awaited.get(model.id);
+    if (model.stage === "compiling") awaited.set(model.id, "compiling");
+    else if (model.stage === "ready") {
+      // Who waits for it gets it in this very image.
+      if (before === "compiling" && model.ready && model.when_missing !== "wait") tellReady(model);
+      if (before) awaited.set(model.id, "ready");
+    } else if (before && model.stage !== "waiting") {
+      awaited.delete(model.id);
+      if (model.stage === "faster") tellFaster(model);
+    }
+  }
+}
+
+function tellReady({ model, nodes = [] }) {
+  const summary = words("page.ready", { model });
+  const said = { severity: "success", summary, detail: words("page.ready_detail"), life: LIFE };
+  if (nodes.length && !nodes.some(isOpen)) toast("success", summary, said.detail, LIFE);
+  else void toastWithButton(said, words("page.run_again"), runAgain);
+}
+
+function tellFaster(report) {
+  const [first] = linesOf(report);
+  const summary = words("page.quick", { model: report.model, factor: tenths(report.factor) });
+  toast("success", summary, first?.key === "speed_faster" ? lineText(first) : undefined, LIFE);
+}
+
+function runAgain() {
+  void app.extensionManager?.command?.execute("Comfy.QueuePrompt");
+}
+
+app.registerExtension({
+  name: "Warmgraph.Ready.Toasts",
+  setup() {
+    watchReports((progress) => progress || look(), new AbortController().signal);
+    look();
+  },
+});
