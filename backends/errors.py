@@ -96,7 +96,7 @@ class CancelledBuildError(BuildError):
     """The user cancelled a build; the next run that needs its graph asks for it again."""
 
     def __init__(self) -> None:
-        super().__init__("its build was cancelled")
+        super().__init__("compiling it was cancelled")
 
 
 class GraphFileError(WarmgraphError):

@@ -102,7 +102,7 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
     if "self_test" in facts:
         problem = facts["self_test"]
         good = f"compiled for {facts['device']}, packed, loaded and run in {facts['seconds']} s"
-        remedy = "without that every model runs as without Warmgraph"
+        remedy = "without that every model runs at normal speed"
         yield Line("a small graph", not problem, good if not problem else f"{problem}; {remedy}")
     else:
         yield Line("a small graph", False, f"compiling it ended the process: {died}")

@@ -32,7 +32,7 @@ from ..storing.signing import Signer
 logger = logging.getLogger(__name__)
 
 #: What is said of a graph that another server builds.
-BY_ANOTHER_SERVER = "its graph is being built by another server"
+BY_ANOTHER_SERVER = "it is being compiled by another server"
 BEAT_S = 3.0
 POLL_S = 0.5
 STALE_S = 30.0

@@ -82,19 +82,19 @@ def plan_model(root: torch.nn.Module) -> Plan | str:
     cls = type(root)
     family = _family(cls)
     if family is None and (owner := foreign_class(cls)) is not None:
-        return f"{owner}: runs as without this node"
+        return f"{owner}: runs at normal speed"
     if family is None:
-        return f"no region plan for {cls.__name__} yet: runs as without this node"
+        return f"no region plan for {cls.__name__} yet: runs at normal speed"
     try:
         plan = family.roots[_full_name(cls)](root)
     except _UNLIKE as error:
         words = f"this {cls.__name__} is not built as the host's that is known here"
-        return f"{words} ({type(error).__name__}: {error}): runs as without this node"
+        return f"{words} ({type(error).__name__}: {error}): runs at normal speed"
     if isinstance(plan, str):
         return plan
     if not plan.dispatches:
         reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
-        return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs as without it"
+        return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs at normal speed"
     return plan
 
 

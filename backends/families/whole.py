@@ -18,7 +18,7 @@ _LDM = "comfy.ldm"
 def _no_regions(model: Any) -> str:
     return (
         f"this {type(model).__name__} has no regions, so nothing of it is compiled; where its "
-        "whole steps cannot be captured, it runs as without this node"
+        "whole steps cannot be captured, it runs at normal speed"
     )
 
 

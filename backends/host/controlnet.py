@@ -89,10 +89,10 @@ def refusal(control: Any) -> str | None:
     """Say why nothing may be hung on a CONTROL_NET, or None."""
     cls = type(control)
     if not controlnets.is_hosts(cls):
-        return f"{cls.__name__} of {owner_of(cls)} is not the host's: runs as without this node"
+        return f"{cls.__name__} of {owner_of(cls)} is not the host's: runs at normal speed"
     for name in controlnets.METHODS:
         if name in vars(control):
-            return f"another node replaces {name} of this ControlNet: runs as without this node"
+            return f"another node replaces {name} of this ControlNet: runs at normal speed"
     return None
 
 
@@ -178,7 +178,7 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
             session.scope.faults.spare(STEP, "following a copy", _hang, other, session, runs)
         else:
             owner, name = owner_of(type(other)), type(other).__name__
-            session.note(f"{name} of {owner} took this ControlNet over: runs as without this node")
+            session.note(f"{name} of {owner} took this ControlNet over: runs at normal speed")
 
     def pre_run(*args: Any, **kwargs: Any) -> None:
         hold.end()
@@ -205,7 +205,7 @@ def _plan(refused: str | None, root: torch.nn.Module | None) -> Plan | str:
     if refused is not None:
         return refused
     if root is None:
-        return "this ControlNet has no network: runs as without this node"
+        return "this ControlNet has no network: runs at normal speed"
     return plan_model(root) if next(root.children(), None) is not None else Plan()
 
 

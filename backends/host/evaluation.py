@@ -29,7 +29,7 @@ from ..torch_api.tracing import compiled_from
 from .attached import KEY, Runs
 
 _CARD = (
-    "its copy on {} runs as without this node (MultiGPU CFG Split): models run compiled on one "
+    "its copy on {} runs at normal speed (MultiGPU CFG Split): models run compiled on one "
     "card so far"
 )
 _COPY = "another copy of the model runs (hooks or several GPUs)"

@@ -127,21 +127,21 @@ class _Attachment:
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
             self._runs.end(self.session, sampled=False)
-            self.session.note(f"ran as without this node: {error}")
+            self.session.note(f"ran at normal speed: {error}")
             return False
         return True
 
 
 def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:
     if root is None:
-        return "this VAE has no weights: runs as without this node"
+        return "this VAE has no weights: runs at normal speed"
     plan = plan_model(root)
     if isinstance(plan, Plan) and parts != BOTH:
         plan.dispatches = [d for d in plan.dispatches if _is_of(parts, d.regions[0].name)]
         plan.outside = [(name, reason) for name, reason in plan.outside if _is_of(parts, name)]
         if not plan.dispatches and not plan.outside:
             name = type(root).__name__
-            return f"nothing of this {name}'s {parts} is compiled yet: runs as without this node"
+            return f"nothing of this {name}'s {parts} is compiled yet: runs at normal speed"
     return plan
 
 

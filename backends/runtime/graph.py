@@ -130,10 +130,10 @@ class Graph:
         if self.state is State.READY:
             return self.resting
         if self.state is State.BUILDING:
-            return BY_ANOTHER_SERVER if self.built_elsewhere else "its graph is being built"
+            return BY_ANOTHER_SERVER if self.built_elsewhere else "it is being compiled"
         if self.state is State.LOADING and not self.is_missed:
-            return "its graph is being loaded"
-        text = self.reason or "no saved graph"
+            return "it is being loaded"
+        text = self.reason or "no compiled file"
         return f"{text}; {self.remedy}" if self.remedy else text
 
     def rest(self, reason: str) -> None:

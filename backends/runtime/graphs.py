@@ -322,7 +322,7 @@ class Graphs:
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
-            graph.explain(f"build failed: {reason}")
+            graph.explain(f"compiling failed: {reason}")
             self._set(graph, State.FAILED)
             return
         result = future.result()
@@ -374,8 +374,8 @@ class Graphs:
             lines = explain_target(manifest.target, target)
             lines += keys.explain_structure(manifest, graph.description)
             if lines:
-                return "no saved graph fits: " + "; ".join(lines[:3])
-        return "no saved graph"
+                return "no compiled file fits: " + "; ".join(lines[:3])
+        return "no compiled file"
 
     def _similar(self, folders: Sequence[Path]) -> list[Path]:
         found: list[Path] = []

@@ -300,7 +300,7 @@ class Session:
         if reason in self._warned:
             return
         self._warned.add(reason)
-        expected = reason.startswith(("its graph is being", "no saved graph"))
+        expected = reason.startswith(("it is being", "no compiled file"))
         level = logging.DEBUG if expected else logging.WARNING
         logger.log(level, "Warmgraph: parts of %s run eager: %s", self.name, reason)
 

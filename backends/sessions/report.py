@@ -23,7 +23,7 @@ from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_
 
 _EXAMPLES = 3
 #: What is true of a model that is let run.
-_OTHERWISE = re.compile(r"(?:[:,;] (?:it )?|^)runs as without (?:this node|it|Warmgraph)$")
+_OTHERWISE = re.compile(r"(?:[:,;] (?:it )?|^)runs at normal speed$")
 
 
 def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def stage_of(
         return Stage.NORMAL if parts.idle and speed is not None else Stage.WAITING
     if standing == "eager":
         return Stage.NORMAL
-    if gain is None or (speed is not None and speed.form == EAGER):
+    if parts.ready or gain is None or (speed is not None and speed.form == EAGER):
         return Stage.WAITING if is_left else Stage.READY
     if is_slower:
         return Stage.SLOWER

@@ -29,7 +29,7 @@ from .settings import Settings
 
 _EXACT_NEEDS = (
     "that needs an NVIDIA GPU, a model whose steps may be captured, and VRAM for them in the "
-    "settings: runs as without this node"
+    "settings: runs at normal speed"
 )
 
 

@@ -19,7 +19,7 @@ MAX_REASON = 120
 #: From how many seconds on a time is told in minutes.
 _MINUTES_FROM = 90
 #: How reasons begin that pass by themselves.
-_COMING = "its graph is being"
+_COMING = "it is being"
 
 
 def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:

@@ -110,13 +110,13 @@ def test_nodes_of_a_group_node_show_what_they_do_where_the_page_puts_them(page: 
         time.sleep(0.1)
     boxes = _boxes(page)
     assert set(boxes) == set(OURS)
-    assert boxes[OURS[0]].startswith("⚠ not sped up")
+    assert boxes[OURS[0]].startswith("⚠ running at normal speed")
     assert boxes[OURS[1]].startswith("DeepCache, last run: ")
     badges = page.run(
         f"return app.canvas.graph.nodes.find((n) => n.comfyClass === {OURS[0]!r}).badges"
         ".map((b) => (typeof b === 'function' ? b() : b).text)"
     )
-    assert "⚠ not sped up" in badges
+    assert "⚠ running at normal speed" in badges
 
     inner = page.run(f"return app.canvas.graph.nodes.find((n) => n.comfyClass === {OURS[0]!r}).id")
     said = {"node": f"{place}:{inner}", "text": "a line of progress"}

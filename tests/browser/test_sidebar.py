@@ -22,6 +22,19 @@ TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
 ZH = "缺少 C++ 编译器"
 BAR = ".warmgraph-status [role=progressbar]"
+RUNNING = "(await (await fetch('/queue')).json()).queue_running.length > 0"
+#: Keeps the text of each toast that comes.
+NOTE_TOASTS = """
+window.toasts = [];
+new MutationObserver((changes) => {
+  for (const { addedNodes } of changes)
+    for (const node of addedNodes) {
+      const inside = node.querySelector?.('.p-toast-message');
+      const toast = node.matches?.('.p-toast-message') ? node : inside;
+      if (toast) setTimeout(() => window.toasts.push(toast.innerText), 1000);
+    }
+}).observe(document.body, { childList: true, subtree: true });
+"""
 FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
 
 #: Finds texts of ours that stand out less than 4.5 to 1 from what lies behind them.
@@ -115,6 +128,10 @@ def _no_errors(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
         assert request.getfixturevalue("other_page").own_errors() == []
 
 
+def _wait_until_idle(page: Page) -> None:
+    page.wait_for(f"!({RUNNING})", seconds=300)
+
+
 def _open_tab(page: Page) -> None:
     if not page.run(f"return !!document.querySelector('{TAB}')"):
         page.click(".warmgraph-tab-button")
@@ -136,7 +153,7 @@ def _text(page: Page, selector: str) -> str:
 def test_the_tab_of_a_new_server_says_how_to_begin(page: Page) -> None:
     _open_tab(page)
     text = _text(page, TAB)
-    assert "No model runs" in text and "Nothing is being built" in text and "No run yet" in text
+    assert "No model runs" in text and "Nothing is being compiled" in text and "No run yet" in text
     page.click(f"{TAB} [data-action=templates]")
     page.wait_for("!!document.querySelector('[role=dialog]')")
     page.press("Escape")
@@ -150,24 +167,47 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     _open_small(page)
     page.run_workflow()
     page.wait_for(f"{REPORT}.building.total")
-    for selector in (BAR, f"{TAB} [role=progressbar]"):
+    for selector, begins in ((BAR, "Compiling SDXL: "), (f"{TAB} [role=progressbar]", "")):
         page.wait_for(
             f"document.querySelector('{selector}')?.innerText"
-            f" === '0 of ' + {REPORT}.building.total + ' built, paused'"
+            f" === '{begins}0 of ' + {REPORT}.building.total + ', paused'"
         )
         assert page.run(f"return document.querySelector('{selector}').ariaValueNow") == "0"
     assert "Full report" in page.run(f"return {STATUS}[0]")
 
     page.open_server()
     page.open_shipped("text_to_image")
-    assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith("built, paused")
+    assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith(", paused")
+
+
+def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
+    page: Page, own_server: Server
+) -> None:
+    _open_tab(page)
+    _wait_until_idle(page)
+    _open_small(page)
+    page.set_widget("WarmgraphCompileModel", "when_missing", "wait")
+    page.set_widget("KSampler", "seed", 3)
+    page.run("void app.queuePrompt(0, 1)")
+    page.wait_for(f"{RUNNING} && /^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0])")
+    assert page.run("return !!document.querySelector('.warmgraph-status [data-action=resume]')")
+    page.click(f"{TAB} [data-action=cancel]")
+    _wait_until_idle(page)
+    assert own_server.report()["building"]["paused"] is False
+    page.wait_for(f"/at normal speed: compiling it was cancelled/.test({STATUS}[0])")
+    own_server.post("/warmgraph/builds", {"action": "pause"})
+    page.set_widget("WarmgraphCompileModel", "when_missing", "background")
+    page.set_widget("KSampler", "seed", 4)
+    page.run_workflow()
+    page.wait_for(f"/^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0])")
 
 
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     page: Page, other_page: Page, own_server: Server
 ) -> None:
     _open_tab(page)
-    page.wait_for("fetch('/queue').then((r) => r.json()).then((q) => !q.queue_running.length)")
+    _wait_until_idle(page)
+    page.run(NOTE_TOASTS)
     for each in (page, other_page):
         each.wait_for(f"!!document.querySelector('{TAB} [data-action=resume]')")
     (model,) = own_server.report()["models"]  # its only run is over
@@ -182,10 +222,29 @@ def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     own_server.wait_until_built()
     for each in (page, other_page):
         each.wait_for(
-            f"/Nothing is being built/.test(document.querySelector('{TAB}').innerText)"
+            f"/Nothing is being compiled/.test(document.querySelector('{TAB}').innerText)"
             f" && document.querySelector('{TAB} .warmgraph-standing')?.innerText === '{standing}'"
         )
     page.wait_for(f"!document.querySelector('{BAR}')")
+
+
+def test_that_a_model_is_ready_is_told_once_and_runs_again_by_one_click(
+    page: Page, own_server: Server
+) -> None:
+    page.wait_for("window.toasts.length")
+    time.sleep(2)
+    assert page.run("return window.toasts") == ["SDXL: ready\nThe next image is faster.\nRun again"]
+    assert page.run(f"return {STATUS}[0]").startswith("Ready. The next image is faster.")
+    weight = page.run(
+        "return getComputedStyle(document.querySelector('.warmgraph-headline')).fontWeight"
+    )
+    assert int(weight) >= 600
+    before = len(own_server.get("/history"))
+    page.click_first(".p-toast-message button", "/Run again/.test(e.innerText)")
+    page.wait_for(
+        f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
+    )
+    page.wait_for(f"{STATUS}[0].includes(' a step')")
 
 
 def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
@@ -194,17 +253,13 @@ def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
     _open_small(page)
     page.set_widget("KSampler", "seed", 2)
     page.run_workflow()
-    first = page.wait_for("document.querySelector('.warmgraph-headline')?.innerText")
-    assert first[0].isdigit() and " a step" in first
-    weight = page.run(
-        "return getComputedStyle(document.querySelector('.warmgraph-headline')).fontWeight"
-    )
-    assert int(weight) >= 600
-    (model,) = own_server.report()["models"]
+    page.wait_for(f"/^[0-9.]+ m?s a step\\n/.test({STATUS}[0])")  # without is not known
+    (model,), runs = own_server.report()["models"], own_server.report()["runs"]
+    assert model["stage"] == "ready" and model["factor"] is None
     for each in (page, other_page):
         rows = each.wait_for(
             f"(() => {{ const rows = document.querySelectorAll('{TAB} [data-key=runs] tbody tr');"
-            " return rows.length === 2 && [...rows].map((row) => row.innerText); })()"
+            f" return rows.length === {len(runs)} && [...rows].map((row) => row.innerText); }})()"
         )
         assert all("SDXL, 128x128" in row and "4 steps" in row for row in rows), rows
         bars = each.run(
@@ -212,7 +267,7 @@ def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
             ".map((e) => [e.children[0].innerText, e.children[2].innerText])"
         )
         assert [form for form, _ in bars] == [
-            {"eager": "without", "exact": "exact", "compiled": "compiled"}[form]
+            {"eager": "normal", "exact": "exact", "compiled": "compiled"}[form]
             for form in ("eager", "exact", "compiled")
             if form in model["speed"]["ms"]
         ]
@@ -220,10 +275,33 @@ def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
         assert "38 of 38 parts compiled" in _text(each, TAB)
 
 
+def test_the_factor_is_told_once_both_are_measured_and_stays_at_another_size(
+    page: Page, own_server: Server
+) -> None:
+    for seed, (backend, side) in enumerate((("eager", 128), ("auto", 128), ("auto", 64)), 10):
+        page.set_widget("WarmgraphCompileModel", "backend", backend)
+        page.set_widget("KSampler", "seed", seed)
+        for name in ("width", "height"):
+            page.set_widget("EmptyLatentImage", name, side)
+        page.run_workflow()
+        (model,) = own_server.report()["models"]
+        if backend == "eager":
+            assert model["stage"] == "normal" and model["factor"] is None
+            continue
+        assert model["stage"] in ("faster", "same") and model["factor_size"] == "128x128"
+        if model["stage"] == "faster":
+            where = "" if side == 128 else " at 128x128"
+            said = f"{model['factor']:.1f}x faster{where}"
+            page.wait_for(f"{STATUS}[0].startswith({said!r})".replace("startswith", "startsWith"))
+            page.wait_for(
+                f"document.querySelector('{TAB} .warmgraph-factor')?.innerText === {said!r}"
+            )
+
+
 def test_the_whole_report_opens_from_the_node_and_escape_closes_it(page: Page) -> None:
     page.click(".warmgraph-status [data-action=report]")
     text = page.wait_for("document.querySelector('dialog.warmgraph-report pre')?.innerText")
-    assert "graphs: " in text and "38 of 38" in text
+    assert "compiled files: " in text and "38 of 38" in text
     assert page.run("return document.activeElement.dataset.action") == "close"
     page.press("Escape")
     page.wait_for("!document.querySelector('dialog.warmgraph-report')")
@@ -321,10 +399,12 @@ def test_a_node_whose_model_runs_eager_has_a_badge_and_says_so(page: Page) -> No
     page.run_workflow()
     badge = (
         "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel').badges"
-        ".map((b) => (typeof b === 'function' ? b() : b).text).filter((t) => /not sped up/.test(t))"
+        ".map((b) => (typeof b === 'function' ? b() : b).text).filter((t) => /normal speed/.test(t))"
     )
     assert page.wait_for(f"{badge}.length === 1")
-    assert "⚠ not sped up" in page.wait_for("document.querySelector('.warmgraph-mark')?.innerText")
+    assert "⚠ running at normal speed" in page.wait_for(
+        "document.querySelector('.warmgraph-mark')?.innerText"
+    )
     page.set_widget("WarmgraphCompileModel", "backend", "auto")
     page.run_workflow()
     page.wait_for(f"{badge}.length === 0 && !document.querySelector('.warmgraph-mark')")
@@ -454,7 +534,10 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     (warning,) = own_server.report()["warnings"]
     page.open_server()
     told = page.wait_for("document.querySelector('.p-toast-message')?.innerText")
-    assert warning["title"] in told and warning["command"] in told
+    assert warning["title"] in told and warning["text"] not in told
+    assert page.run("return document.querySelector('.p-toast-message').offsetHeight") < 130
+    page.click_first(".p-toast-message button", "/Show in tab/.test(e.innerText)")
+    page.wait_for(f"!!document.querySelector('{TAB}')")
     _open_tab(page)
     shown = page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning')?.innerText")
     assert warning["title"] in shown and warning["text"] in shown

@@ -42,7 +42,7 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
         assert torch.equal(image, model.sample(model.plain, steps=3))
         report = model.report()
         assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
-        assert [entry["reason"] for entry in report["eager"]] == ["its graph is being loaded"]
+        assert [entry["reason"] for entry in report["eager"]] == ["it is being loaded"]
         eager = report["speed"]
         assert eager["form"] == "eager" and eager["ms"]["eager"] > 0 and len(eager["ms"]) == 1
         assert report["standing"] == "building"
@@ -155,7 +155,7 @@ def test_never_with_an_empty_store_is_eager_with_a_reason(
     assert torch.equal(image, model.sample(model.plain, steps=2))
     report = model.report()
     assert [(e["reason"], e["places"]) for e in report["eager"]] == [
-        ("no saved graph", report["regions"]["total"])
+        ("no compiled file", report["regions"]["total"])
     ]
     assert lab.jobs() == lab.builds() == 0 and not list(lab.store.glob("*"))
 
@@ -177,13 +177,14 @@ def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
 
     def on_progress(done: int, total: int, now: Line) -> None:
         told.append((done, total))
-        if now.key.startswith("waits_building") and done == len(KINDS) - 1:  # the others are loaded
+        others = len(lab.engine._graphs.ready_keys())
+        if now.key.startswith("building") and others == len(KINDS) - 1:
             asked.set()
 
     model, _, _ = host.load("narrowxl")
     with pytest.raises(InterruptProcessingException):
         lab.compiled(model, on_progress=on_progress)
-    assert told[-1] == (len(KINDS) - 1, len(KINDS)) and lab.jobs() == 1
+    assert told == sorted(told) and told[-1][0] < told[-1][1] == 100 and lab.jobs() == 1
     asked.clear()
     compiled = lab.compiled(model, when_missing="background")
     lab.wait_until(lambda: lab.is_settled(compiled))
@@ -203,14 +204,14 @@ def test_a_wait_that_is_paused_says_so_and_ends_with_the_builds(
 
     def on_progress(done: int, total: int, now: Line) -> None:
         said.append(now.text)
-        if now.key == "waits_paused":
-            assert "Building is paused" in overview.cancelled().text
+        if now.key == "building_paused":
+            assert "Compiling is paused" in overview.cancelled().text
             overview.cancel_builds()
 
     first = lab.compiled(host.load("narrowxl")[0], on_progress=on_progress)
-    assert "is paused; Resume is in the tab Warmgraph" in " ".join(said)
+    assert "Compiling SDXL: 0 of 1, paused" in said
     (miss,) = lab.engine.report(first)["misses"]
-    assert miss["reason"] == "its build was cancelled"
+    assert miss["reason"] == "compiling it was cancelled"
     assert overview.cancelled().text == "Cancelled." and not overview.building()["paused"]
     second = lab.compiled(host.load("narrowxl")[0])
     assert lab.counts(second) == (1, 0, 0) and lab.builds() == 1

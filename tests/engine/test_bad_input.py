@@ -184,7 +184,7 @@ DAMAGE: dict[str, tuple[Callable[[Lab, Path], None], str, bool]] = {
     "signed with another key": (_sign_elsewhere, "cli.py trust ", True),
     "from an older version": (_older_format, "has format 0, this version reads 1", True),
     "under another's name": (_rename, "is not what its name says", True),
-    "half-written": (_half_written, "no saved graph", False),
+    "half-written": (_half_written, "no compiled file", False),
     "for another GPU": (
         _for_another_target(capability="8.9"),
         "GPU compute capability: made for 8.9",
@@ -460,7 +460,7 @@ def test_a_build_that_fails_is_named_tried_once_more_and_then_left(
     right(model)
     reason = state_of(model)["reason"]
     assert state_of(model)["state"] == "failed"
-    assert reason.startswith(f"build failed: Inductor failed on {QUICK}")
+    assert reason.startswith(f"compiling failed: Inductor failed on {QUICK}")
     assert lab.counts(model.model) == (0, KINDS - 1, model.report()["eager"][0]["places"])
     monkeypatch.setenv("CXX", "/no/such/compiler either")
     for _ in range(2):

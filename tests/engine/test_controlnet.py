@@ -121,7 +121,7 @@ def test_while_nothing_is_ready_the_image_is_eagers_and_then_graphs_come(
         ours = lab.controlled(xl.plain, when_missing="background")
         eager = xl.sample(xl.apply(xl.plain))
         assert torch.equal(xl.sample(xl.apply(ours)), eager)
-        assert list(reasons(lab.engine.report(ours))) == ["its graph is being loaded"]
+        assert list(reasons(lab.engine.report(ours))) == ["it is being loaded"]
     lab.settle()
     image = xl.sample(xl.apply(ours))
     assert relative(image, eager) < TOLERANCE and not torch.equal(image, eager)
@@ -134,7 +134,7 @@ def test_never_runs_what_is_there_and_names_what_is_not(xl: Controlled, make_lab
     lab.settle()
     image = xl.sample(xl.apply(ours))
     assert relative(image, xl.sample(xl.apply(xl.plain))) < TOLERANCE
-    assert reasons(lab.engine.report(ours)) == {"no saved graph": 1}
+    assert reasons(lab.engine.report(ours)) == {"no compiled file": 1}
     assert lab.engine.report(ours)["calls"]["compiled"] > 0 and lab.jobs() == 0
 
 
@@ -524,7 +524,7 @@ def test_other_architectures_come_back_themselves_and_are_named(xl: Controlled) 
     control = comfy.controlnet.ControlNet(network, load_device=torch.device("cpu"))
     assert xl.lab.controlled(control) is control and is_plain(control)
     (note,) = xl.report(control)["notes"]
-    assert note == "no region plan for HunYuanControlNet yet: runs as without this node"
+    assert note == "no region plan for HunYuanControlNet yet: runs at normal speed"
 
 
 @pytest.mark.parametrize("thing", [None, "a control", 3])

@@ -143,7 +143,7 @@ def test_the_encoder_alone_has_nothing_to_compile_and_says_so(h3_lab: Lab, plain
     frames = video(1, 32, 32)
     assert torch.equal(vae.encode(frames), plain.encode(frames))
     assert h3_lab.engine.report(vae)["notes"] == [
-        "nothing of this MiniMaxH3VideoVAE's encoder is compiled yet: runs as without this node"
+        "nothing of this MiniMaxH3VideoVAE's encoder is compiled yet: runs at normal speed"
     ]
 
 

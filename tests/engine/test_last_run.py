@@ -44,7 +44,8 @@ def test_nothing_is_compiled_before_a_run_has_used_it(
     lab.settle()
     report = model.report()
     assert _counts(report) == (0, TOTAL, 0, 0) and report["standing"] == "waiting"
-    assert _said(report).endswith("38 of 38 parts compiled, ready for the next run")
+    assert report["stage"] == "ready" and report["lines"][0]["key"] == "ready"
+    assert _said(report) == "SDXL: 38 of 38 parts compiled"
     model.sample()
     report = model.report()
     assert _counts(report) == (TOTAL, 0, 0, 0) and report["standing"] == "compiled"

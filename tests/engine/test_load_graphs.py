@@ -71,7 +71,7 @@ def test_a_whole_folder_runs_all_compiled(fresh: Lab, host: Host, strict: bool) 
 def test_a_missing_graph_runs_eager_and_strict_refuses_naming_it(fresh: Lab, host: Host) -> None:
     folder = fresh.workflows / f"{NAME}.graphs"
     next(p for p in folder.glob(".*.safetensors") if "Down" in _kind(fresh, p)).unlink()
-    with pytest.raises(StrictError, match="2 places: no saved graph") as refusal:
+    with pytest.raises(StrictError, match="2 places: no compiled file") as refusal:
         _load(fresh, host, strict=True)
     assert "Compile Model" in str(refusal.value) and NAME in str(refusal.value)
     model = _load(fresh, host, strict=False)
@@ -95,7 +95,7 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
         or fresh.engine.report(loaded)["regions"]["compiled"]
     )
     reasons = {miss["reason"] for miss in fresh.engine.report(loaded)["misses"]}
-    assert reasons and all(reason.startswith("no saved graph") for reason in reasons)
+    assert reasons and all(reason.startswith("no compiled file") for reason in reasons)
     with pytest.raises(StrictError):
         fresh.engine.load_graphs(model, NAME, strict=True)
     assert fresh.jobs() == 0

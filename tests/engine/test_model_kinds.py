@@ -185,7 +185,7 @@ def test_a_model_without_regions_runs_as_without_the_node_and_one_line_says_so(
     aura = transformers.load("aura")
     line = (
         "this MMDiT has no regions, so nothing of it is compiled; where its "
-        "whole steps cannot be captured, it runs as without this node"
+        "whole steps cannot be captured, it runs at normal speed"
     )
     with caplog.at_level(logging.INFO):
         compiled = lab.compiled(aura)
@@ -410,7 +410,7 @@ def test_training_runs_eager_and_is_named(xl: Subject) -> None:
         gradients.append(given["x"].grad)
     assert torch.equal(gradients[0], gradients[1]) and gradients[0].abs().sum() > 0
     (note,) = xl.report(compiled)["notes"]
-    assert note == "steps that ran as without this node: 1 (gradients are on (training))"
+    assert note == "steps at normal speed: 1 (gradients are on (training))"
     with torch.inference_mode():  # what the host does, with gradients nominally on or off
         assert not torch.equal(evaluate(compiled, **inputs()), evaluate(xl.model, **inputs()))
 

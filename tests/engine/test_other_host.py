@@ -127,7 +127,7 @@ def test_a_prompt_ends_with_the_hosts_image_and_the_report_says_what_is_off(
         served, total = change == GONE, report["regions"]["total"]
         assert reasons(report) == ({} if served else {LEFT: total})
         assert report["calls"] == {"compiled": total * served, "eager": 1}
-        assert f"steps that ran as without this node: 1 ({LEFT})" in report["notes"]
+        assert f"steps at normal speed: 1 ({LEFT})" in report["notes"]
 
 
 def _hangs_on(need: Need, change: str) -> set[Feature]:

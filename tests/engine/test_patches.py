@@ -295,7 +295,7 @@ def called(xl: Subject, patch: Any = None) -> dict[str, int]:
     then. Returns {why: number of layers that are called for it}.
     """
     patches = [] if patch is None else [patch]
-    assert set(reasons(xl.check(*patches))) <= {"its graph is being built"}
+    assert set(reasons(xl.check(*patches))) <= {"it is being compiled"}
     xl.lab.wait_until(lambda: not xl.lab.engine._graphs.awaited())
     jobs = xl.lab.jobs()
     report = xl.check(*patches)
@@ -384,7 +384,7 @@ def test_a_changed_setting_of_a_module_acts(xl: Subject) -> None:
         object_patch(f"{BLOCK}.attn1.heads", lambda heads: 2 * heads), when_missing="never"
     )
     [(reason, places)] = reasons(report).items()
-    assert reason.startswith("no saved graph") and places == 1  # two heads are another kind
+    assert reason.startswith("no compiled file") and places == 1  # two heads are another kind
     assert reasons(xl.check()) == {}
 
 

@@ -118,8 +118,8 @@ def test_a_pack_whose_file_needs_the_rest_of_it_is_named_and_only_its_blocks_run
     [reason] = reasons(report)
     assert reasons(report) == {reason: xl.blocks}
     assert reason.startswith(
-        "build failed: Needy sharing replaces BasicTransformerBlock.forward, and its code cannot "
-        "be built apart from it: ImportError"
+        "compiling failed: Needy sharing replaces BasicTransformerBlock.forward, and its code "
+        "cannot be built apart from it: ImportError"
     )
     assert relative(xl.sample(compiled), eager) < TOLERANCE
     assert xl.report(compiled)["calls"]["compiled"] > 0

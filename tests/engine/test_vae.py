@@ -269,7 +269,7 @@ def test_strict_loads_a_decoders_folder_for_the_decoder_alone(
             report["calls"]["compiled"] - before["calls"]["compiled"] == report["regions"]["total"]
         )
         for parts in ("decoder and encoder", "encoder"):
-            with pytest.raises(StrictError, match="no saved graph") as refusal:
+            with pytest.raises(StrictError, match="no compiled file") as refusal:
                 load(plain, name, parts=parts, strict=True)
             assert name in str(refusal.value)
         assert fresh.jobs() == 0
@@ -342,9 +342,7 @@ def test_what_cannot_be_compiled_is_said(vae_lab: Lab) -> None:
 
     nothing = comfy.sd.VAE(sd={"unknown.weight": torch.zeros(1)})
     vae = vae_lab.engine.compile_vae(nothing, when_missing="wait")
-    assert vae_lab.engine.report(vae)["notes"] == [
-        "this VAE has no weights: runs as without this node"
-    ]
+    assert vae_lab.engine.report(vae)["notes"] == ["this VAE has no weights: runs at normal speed"]
     with pytest.raises(StrictError, match="no weights"):
         vae_lab.engine.load_vae_graphs(nothing, "nothing", strict=True)
 

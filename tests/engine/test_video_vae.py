@@ -263,7 +263,7 @@ def test_a_video_vae_without_a_plan_runs_eager_and_is_named(wan_lab: Lab) -> Non
     assert type(plain.first_stage_model) is TAEHV
     vae = wan_lab.engine.compile_vae(plain, when_missing="wait")
     assert wan_lab.engine.report(vae)["notes"] == [
-        "no region plan for TAEHV yet: runs as without this node"
+        "no region plan for TAEHV yet: runs at normal speed"
     ]
     samples = latent(2, 2, 3)
     assert torch.equal(vae.decode(samples), plain.decode(samples))

@@ -89,7 +89,7 @@ def test_without_a_gpu_it_runs_as_the_hosts_and_the_report_says_so(
     assert lab.jobs() == jobs and report["regions"]["total"] == 0 and not report["kinds"]
     (note,) = report["notes"]
     assert "has no regions, so nothing of it is compiled" in note
-    assert note.endswith("it runs as without this node")
+    assert note.endswith("it runs at normal speed")
 
 
 def test_a_forward_that_reads_is_not_captured() -> None:

@@ -74,7 +74,7 @@ def test_graphs_that_arrive_after_the_run_are_filed_when_they_do(
     model.sample()
     report = model.report()
     reasons = {entry["reason"] for entry in report["eager"]}
-    assert "its graph is being built" in reasons and report["builds"] == 0
+    assert "it is being compiled" in reasons and report["builds"] == 0
     lab.workflow = None  # the prompt is over, and nothing runs any more
     lab.settle()
     if not lab.is_settled(model.model):  # each is filed as it comes, the last one by now perhaps

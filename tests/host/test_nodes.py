@@ -77,7 +77,7 @@ def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
         assert "parts compiled" in run.outputs["6"]["text"][0]
         shown = run.outputs["2"]["warmgraph"][0]
         assert [line["text"] for line in shown["lines"]] == shown["text"].splitlines()
-        assert {line["key"] for line in shown["lines"]} & {"parts", "parts_coming"}
+        assert {line["key"] for line in shown["lines"]} & {"parts", "loading"}
     assert first.outputs["2"] == second.outputs["2"], "the text comes back with the cached result"
 
 

@@ -72,7 +72,7 @@ def test_builds_are_paused_resumed_and_cancelled_and_a_later_run_builds_them(
     cancelled = own.post("/warmgraph/builds", {"action": "cancel"})["building"]
     assert cancelled["paused"] is False  # or the next run would wait for what nobody builds
     (model,) = _wait(lambda: [m for m in own.report()["models"] if m["standing"] != "building"])
-    assert {miss["reason"] for miss in model["misses"]} == {"its build was cancelled"}
+    assert {miss["reason"] for miss in model["misses"]} == {"compiling it was cancelled"}
     own.run(prompt(2))
     _wait(lambda: own.report()["models"][0]["standing"] in ("compiled", "waiting"))
     assert own.report()["models"][0]["misses"] == []

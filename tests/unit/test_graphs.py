@@ -150,7 +150,7 @@ def test_an_odd_neighbour_is_skipped(place: Place, where: str, odd: str, signed:
     saved.put_at((place.folder if where == "folder" else place.store.root) / name, data)
     graph = place.ask()
     assert graph.state is State.MISSING
-    assert graph.reason == "no saved graph"
+    assert graph.reason == "no compiled file"
     good = place.file(graph)
     saved.put_at(place.store.root / file_name(graph.key), good)
     assert place.ask().state is State.READY
@@ -168,7 +168,7 @@ def test_what_is_no_folder_explains_nothing_and_stops_nothing(place: Place, tmp_
     place.folder.write_text("a file in the way")
     place.graphs.request([place.wanted], [place.folder, tmp_path / "none"], build=False)
     place.graphs.settle()
-    assert (place.wanted.state, place.wanted.reason) == (State.MISSING, "no saved graph")
+    assert (place.wanted.state, place.wanted.reason) == (State.MISSING, "no compiled file")
 
 
 def test_a_file_that_is_evicted_while_it_loads_serves_all_the_same(place: Place) -> None:
@@ -316,7 +316,7 @@ def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_en
 ) -> None:
     """Each run looks again for what is missing: a report during one says what is known."""
     looked, go_on = threading.Event(), threading.Event()
-    assert place.ask().reason == "no saved graph" and place.wanted.is_missed
+    assert place.ask().reason == "no compiled file" and place.wanted.is_missed
 
     def hold() -> None:
         looked.set()
@@ -326,7 +326,7 @@ def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_en
     assert looked.wait(60)
     place.graphs.request([place.wanted], [place.folder], build=False)
     assert place.wanted.is_missed and place.wanted.is_pending
-    assert place.wanted.reason == "no saved graph"
+    assert place.wanted.reason == "no compiled file"
     go_on.set()
     place.graphs.settle()
     assert place.wanted.is_missed and not place.wanted.is_pending
@@ -370,8 +370,8 @@ def test_a_folder_that_is_named_while_a_graph_is_looked_for_is_looked_into_as_we
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (CancelledBuildError(), "its build was cancelled"),
-        (BuildError("it is too large"), "build failed: it is too large"),
+        (CancelledBuildError(), "compiling it was cancelled"),
+        (BuildError("it is too large"), "compiling failed: it is too large"),
         (None, "a worker's result is not as it must be: work"),
     ],
     ids=["cancelled", "failed", "wrong"],

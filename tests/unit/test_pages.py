@@ -217,9 +217,7 @@ def _find(reason: str) -> list[str]:
 def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
     found = {}
     for text, cause in {
-        "no region plan for … yet: runs as without this node": lambda: plan_model(
-            torch.nn.Linear(1, 1)
-        ),
+        "no region plan for … yet: runs at normal speed": lambda: plan_model(torch.nn.Linear(1, 1)),
         "this backend does not run on …": lambda: resolve_backend("inductor", "mps"),
         "backend must be one of …, got …": lambda: resolve_backend("tensorrt", "cpu"),
         "… has a …, whose effect is not known": lambda: read_call((object(),), {}),
@@ -245,7 +243,7 @@ PAGES.append(DOCS / "hosting.md")
 OTHERS = [DOCS / "measured.md", DOCS / "deepcache.md", DOCS / "developers.md"]
 OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
-NAMES = r"CUDA graphs?|Compiled Graph|Graph Report|graph files?|graph folders?"
+NAMES = r"CUDA graphs?|graph files?|graph folders?"
 INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
 
 

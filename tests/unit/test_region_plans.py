@@ -44,7 +44,7 @@ def test_forms_are_known_by_family_and_name() -> None:
 
 def test_a_class_without_a_plan_is_named() -> None:
     text = registry.plan_model(torch.nn.Linear(2, 2))
-    assert text == "no region plan for Linear yet: runs as without this node"
+    assert text == "no region plan for Linear yet: runs at normal speed"
 
 
 MOTION = """
@@ -64,7 +64,7 @@ NODE_CLASS_MAPPINGS = {}
 
 def test_a_wan_that_goes_frame_by_frame_is_named(host: Host) -> None:
     model = transformers.make_small(transformers.CAUSAL_WAN).diffusion_model
-    words = "no region plan for CausalWanModel yet: runs as without this node"
+    words = "no region plan for CausalWanModel yet: runs at normal speed"
     assert registry.plan_model(model) == words
 
 
@@ -169,6 +169,6 @@ def test_a_model_that_is_built_otherwise_runs_as_without_the_node_in_words(host:
     del model.double_blocks, model.params
     assert registry.plan_model(model) == (
         "this Flux is not built as the host's that is known here (AttributeError: 'Flux' object "
-        "has no attribute 'double_blocks'): runs as without this node"
+        "has no attribute 'double_blocks'): runs at normal speed"
     )
     assert registry.empty_inputs(model, {}, latent) is None

@@ -157,6 +157,7 @@ def test_what_no_run_has_used_yet_is_not_told_as_what_ran() -> None:
     plain = {"form": "eager", "size": "", "ms": {"eager": 61.0}}
     new = {"standing": "waiting", "stage": "ready", "ready": 200, "speed": plain}
     said = ["Ready. The next image is faster.", "SDXL: 200 of 203 parts compiled"]
+    assert _on_node(**{**new, "speed": REPORT["speed"]})[:2] == said
     assert _on_node(**new)[:2] == _on_node(**{**new, "speed": None})[:2] == said
     used = {**new, "standing": "compiled", "ready": 0}
     assert _on_node(**used)[:2] == said  # the last image's steps did not
@@ -184,7 +185,7 @@ def test_nothing_is_said_of_builds_when_none_run() -> None:
 
 def test_what_comes_by_itself_is_not_told_as_what_is_not_compiled() -> None:
     coming = [
-        {"reason": f"its graph is being {what}", "places": 9, "examples": ["a"]}
+        {"reason": f"it is being {what}", "places": 9, "examples": ["a"]}
         for what in ("built", "loaded", "built by another server")
     ]
     lines = _on_node(standing="building", eager=coming)
@@ -208,9 +209,9 @@ def test_many_reasons_are_one_line_on_the_node_and_all_are_in_the_report() -> No
 
 
 def test_a_compilers_long_complaint_is_cut_on_the_node() -> None:
-    long = "build failed: " + "word " * 200
+    long = "compiling failed: " + "word " * 200
     said = _on_node(eager=[{"places": 8, "reason": long, "examples": ["a"]}])[-1]
-    assert said.startswith("8 of 203 parts at normal speed: build failed: word")
+    assert said.startswith("8 of 203 parts at normal speed: compiling failed: word")
     assert said.endswith(" ...") and len(said) < 170
     note = _on_node([line("note", note=long)])[-1]
     assert note.endswith(" ...") and len(note) <= words.MAX_REASON

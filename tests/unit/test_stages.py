@@ -15,7 +15,7 @@ NONE, NEW, RAN, LEFT = (
     Parts(0, 0, 0, []),
     Parts(0, 8, 0, []),
     Parts(8, 0, 0, []),
-    Parts(0, 0, 0, [("a", "no saved graph")]),
+    Parts(0, 0, 0, [("a", "no compiled file")]),
 )
 PLAIN = Speed(EAGER, "64x64", {EAGER: 61.0})
 QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
@@ -34,6 +34,7 @@ QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
         (RAN, None, None, "compiled", {}, "ready"),  # a VAE's calls are not timed
         (RAN, QUICK, None, "compiled", {}, "ready"),
         (RAN, QUICK, 3.0, "compiled", {}, "faster"),
+        (Parts(5, 3, 0, []), QUICK, 1.4, "compiled", {}, "ready"),  # no run had all of it yet
         (RAN, QUICK, 1.3, "partly", {}, "faster"),
         (NONE, QUICK, 1.2, "replayed", {}, "faster"),
         (RAN, QUICK, 1.01, "compiled", {}, "same"),

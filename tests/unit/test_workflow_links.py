@@ -48,7 +48,7 @@ def test_what_has_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
     links.file()
     (record,) = links._records.values()
     assert list(record.graphs) == [other.key]
-    other.state = State.MISSING  # its build was cancelled
+    other.state = State.MISSING  # compiling it was cancelled
     links.file()
     assert not links._records
 

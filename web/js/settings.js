@@ -38,6 +38,17 @@ function categoryOf({ place, group }) {
   return ["Warmgraph", `Warmgraph.${group}`, place.split(".")[1]];
 }
 
+/** Groups as they come, last first: the host shows those with the largest order first. */
+const GROUPS = ["Experts", "Disk", "Speed"];
+
+/**
+ * @param {Setting} setting
+ * @param {number} number of it in the server's table, which is in the order to be shown
+ */
+function orderOf({ group }, number) {
+  return 100 * (1 + GROUPS.indexOf(group)) - number;
+}
+
 /** @param {Setting} setting */
 function attrsOf({ minimum, maximum, step, whole }) {
   const digits = whole ? {} : { minFractionDigits: 1, maxFractionDigits: 2 };
@@ -70,9 +81,10 @@ async function send(key, value) {
 
 app.registerExtension({
   name: "Warmgraph.Settings.Numbers",
-  settings: Object.entries(opened).map(([key, setting]) => ({
+  settings: Object.entries(opened).map(([key, setting], number) => ({
     id: idOf(setting),
     category: categoryOf(setting),
+    sortOrder: orderOf(setting, number),
     name: setting.unit ? `${setting.title} (${setting.unit})` : setting.title,
     tooltip: setting.help,
     type: CONTROLS[setting.control],
