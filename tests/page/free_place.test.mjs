@@ -27,12 +27,6 @@ test("it lies on nothing, however crowded it is", () => {
   assert.deepEqual(taken.filter((other) => meet(box, other)), []);
 });
 
-test("it takes a way round a node rather than a link through it", () => {
-  const wall = [150, -200, 100, 400];
-  const [x] = freePlace({ ...WANTED, from: [0, 0], taken: [wall] });
-  assert.ok(x >= 270, "behind the wall, as both ends allow");
-});
-
 test("it is in a group as a whole or not at all", () => {
   for (const frames of [[[200, 0, 500, 150]], [[100, -100, 600, 500]]]) {
     const box = boxAt(freePlace({ ...WANTED, frames }));

@@ -5,7 +5,7 @@
 import { app } from "../../../scripts/app.js";
 import { post, toast } from "./asking.js";
 import { BYPASSED, inOneStep, insert, linkOf, MUTED, ON, takeOut } from "./graph_edit.js";
-import { allNodes, goTo, isInside, nameOf, nodeAt, placesOf } from "./graph_places.js";
+import { allNodes, goTo, nameOf, nodeAt } from "./graph_places.js";
 import { toastWithButton } from "./toast_button.js";
 import { lineText, words } from "./words.js";
 
@@ -15,47 +15,27 @@ export const KINDS = { model: "WarmgraphCompileModel", vae: "WarmgraphCompileVAE
 /** Milliseconds that toasts stay. */
 const LIFE = 12000;
 
-/** @param {any} node */
 export function isOurs(node) {
   return String(node?.comfyClass).startsWith("Warmgraph");
 }
 
-/** @typedef {{graph: any, kind: "model" | "vae", links: any[]}} Spot links that one node goes into */
-
 /**
- * The links before the inputs that the server named, by graph and by what they come from. A subgraph
- * that is used several times has each of them once.
+ * The links before the inputs that the server named, together that come from the same place. A
+ * subgraph that is used several times has each of them once.
  * @param {{node: string, input: string, kind: "model" | "vae"}[]} places
- * @param {Record<string, any>} prompt
- * @returns {Spot[]}
  */
-function spotsOf(places, prompt) {
-  const named = new Set(places.map(({ node, input }) => `${node} ${input}`));
-  /** @type {Map<string, Spot>} */
+function spotsOf(places) {
   const spots = new Map();
   for (const { node: place, input, kind } of places) {
-    let node = nodeAt(place);
-    let slot = node?.inputs?.findIndex(({ name }) => name === input) ?? -1;
-    let link = linkOf(node?.graph, node?.inputs?.[slot]?.link);
+    const node = nodeAt(place);
+    const link = linkOf(node?.graph, node?.inputs?.find(({ name }) => name === input)?.link);
     if (!link) continue;
-    const comesFromOutside = isInside(node.graph) && !node.graph.getNodeById(link.origin_id);
-    const isNamed = (use) => !(use in prompt) || named.has(`${use} ${input}`);
-    if (comesFromOutside && !placesOf(node).every(isNamed)) {
-      // Another use of this subgraph gets a model that is to be left alone: outside they differ.
-      const { name } = node.graph.inputs[link.origin_slot];
-      node = nodeAt(place.slice(0, place.lastIndexOf(":")));
-      slot = node.inputs.findIndex((each) => each.name === name);
-      link = linkOf(node.graph, node.inputs[slot]?.link);
-      if (!link) continue;
-    }
     const key = [node.graph.id, link.origin_id, link.origin_slot].join(" ");
-    const spot = spots.get(key) ?? { graph: node.graph, kind, links: [] };
-    const isNew = ({ target_id, target_slot }) =>
-      target_id !== link.target_id || target_slot !== link.target_slot;
-    if (spot.links.every(isNew)) spot.links.push(link);
+    const spot = spots.get(key) ?? { graph: node.graph, kind, links: new Map() };
+    spot.links.set(`${link.target_id} ${link.target_slot}`, link);
     spots.set(key, spot);
   }
-  return [...spots.values()];
+  return [...spots.values()].map((spot) => ({ ...spot, links: [...spot.links.values()] }));
 }
 
 /** A node of ours that is bypassed in this link, perhaps behind others that are, too. */
@@ -68,62 +48,48 @@ function asleep({ graph, kind, links: [link] }) {
   return node?.mode === BYPASSED ? node : undefined;
 }
 
-/** @param {any[]} nodes */
 function whereOf(nodes) {
   const names = nodes.map(({ graph }) => nameOf(graph) ?? words("page.this_workflow"));
   return [...new Set(names)].join(", ");
 }
 
-/**
- * @param {any[]} added
- * @param {any[]} awake
- */
+/** Say which nodes were added, and which were there but off, and offer to go there. */
 export function tellOf(added, awake = []) {
-  const said = [
-    added.length && words("page.added", { count: added.length, where: whereOf(added) }),
-    awake.length && words("page.switched_on", { count: awake.length, where: whereOf(awake) }),
-  ];
-  const summary = `Warmgraph: ${said.filter(Boolean).join("; ")}`;
+  const said = (key, nodes) => nodes.length && words(key, { count: nodes.length, where: whereOf(nodes) });
+  const parts = [said("page.added", added), said("page.switched_on", awake)].filter(Boolean);
+  const summary = `Warmgraph: ${parts.join("; ")}`;
   const message = { severity: "success", summary, detail: words("page.press_run"), life: LIFE };
   void toastWithButton(message, words("page.show"), () => goTo([...added, ...awake][0]));
 }
 
-/**
- * @param {boolean} vae whether VAEs get a Compile VAE, too
- */
+/** @param {boolean} vae whether VAEs get a Compile VAE, too */
 export async function makeFaster(vae) {
   const { output: prompt } = await app.graphToPrompt();
   const answer = await post("/warmgraph/places", { prompt, vae });
   if (!answer) return;
-  const wanted = Object.entries(KINDS).flatMap(([kind, name]) => (kind === "vae" && !vae ? [] : name));
   const added = [];
   const awake = [];
   inOneStep(() => {
-    const wake = (node) => {
-      node.mode = ON;
-      awake.push(node);
-    };
     // Nothing gets through a muted one: such a prompt has no model to ask about.
-    allNodes().filter((node) => node.mode === MUTED && wanted.includes(node.comfyClass)).forEach(wake);
-    for (const spot of spotsOf(answer.places, prompt)) {
+    const wanted = vae ? Object.values(KINDS) : [KINDS.model];
+    awake.push(...allNodes().filter((node) => node.mode === MUTED && wanted.includes(node.comfyClass)));
+    for (const spot of spotsOf(answer.places)) {
       const node = asleep(spot);
-      if (node) wake(node);
+      if (node) awake.push(node);
       else added.push(insert(spot.graph, KINDS[spot.kind], spot.links));
     }
+    for (const node of awake) node.mode = ON;
   });
-  if (added.length || awake.length) tellOf(added, awake);
-  else {
-    const why = [...new Set(answer.left.map(({ line }) => lineText(line)))].slice(0, 2);
-    const detail = why.join("\n") || words("page.no_sampler");
-    toast("info", `Warmgraph: ${words("page.nothing_added")}`, detail, LIFE);
-  }
+  if (added.length || awake.length) return tellOf(added, awake);
+  const why = [...new Set(answer.left.map(({ line }) => lineText(line)))].slice(0, 2);
+  const detail = why.join("\n") || words("page.no_sampler");
+  toast("info", `Warmgraph: ${words("page.nothing_added")}`, detail, LIFE);
 }
 
 export function removeOurs() {
   const ours = allNodes().filter(isOurs);
-  const where = whereOf(ours);
+  const values = { count: ours.length, where: whereOf(ours) };
   inOneStep(() => ours.forEach(takeOut));
-  const count = ours.length;
-  const said = count ? words("page.removed", { count, where }) : words("page.nothing_removed");
-  toast(count ? "success" : "info", `Warmgraph: ${said}`, undefined, LIFE);
+  const [severity, said] = ours.length ? ["success", "removed"] : ["info", "nothing_removed"];
+  toast(severity, `Warmgraph: ${words(`page.${said}`, values)}`, undefined, LIFE);
 }
