@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,17 @@ def workflow(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_the_table_names_every_file() -> None:
     shipped = {path.name for path in templates.FOLDER.iterdir()}
     assert shipped == {path.with_suffix(end).name for path in FILES for end in (".json", ".jpg")}
+
+
+def test_titles_are_found_by_search_in_their_order_and_fit_any_file_system_and_url() -> None:
+    """The host's search puts names of fewer words first, and does not look far into long ones."""
+    titles = [template.title for template in templates.TEMPLATES.values()]
+    words = [len(title.split()) for title in titles]
+    assert words == sorted(words) and words.count(words[0]) == 1
+    for title in titles:
+        assert re.fullmatch(r"[A-Z][\w.-]*( [\w.-]+)*", title, re.ASCII) and title[-1] != "."
+        assert len(title) <= 30
+    assert len(set(titles)) == len(titles)
 
 
 def test_every_workflow_has_an_id_of_its_own() -> None:
