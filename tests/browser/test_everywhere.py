@@ -14,6 +14,7 @@ from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page, expect_no_welcome
 
 TAB = ".warmgraph-tab"
+NODES = "return [...app.rootGraph.nodes].map((n) => [n.id, n.type, [...n.pos], [...n.size]])"
 FIND = "const find = (kind) => app.rootGraph.nodes.find((n) => n.comfyClass === kind);"
 
 
@@ -99,7 +100,7 @@ def test_without_a_node_the_sampler_in_the_subgraph_gets_one_and_no_page_is_conf
         inner.inputNode.slots[slot].connect(input, sampler);
         """
     )
-    before = page.run("return JSON.stringify(app.rootGraph.serialize().nodes)")
+    before = page.run(NODES)
     prompt = _run(page)
     ((name, node),) = _placed(prompt).items()
     (sampler,) = (key for key, each in prompt.items() if each["class_type"] == "KSampler")
@@ -110,5 +111,5 @@ def test_without_a_node_the_sampler_in_the_subgraph_gets_one_and_no_page_is_conf
     assert report["nodes"] == [{"workflow": workflow, "node": sampler}]
     page.click(".warmgraph-tab-button")
     page.wait_for(f"document.querySelector('{TAB}')?.innerText.includes('Compiled by the setting')")
-    assert page.run("return JSON.stringify(app.rootGraph.serialize().nodes)") == before
+    assert page.run(NODES) == before
     assert page.own_errors() == []
