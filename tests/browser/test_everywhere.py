@@ -72,6 +72,10 @@ def test_a_bypassed_node_says_not_this_one(page: Page, server: Server) -> None:
     prompt = _run(page)
     (sampler,) = (key for key, node in prompt.items() if node["class_type"] == "KSampler")
     assert _placed(prompt) == {} and _left(server) == [(sampler, "left_alone_bypassed")]
+    page.click(".warmgraph-tab-button")
+    why = f"KSampler {sampler}: a node of Warmgraph is bypassed there"
+    shown = f"document.querySelector('{TAB} [data-key=left]')?.textContent"
+    page.wait_for(f"{shown} === {'The setting left 1 model alone.' + why!r}")
 
 
 def test_in_a_subgraph_as_well(page: Page, server: Server) -> None:
@@ -109,7 +113,6 @@ def test_without_a_node_the_sampler_in_the_subgraph_gets_one_and_no_page_is_conf
     workflow = page.run("return String(app.rootGraph.id)")
     (report,) = (r for r in server.report()["models"] if r["by"] == "setting")
     assert report["nodes"] == [{"workflow": workflow, "node": sampler}]
-    page.click(".warmgraph-tab-button")
     page.wait_for(f"document.querySelector('{TAB}')?.innerText.includes('Compiled by the setting')")
     assert page.run(NODES) == before
     assert page.own_errors() == []

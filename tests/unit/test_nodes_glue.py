@@ -327,3 +327,16 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "compile_all": "Speed.CompileAll",
         "compile_all_vaes": "Speed.CompileAllVaes",
     }
+
+
+def test_a_host_without_prompt_handlers_has_all_but_what_hangs_on_them(
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiohttp import web
+
+    module = _module(pack, "server")
+    monkeypatch.setattr(module.folder_paths, "folder_names_and_paths", {})
+    table = web.RouteTableDef()
+    monkeypatch.setattr(module.PromptServer, "instance", SimpleNamespace(routes=table))
+    module.register()
+    assert "/warmgraph/places" in {route.path for route in table}  # type: ignore[union-attr]
