@@ -43,7 +43,7 @@ from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
-from .runtime.session import AttachedBy, Options, Session
+from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up
@@ -91,13 +91,13 @@ class Hooks:
         current_workflow: the saved workflow of the prompt that runs now, if any.
         on_change: called from any thread when a report changed.
         check_cancelled: raises the host's interrupt when the user pressed Cancel.
-        attached_by: what of this prompt a session is of, and was of; None is the node that runs.
+        attached_by: whose a session is.
     """
 
     current_workflow: Callable[[], WorkflowRef | None]
     on_change: Callable[[], None]
     check_cancelled: Callable[[], None]
-    attached_by: Callable[[AttachedBy | None], AttachedBy | None] = lambda _before: None
+    attached_by: Whose = lambda _before: None
 
 
 class Engine:
@@ -160,7 +160,7 @@ class Engine:
         )
         self._eager_times = EagerTimes(paths.private, machine)
         self._starter = Starter(
-            self._shared, settings, self._eager_times, self._builder.is_building
+            self._shared, settings, self._eager_times, self._builder.is_building, hooks.attached_by
         )
         self._workflow_links = WorkflowLinks(self._store, paths.workflows)
         self._story = Story()
@@ -384,8 +384,6 @@ class Engine:
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self)
-        ask = self._hooks.attached_by
-        session.scope.faults.spare(TELLING, "noting its nodes", session.take_nodes, ask)
         self._sessions.add(session.id, session)
         return session
 
@@ -409,7 +407,7 @@ class Engine:
         """A run starts: look again at what may have changed since the node ran."""
         self._prompts.begin()
         if target is None:
-            session.counts.begin_run()
+            session.begin_run()
         else:
             self.look(session, target)
 
@@ -426,10 +424,8 @@ class Engine:
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
         """
-        session.counts.begin_run()
+        session.begin_run()
         faults = session.scope.faults
-        ask = self._hooks.attached_by
-        faults.spare(TELLING, "noting its nodes", session.look_at_nodes, ask)
         if faults.of(STEP) is None:
             faults.spare(STEP, "looking at the model", self._look, session, target)
 

@@ -56,6 +56,10 @@ class AttachedBy(NamedTuple):
     by_setting: bool = False
 
 
+#: Tells what of the running prompt a session is of, by what it was of; None is the node that runs.
+Whose = Callable[[AttachedBy | None], AttachedBy | None]
+
+
 class Session:
     """One compiled MODEL, VAE or CONTROL_NET."""
 
@@ -68,6 +72,7 @@ class Session:
         scope: Scope,
         pace: Pace,
         notes: Iterable[str] = (),
+        whose: Whose = lambda _: None,
     ) -> None:
         """Args: an id and a name for reports; the rest as the engine chose it."""
         self.id = identifier
@@ -95,8 +100,9 @@ class Session:
         self.counts = Steps()
         #: Whose run goes on, as its owner tells runs apart; None between runs.
         self.running: Any = None
+        self._whose = whose
         #: What attached it, in the last prompt that did or ran it; None where nothing tells.
-        self.attached_by: AttachedBy | None = None
+        self.attached_by = self._look_at_nodes(None)
         #: Sessions whose models are evaluated within this one's run, and have none of their own.
         self.guests: list[Session] = []
 
@@ -105,14 +111,14 @@ class Session:
         """What the root module runs through."""
         return self._scope
 
-    def take_nodes(self, ask: Callable[[AttachedBy | None], AttachedBy | None]) -> None:
-        """A node attaches it now; `ask` tells which: see `Hooks.attached_by`."""
-        self.attached_by = ask(None)
-
-    def look_at_nodes(self, ask: Callable[[AttachedBy | None], AttachedBy | None]) -> None:
+    def begin_run(self) -> None:
         """It runs: in another prompt, perhaps, which the host's cache has served it to."""
+        self.counts.begin_run()
         if self.attached_by is not None:
-            self.attached_by = ask(self.attached_by) or self.attached_by
+            self.attached_by = self._look_at_nodes(self.attached_by) or self.attached_by
+
+    def _look_at_nodes(self, before: AttachedBy | None) -> AttachedBy | None:
+        return self.scope.faults.spare(TELLING, "noting its nodes", self._whose, before)
 
     def run_through(self, scope: Scope) -> None:
         """Run through another scope: the host made the root module anew."""

@@ -21,7 +21,7 @@ from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..runtime.pace import Pace
 from ..runtime.scope import Scope
-from ..runtime.session import Options, Session
+from ..runtime.session import Options, Session, Whose
 from ..runtime.shared import Shared
 from ..runtime.specials import Specials
 from .eager_times import EagerTimes
@@ -42,8 +42,12 @@ class Starter:
         settings: Settings,
         eager_times: EagerTimes,
         is_building: Callable[[], bool],
+        attached_by: Whose,
     ) -> None:
-        """Args: what all sessions of the process use, and whether a graph is being built now."""
+        """Args: what all sessions of the process use, whether a graph is being built now, and of
+        which nodes a session is.
+        """
+        self._attached_by = attached_by
         self._shared = shared
         self._is_building = is_building
         self._settings = settings
@@ -116,6 +120,7 @@ class Starter:
             scope,
             Pace(self._eager_times.of(attached), attached.scale, self._disturbing(attached)),
             filter(None, notes),
+            self._attached_by,
         )
 
     def _disturbing(self, attached: Attached) -> Callable[[], bool]:
