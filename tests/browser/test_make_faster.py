@@ -246,13 +246,17 @@ def test_each_sampler_of_an_official_template_is_fed_and_one_undo_takes_it_back(
     assert name.startswith(WITHOUT_SAMPLER) or _users(_prompt(quiet), takers)
 
 
-def test_it_is_right_with_the_newer_nodes_too(quiet: Page, takers: dict[str, list[str]]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [IN_SUBGRAPH, *(pytest.param(n, marks=pytest.mark.slow) for n in (TWO_MODELS, IN_THE_OPEN))],
+)
+def test_it_is_right_with_the_newer_nodes_too(
+    quiet: Page, takers: dict[str, list[str]], name: str
+) -> None:
     quiet.set_setting("Comfy.VueNodes.Enabled", True)
     try:
-        for name in (IN_SUBGRAPH, TWO_MODELS, IN_THE_OPEN):
-            quiet.run("app.extensionManager.toast.removeAll()")
-            # The page gives the newer nodes their sizes as it shows them.
-            _try_command(quiet, takers, _read(name), less=(".size.0", ".size.1"))
+        # The page gives the newer nodes their sizes as it shows them.
+        _try_command(quiet, takers, _read(name), less=(".size.0", ".size.1"))
     finally:
         quiet.set_setting("Comfy.VueNodes.Enabled", False)
 
@@ -475,7 +479,13 @@ LOADER, SAMPLER, DECODE = map(_node, ("CheckpointLoaderSimple", "KSampler", "VAE
     ],
     ids=["loader", "sampler", "decode", "link", "canvas"],
 )
-@pytest.mark.parametrize("newer", [False, True], ids=["canvas nodes", "newer nodes"])
+@pytest.mark.parametrize(
+    "newer",
+    [
+        pytest.param(False, id="canvas nodes"),
+        pytest.param(True, id="newer nodes", marks=pytest.mark.slow),
+    ],
+)
 def test_menus_offer_it_where_one_points(
     own: Page, pointed: str, entry: str, user: str, kind: str, newer: bool
 ) -> None:
