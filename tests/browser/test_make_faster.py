@@ -506,6 +506,26 @@ def test_menus_offer_it_where_one_points(
         own.set_setting("Comfy.VueNodes.Enabled", False)
 
 
+def test_a_links_reroutes_stay_where_they_are(own: Page) -> None:
+    own.run(
+        f"const link = app.rootGraph.getLink({SAMPLER}.inputs[0].link);"
+        " app.rootGraph.createReroute([300, -100], link)"
+    )
+    before, plain = _state(own), _prompt(own)
+    reroutes = before["extra"]["reroutes"]
+    _do(own, MAKE)
+    faster = _state(own)
+    assert MODEL in {node["class_type"] for node in _prompt(own).values()}
+    assert [(each["id"], each["pos"]) for each in faster["extra"]["reroutes"]] == [
+        (each["id"], each["pos"]) for each in reroutes
+    ]
+    _do(own, REMOVE)
+    assert _prompt(own) == plain
+    assert len(_state(own)["extra"]["reroutes"]) == len(reroutes)
+    _undo(own, faster)
+    _undo(own, before)
+
+
 def test_the_menu_of_a_dropped_link_lists_compile_model_by_its_name(own: Page) -> None:
     start = _on_screen(own, f"{LOADER}.getOutputPos(0)")
     own.drag(start, _on_screen(own, "[300, 1000]"))
