@@ -353,6 +353,7 @@ class Engine:
         self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(session.name, wanted, self._builder, on_progress)
+            session.does_without = any(graph.state is State.MISSING for graph in wanted)
         else:
             self.stay_busy()
         return attached.value
@@ -442,8 +443,9 @@ class Engine:
         if session.options.when_missing is WhenMissing.NEVER:
             # A file of the others may come, or be trusted, meanwhile.
             wanted = [g for g in wanted if not (g.description.is_special and session.was_asked(g))]
-        if wanted:
+        if wanted and not session.does_without:
             self._request(session, wanted)
+        session.does_without = False
 
     def stay_busy(self) -> None:
         """A prompt runs, and nothing will say that it ended."""

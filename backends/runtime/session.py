@@ -103,6 +103,8 @@ class Session:
         self._whose = whose
         #: What attached it, in the last prompt that did or ran it; None where nothing tells.
         self.attached_by = self._look_at_nodes(None)
+        #: Whether its user cancelled what it waited for: the run that follows does without.
+        self.does_without = False
         #: Sessions whose models are evaluated within this one's run, and have none of their own.
         self.guests: list[Session] = []
 

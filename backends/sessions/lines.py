@@ -29,7 +29,7 @@ ENGLISH = {
     "building_left": "Compiling {model}: {done} of {total}, about {seconds} s left",
     "building_left_minutes": "Compiling {model}: {done} of {total}, about {minutes} min left",
     "building_paused": "Compiling {model}: {done} of {total}, paused",
-    "building_elsewhere": "{model}: waiting for another server, which compiles {count} files",
+    "building_elsewhere": "{model}: waiting for another server, which compiles for it: {count}",
     "replayed": "{model}: nothing is compiled; whole steps are replayed from CUDA graphs",
     "waiting": "{model}: waits for its first run",
     "eager": "{model}: running at normal speed",

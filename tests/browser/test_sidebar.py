@@ -399,7 +399,8 @@ def test_a_node_whose_model_runs_eager_has_a_badge_and_says_so(page: Page) -> No
     page.run_workflow()
     badge = (
         "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel').badges"
-        ".map((b) => (typeof b === 'function' ? b() : b).text).filter((t) => /normal speed/.test(t))"
+        ".map((b) => (typeof b === 'function' ? b() : b).text)"
+        ".filter((t) => /normal speed/.test(t))"
     )
     assert page.wait_for(f"{badge}.length === 1")
     assert "⚠ running at normal speed" in page.wait_for(

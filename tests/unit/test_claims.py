@@ -209,13 +209,15 @@ def test_a_prompt_that_waits_for_graphs_waits_for_those_of_other_servers_and_can
             raise CancelledError
 
     with pytest.raises(CancelledError):
-        Prompts(cancel).wait(graphs, server.builder, lambda done, total, now: said.append(now.text))
-    assert said == ["waiting for another server, which builds 1"]
+        Prompts(cancel).wait(
+            "SDXL", graphs, server.builder, lambda done, total, now: said.append(now.text)
+        )
+    assert said == ["SDXL: waiting for another server, which compiles for it: 1"]
     assert graphs[0].is_pending
     assert holder.stdin is not None
     holder.stdin.write("\n")
     holder.stdin.flush()
-    Prompts(lambda: None).wait(graphs, server.builder, None)
+    Prompts(lambda: None).wait("SDXL", graphs, server.builder, None)
     assert graphs[0].state.value == "ready" and not graphs[0].built_elsewhere
 
 
