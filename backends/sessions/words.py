@@ -26,8 +26,12 @@ def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     """Return what a node shows of its model: how far it is until it is quick, then how quick it is,
     what is not compiled, and as many notes as fit.
     """
-    lines = [*_headline(report), *_stands(report, told=bool(notes)), *_not_compiled(report)]
-    lines += _why_slower(report)
+    head, stands = _headline(report), _stands(report, told=bool(notes))
+    if report["stage"] == Stage.COMPILING:  # what a step takes until then is news if it is less
+        lines = [*stands, *(each for each in head if each.key == "speed_faster")]
+    else:
+        lines = [*head, *stands]
+    lines += [*_not_compiled(report), *_why_slower(report)]
     room = MAX_LINES - len(lines)
     if len(notes) > room:
         rest = line("more_notes", count=len(notes) - room + 1)
@@ -161,8 +165,8 @@ def _headline(report: dict[str, Any]) -> list[Line]:
     """What comes first on a node: that it is ready, or what a step takes."""
     if report["stage"] == Stage.READY and (report["ready"] or _was_plain(report)):
         return [line("ready")]
-    if report["stage"] in (Stage.COMPILING, Stage.WAITING) and _was_plain(report):
-        return []  # what a step takes until then is no news
+    if report["stage"] == Stage.WAITING and _was_plain(report):
+        return []
     return _speed(report)
 
 

@@ -144,6 +144,55 @@ def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Page) 
     assert page.run("return app.rootGraph.extra.warmgraph ?? null") is None
 
 
+def test_the_hosts_search_finds_compile_model_first(page: Page) -> None:
+    """But where a node of the host's own is called what was typed (its own TorchCompileModel, and
+    Seed for speed), and for our name, which all of our nodes' ids begin with.
+    """
+    service = (
+        "[...document.querySelectorAll('*')].find((e) => e.__vue_app__).__vue_app__"
+        ".config.globalProperties.$pinia._s.get('nodeDef').nodeSearchService"
+    )
+    found = page.run(
+        f"const service = {service}; const found = {{}};"
+        " for (const query of ['compile', 'faster', 'speed up', 'accelerate', 'optimize',"
+        " 'performance', 'tensorrt', 'onediff', 'speed', 'torch compile', 'warmgraph'])"
+        " found[query] = service.searchNode(query).map((node) => node.name);"
+        " return found;"
+    )
+    ours = "WarmgraphCompileModel"
+    assert {query: names[0] for query, names in found.items()} == {
+        **dict.fromkeys(found, ours),
+        "speed": "SeedNode",
+        "torch compile": "TorchCompileModel",
+        "warmgraph": "WarmgraphWarmUp",
+    }
+    assert found["speed"][1] == found["torch compile"][1] == ours and ours in found["warmgraph"]
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["classic", "new"])
+def test_choices_are_called_by_names_that_people_know_and_sent_as_they_are(
+    page: Page, is_new: bool
+) -> None:
+    page.set_setting("Comfy.VueNodes.Enabled", is_new)
+    try:
+        page.open_shipped("text_to_image")
+        node = "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel')"
+        for language, said in (("zh", "继续生成"), ("en", "go on")):
+            page.set_setting("Comfy.Locale", language)
+            page.wait_for(
+                f"[...document.querySelectorAll('[data-node-id] *')]"
+                f".some((e) => (e.value ?? e.innerText) === {said!r})"
+                if is_new
+                else f"{node}.widgets[0]._displayValue === {said!r}"
+            )
+        sent = page.run(f"return (await app.graphToPrompt()).output[{node}.id].inputs")
+        chosen = {name: sent[name] for name in ("when_missing", "graphs", "backend", "form")}
+        assert list(chosen.values()) == ["background", "", "auto", "auto"]
+    finally:
+        page.set_setting("Comfy.Locale", "en")
+        page.set_setting("Comfy.VueNodes.Enabled", False)
+
+
 def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Server) -> None:
     shown = page.run(
         "const setting = app.ui.settings.settingsLookup['Warmgraph.Store.Cap'];"

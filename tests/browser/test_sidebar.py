@@ -200,6 +200,7 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page.set_widget("KSampler", "seed", 4)
     page.run_workflow()
     page.wait_for(f"/^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0])")
+    assert "is being" not in page.run(f"return {STATUS}[0]")
 
 
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(

@@ -113,7 +113,9 @@ def test_what_a_step_takes_before_anything_is_compiled_is_no_news() -> None:
     compiling = {"standing": "building", "stage": "compiling", "speed": plain, "eager": []}
     assert _on_node(**compiling) == ["Compiling SDXL: 3 of 5, about 7 s left"]
     quick = {**compiling, "speed": REPORT["speed"]}
-    assert _on_node(**quick)[0] == "2.0x faster: 31 ms a step instead of 61 ms"
+    assert _on_node(**quick)[1] == "2.0x faster: 31 ms a step instead of 61 ms"
+    alone = {"form": "compiled", "size": "", "ms": {"compiled": 61.0}}
+    assert len(_on_node(**{**compiling, "speed": alone})) == 1
 
 
 def test_who_is_slower_is_told_why_where_that_is_known() -> None:
