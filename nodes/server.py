@@ -25,7 +25,7 @@ from ..backends.sessions.lines import Line, plain
 from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
-from . import routes
+from . import help_pages, routes
 from .attachers import attached_by
 from .classes import host_classes
 from .everywhere import Everywhere
@@ -89,6 +89,7 @@ def register() -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:  # the nodes are imported without a server
         return
+    help_pages.register(instance.routes)
     routes.register(
         instance.routes, engine=get_engine, settings=get_settings, everywhere=get_everywhere
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -178,3 +181,26 @@ def test_every_shipped_workflow_converts(server: Server) -> None:
         for node in prompt.values():
             required = info[node["class_type"]]["input"].get("required", {})
             assert set(required) <= set(node["inputs"]), (key, node)
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+def test_the_help_of_each_node_is_where_the_page_asks_for_it_first(
+    server: Server, language: str
+) -> None:
+    """In English where there is none in that language."""
+    docs = Path(__file__).parents[2] / "web" / "docs"
+    ours = [name for name in server.object_info() if name.startswith("Warmgraph")]
+    assert len(ours) >= 8
+    for name in ours:
+        asked = f"{server.url}/extensions/warmgraph/docs/{name}/{language}.md"
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            page = answer.read().decode()
+        written = docs / name / f"{language}.md"
+        expected = written if written.is_file() else docs / f"{name}.md"
+        assert page == expected.read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", ["Nothing/en.md", "WarmgraphWarmUp/..%2f..%2fjs.md"])
+def test_no_other_page_is_there(server: Server, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{server.url}/extensions/warmgraph/docs/{path}", timeout=30)
