@@ -20,7 +20,7 @@ HOST_NOISE = (  # what the page logs without this pack as well, for a user who h
     "/userdata/comfy.templates.json",
     "/userdata/workflows%2F.index.json",
     "ComfyApp graph accessed before initialization",
-    "/assets/missingModelDownload",  # asks the internet about models of the default workflow
+    "/assets/missingModel",  # asks the internet about models of the default workflow
     "Blocked attempt to show a 'beforeunload' confirmation",  # no user pressed anything
 )
 

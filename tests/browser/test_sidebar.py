@@ -180,6 +180,23 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith(", paused")
 
 
+def test_a_workflow_opened_in_a_second_browser_shows_what_goes_on(
+    page: Page, other_page: Page, own_server: Server
+) -> None:
+    other_page.open_shipped("text_to_image")
+    other_page.wait_for(f"!!document.querySelector('{BAR}')")
+    building = own_server.report()["building"]
+    left = building["total"] - building["done"]
+    icon = "document.querySelector('.warmgraph-tab-button').innerText"
+    badges = (
+        "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel').badges"
+        ".map((b) => (typeof b === 'function' ? b() : b).text)"
+    )
+    for each in (page, other_page):
+        each.wait_for(f"{icon}.split(/\\s/).includes('{left}')")
+        each.wait_for(f"{badges}.includes('compiling paused')")
+
+
 def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page: Page, own_server: Server
 ) -> None:

@@ -1,25 +1,68 @@
-/**
- * The badge of a node whose model runs as a whole as without it, on the classic canvas. The newer
- * nodes read their badges only once; what stands in the box says the same.
- */
-import { words } from "./words.js";
+/** Badges of our nodes, and of the nodes of subgraphs that hold some, at every level. */
+import { app } from "../../../scripts/app.js";
+import { badgeOf } from "./badges.js";
+import { allNodes, nodeAt, placesOf } from "./graph_places.js";
+import { newestSnapshot } from "./reports.js";
+import { ourTab } from "./sidebar_icon.js";
 
-/** Legible on each other, whatever the page's colours. */
-const COLOURS = { fgColor: "#ffffff", bgColor: "#7a4300" };
+/** White stands out on each, whatever the page's colours. */
+const COLOURS = { attention: "#7a4300", busy: "#1e40af", good: "#14532d", plain: "#404040" };
+
+/** @type {WeakMap<any, any>} the host's badge of a node */
+const badges = new WeakMap();
+
+/** @type {[any, Record<string, any>[]][]} our nodes, and the reports that each shows */
+let shown = [];
 
 /**
- * @param {any} node
- * @param {boolean} shown
+ * @param {string} id of a report
+ * @returns {any} one of our nodes in the open workflow that shows it
  */
-export function setBadge(node, shown) {
-  const Badge = /** @type {any} */ (window).LGraphBadge;
-  if (!Badge || !Array.isArray(node.badges)) return;
-  const text = `⚠ ${words("page.badge_eager")}`;
-  const ours = node.badges.find((badge) => badge.isWarmgraph);
-  if (ours) ours.text = shown ? text : "";
-  else if (shown) {
-    const badge = Object.assign(new Badge({ text, ...COLOURS }), { isWarmgraph: true });
-    node.badges.push(badge);
-  } else return;
-  node.setDirtyCanvas?.(true, true);
+export function nodeShowing(id) {
+  return shown.find(([, reports]) => reports.some((report) => report.id === id))?.[0];
 }
+
+/** @param {typeof shown} now */
+export function drawBadges(now) {
+  shown = now;
+  const { models = [], warnings = [] } = newestSnapshot();
+  /** @type {Map<any, Set<Record<string, any>>>} */
+  const held = new Map();
+  const hold = (place, reports) => {
+    const ids = place.split(":");
+    for (let last = 1; last <= ids.length; last++) {
+      const node = nodeAt(ids.slice(0, last).join(":"));
+      held.set(node, new Set([...(held.get(node) ?? []), ...reports]));
+    }
+  };
+  for (const [node, reports] of shown) placesOf(node).forEach((place) => hold(place, reports));
+  for (const report of models)
+    for (const { workflow, node } of report.by === "setting" ? report.nodes : [])
+      if (workflow === String(app.rootGraph?.id)) hold(node, [report]);
+  for (const node of allNodes()) {
+    const said = badgeOf([...(held.get(node) ?? [])], warnings.length > 0);
+    const badge = badges.get(node) ?? (said && addBadge(node));
+    if (badge) Object.assign(badge, { text: said?.text ?? "", bgColor: COLOURS[said?.tone] ?? "" });
+  }
+  const tab = ourTab();
+  if (tab) tab.badgesDrawn = (tab.badgesDrawn ?? 0) + 1;
+  app.canvas?.setDirty(true, true);
+}
+
+/** The newer nodes read badges once, and again after a change of what a badge asks for. */
+function addBadge(node) {
+  const Badge = /** @type {any} */ (window).LGraphBadge;
+  if (!Badge || !Array.isArray(node.badges)) return undefined;
+  const badge = new Badge({ text: "", fgColor: "#ffffff" });
+  badges.set(node, badge);
+  node.badges.push(() => (ourTab()?.badgesDrawn, badge));
+  return badge;
+}
+
+app.registerExtension({
+  name: "Warmgraph.Node.Badge",
+  /** Before the newer nodes read them. */
+  nodeCreated(node) {
+    if (node.isSubgraphNode?.() || node.comfyClass?.startsWith("Warmgraph")) addBadge(node);
+  },
+});

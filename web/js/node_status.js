@@ -1,13 +1,15 @@
 /**
  * The text on our nodes: what runs compiled, what is being built, what is eager and why.
- * It comes with the node's result and is kept live by the server's event.
+ * It comes with the node's result, or from the server, which knows what each node attached last, and
+ * is kept live by the server's event.
  */
 import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
+import { allNodes, isInside, placesOf } from "./graph_places.js";
 import { watchLanguage } from "./locale.js";
-import { setBadge } from "./node_badge.js";
-import { recall, remember } from "./node_memory.js";
+import { drawBadges } from "./node_badge.js";
 import { makeBox } from "./node_text.js";
-import { openingReports, reportOf, watchReports } from "./reports.js";
+import { openingReports, reportOf, reportsAt, watchReports } from "./reports.js";
 import { linesOf, words } from "./words.js";
 
 /** Least size of the text in pixels, and the part of the report that each node shows. */
@@ -25,20 +27,17 @@ const NODES = {
 /** Space that the host leaves above and below a widget's element, in pixels each. */
 const MARGIN = 10;
 
-/** @typedef {{take: (output: any) => void, restore: () => void}} Status */
+/** Modes of a node that the host leaves out of a prompt. */
+const LEFT_OUT = [2, 4]; // muted, bypassed
+
+/**
+ * @typedef {{
+ *   take: (output: any) => void, draw: () => void, ended: () => void, reports: () => any[],
+ * }} Status
+ */
 
 /** @type {Map<any, Status>} our nodes of the open workflow */
 const statuses = new Map();
-
-/**
- * The server names a node by its place in the prompt: "7", or "12:3" inside a subgraph.
- * @param {any} node
- * @param {string} place
- */
-function isNode(node, place) {
-  if (node.graph?.isRootGraph === false) return place.endsWith(`:${node.id}`);
-  return place === String(node.id);
-}
 
 /**
  * The box has a height of its own and the text scrolls in it: new text never resizes the node,
@@ -51,20 +50,28 @@ function addStatus(node, look) {
   const closed = new AbortController();
   /** @type {{id: string, text: string}[]} the node's result; newer reports go before it */
   let parts = [];
+  let isProgress = false; // what is shown is a line of it: it stays until there is something newer
 
+  /** What is known of the node: its result has no id where nothing was attached. */
+  const reports = () => {
+    const live = parts.filter(({ id }) => !id || reportOf(id));
+    if (live.length) return live.map((part) => reportOf(part.id) ?? part);
+    return reportsAt(workflowOf(node), placesOf(node));
+  };
   const draw = () => {
-    if (!parts.length) return showText(words("page.not_run"));
-    const eager = parts.every(({ id }) => !id || reportOf(id)?.standing === "eager");
-    showReports(parts.map((part) => reportOf(part.id) ?? part), eager);
-    setBadge(node, eager);
+    const shown = reports();
+    isProgress = false;
+    const idle = (shown.length || parts.length) && idleness(node, look.whole);
+    if (idle) return showText(words(idle));
+    if (!shown.length) return showText(words(parts.length ? "page.gone" : "page.not_run"));
+    showReports(shown, shown.every(({ id, standing }) => !id || standing === "eager"));
   };
-  const refresh = (progress) => {
-    if (!progress) {
-      // What is shown may be a line of progress: it stays until there is something newer.
-      if (parts.some(({ id }) => reportOf(id))) draw();
-    } else if (isNode(node, progress.node)) showProgress(linesOf(progress));
-  };
-  watchReports(refresh, closed.signal);
+  watchReports((progress) => {
+    if (!progress) return void ((!isProgress || reports().length) && draw());
+    if (!placesOf(node).includes(progress.node)) return;
+    showProgress(linesOf(progress));
+    isProgress = true;
+  }, closed.signal);
   watchLanguage(draw, closed.signal);
   draw();
 
@@ -80,21 +87,42 @@ function addStatus(node, look) {
   const take = (output) => {
     if (!output?.warmgraph?.length) return;
     parts = output.warmgraph;
-    remember(workflowOf(node), locatorOf(node), parts.map(({ id }) => id));
     draw();
+    showBadges();
   };
-  const restore = () => {
-    const known = recall(workflowOf(node), locatorOf(node)).filter((id) => reportOf(id));
-    if (parts.length || !known.length) return;
-    parts = known.map((id) => ({ id, text: "" }));
-    draw();
-  };
-  statuses.set(node, { take, restore });
+  statuses.set(node, {
+    take,
+    draw: () => isProgress || draw(),
+    ended: draw,
+    reports: () => (look.whole || idleness(node, false) ? [] : reports()),
+  });
   chain(node, "onExecuted", take);
   chain(node, "onRemoved", () => {
     closed.abort();
     statuses.delete(node);
   });
+}
+
+/**
+ * Why a node does nothing in the next run, whatever it did before: the key of a text.
+ * @param {any} node
+ * @param {boolean} isLast whether nothing has to come after it
+ */
+function idleness(node, isLast) {
+  if (LEFT_OUT.includes(node.mode)) return "page.left_out";
+  if (!isLast && !node.outputs?.some(({ links }) => links?.length)) return "page.not_linked";
+  return undefined;
+}
+
+function showBadges() {
+  const here = allNodes().filter((node) => statuses.has(node));
+  drawBadges(here.map((node) => [node, statuses.get(node).reports()]));
+}
+
+/** @param {"draw" | "ended"} how */
+function redraw(how) {
+  for (const status of statuses.values()) status[how]();
+  showBadges();
 }
 
 /**
@@ -116,7 +144,7 @@ function chain(node, event, then) {
  * @param {any} node
  */
 function locatorOf(node) {
-  return node.graph?.isRootGraph === false ? `${node.graph.id}:${node.id}` : String(node.id);
+  return isInside(node.graph) ? `${node.graph.id}:${node.id}` : String(node.id);
 }
 
 /** @param {any} node */
@@ -134,7 +162,14 @@ function addStylesheet() {
 app.registerExtension({
   name: "Warmgraph.Node.Status",
   init: addStylesheet,
-  setup: openingReports,
+  async setup() {
+    const { signal } = new AbortController();
+    watchReports((progress) => progress || showBadges(), signal);
+    api.addEventListener("graphChanged", () => redraw("draw"));
+    for (const end of ["execution_success", "execution_error", "execution_interrupted"])
+      api.addEventListener(end, () => redraw("ended"));
+    await openingReports();
+  },
   nodeCreated(node) {
     const look = NODES[node.comfyClass];
     if (look) addStatus(node, look);
@@ -142,7 +177,7 @@ app.registerExtension({
   /** The reports may come later than the workflow. */
   async afterConfigureGraph() {
     await openingReports();
-    for (const { restore } of statuses.values()) restore();
+    redraw("draw");
   },
   /** The page brings results back when the user returns to a workflow's tab. */
   onNodeOutputsUpdated(outputs) {

@@ -11,8 +11,10 @@ const EVENT = "warmgraph.report";
 const PAUSE = 1000;
 
 /**
- * @typedef {{id: string, lines: {key: string, text: string}[], text: string}} Report
- * of a model, or of a DeepCache
+ * @typedef {{
+ *   id: string, lines: {key: string, text: string}[], text: string,
+ *   nodes?: {workflow: string | null, node: string}[], [part: string]: any,
+ * }} Report of a model, or of a DeepCache
  * @typedef {{node: string, text: string, lines?: {key: string, text: string}[]}} Progress
  * @typedef {{models?: Report[], deepcaches?: Report[], [part: string]: any}} Snapshot
  */
@@ -51,6 +53,17 @@ export function newestSnapshot() {
  */
 export function reportOf(id) {
   return reports.get(id);
+}
+
+/**
+ * What the server says a node attached last.
+ * @param {string} workflow its id
+ * @param {string[]} places of the node in a prompt
+ * @returns {Report[]}
+ */
+export function reportsAt(workflow, places) {
+  const isThere = (at) => at.workflow === workflow && places.includes(at.node);
+  return [...reports.values()].filter(({ nodes = [] }) => nodes.some(isThere));
 }
 
 /**

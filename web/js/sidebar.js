@@ -8,6 +8,7 @@ import { watchLanguage } from "./locale.js";
 import { newestSnapshot, refreshReports, watchReports } from "./reports.js";
 import { ACTIONS } from "./sidebar_actions.js";
 import { buildsSection } from "./sidebar_builds.js";
+import { TAB } from "./sidebar_icon.js";
 import { memorySection } from "./sidebar_memory.js";
 import { modelsSection } from "./sidebar_models.js";
 import { runsSection } from "./sidebar_runs.js";
@@ -15,8 +16,6 @@ import { savedLine } from "./sidebar_saved.js";
 import { storeSection } from "./sidebar_store.js";
 import { warningsSection } from "./sidebar_warnings.js";
 import { words } from "./words.js";
-
-export const TAB = "warmgraph";
 
 /** @typedef {import("./reports.js").Snapshot} Snapshot */
 

@@ -7,6 +7,7 @@ import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
 import { makeFaster } from "./make_faster.js";
 import { newestSnapshot, refreshReports, reportOf } from "./reports.js";
+import { showNode } from "./sidebar_jump.js";
 import { clearable } from "./sidebar_store.js";
 import { wholeText, words } from "./words.js";
 
@@ -56,5 +57,6 @@ export const ACTIONS = {
     showFullReport(report.model ?? "DeepCache", wholeText(report));
   },
   "make-faster": () => makeFaster(false),
+  node: ({ id }) => showNode(reportOf(id)),
   templates: () => app.extensionManager.command.execute("Comfy.BrowseTemplates"),
 };

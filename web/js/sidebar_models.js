@@ -2,6 +2,7 @@
 import { button, el } from "./elements.js";
 import { barsOf } from "./figures.js";
 import { duration, tenths } from "./format.js";
+import { nodeLink } from "./sidebar_jump.js";
 import { linesOf, lineText, words } from "./words.js";
 
 /** An icon beside the word: nothing is told by colour alone. */
@@ -53,7 +54,7 @@ function modelCard(model) {
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
-    el("h4", {}, model.model, standingMark(told ? stage : model.standing)),
+    el("h4", {}, nodeLink(model), standingMark(told ? stage : model.standing)),
     model.by === "setting" && el("p", { class: "warmgraph-note" }, words("page.by_setting")),
     ...speedText(model),
     speedBars(model.model, speed),
