@@ -21,6 +21,7 @@ from ..backends.sessions.inventory import What
 from ..backends.sessions.lines import RefusedError, plain
 from ..backends.sessions.settings import SETTINGS, Settings
 from . import metrics
+from .beside import put_beside
 from .bypassed import Workflow
 from .classes import host_classes
 from .everywhere import Everywhere
@@ -128,9 +129,16 @@ def register(
         return find_places(prompt, host_classes(), kinds, workflow.is_bypassed).plain()
 
     def make_plain(wish: Any) -> Any:
-        """POST /warmgraph/plain: {"prompt"}; answer the same with our nodes out of the way."""
-        prompt, changed = plain_prompt(_table(wish, "prompt"))
-        return {"prompt": prompt, "changed": changed}
+        """POST /warmgraph/plain: {"prompt", "outputs": nodes that were run, if it is compared};
+        answer the same with our nodes out of the way, and what to run of it.
+        """
+        prompt = _table(wish, "prompt")
+        plain, changed = plain_prompt(prompt)
+        outputs = wish.get("outputs")
+        if not isinstance(outputs, list):
+            return {"prompt": plain, "changed": changed}
+        both, wanted = put_beside(prompt, plain, outputs)
+        return {"prompt": both, "changed": changed, "outputs": wanted}
 
     table.get("/warmgraph/report")(get_report)
     table.get("/warmgraph/settings")(get_settings)

@@ -27,7 +27,8 @@ export async function post(route, body) {
     });
     const answer = await response.json().catch(() => ({}));
     if (response.ok) return answer;
-    const why = answer.line ? lineText(answer.line) : answer.error ?? response.statusText;
+    const { line, error } = answer; // the host's own are objects
+    const why = line ? lineText(line) : error?.message ?? error ?? response.statusText;
     toast("error", words("page.refused"), why, 12000);
   } catch {
     toast("error", words("page.refused"), words("page.no_answer"), 12000);

@@ -33,11 +33,15 @@ function tell(progress) {
   for (const watcher of watchers) watcher(progress);
 }
 
+/** Whether a model was made to compare with: it is no node's in a workflow. */
+const isPlain = ({ nodes = [] }) => nodes.some(({ node }) => node.endsWith("-plain"));
+
 /** @param {Snapshot} snapshot */
 function keep(snapshot) {
-  newest = { ...newest, ...snapshot };
+  const { models: all = [], deepcaches = [] } = snapshot;
+  const models = all.filter((model) => !isPlain(model));
+  newest = { ...newest, ...snapshot, models };
   reports.clear();
-  const { models = [], deepcaches = [] } = snapshot;
   for (const report of [...models, ...deepcaches]) reports.set(report.id, report);
   tell();
 }
@@ -78,7 +82,7 @@ export function watchReports(watcher, signal) {
 }
 
 /** @returns {Promise<Snapshot>} {} when the server does not answer */
-async function fetchReports() {
+export async function fetchReports() {
   const response = await api.fetchApi("/warmgraph/report").catch(() => undefined);
   if (!response?.ok) return {};
   const snapshot = await response.json();

@@ -3,6 +3,7 @@
  * about it. It is drawn from one snapshot, after each change of it.
  */
 import { app } from "../../../scripts/app.js";
+import { compareButton } from "./compare_button.js";
 import { el, update } from "./elements.js";
 import { watchLanguage } from "./locale.js";
 import { newestSnapshot, refreshReports, watchReports } from "./reports.js";
@@ -28,6 +29,7 @@ export function tabOf(snapshot, busy) {
     savedLine(snapshot),
     warningsSection(snapshot),
     modelsSection(snapshot),
+    compareButton(snapshot, busy),
     buildsSection(snapshot, busy),
     storeSection(snapshot, busy),
     memorySection(snapshot, busy),

@@ -2,6 +2,7 @@
 import { app } from "../../../scripts/app.js";
 import { confirmed, copy, download, post, toast } from "./asking.js";
 import { bypass } from "./bypass.js";
+import { compare } from "./compare.js";
 import { csvOf } from "./figures.js";
 import { bytes } from "./format.js";
 import { showFullReport } from "./full_report.js";
@@ -50,6 +51,7 @@ export const ACTIONS = {
   "clear-all": clear("all"),
   free,
   export: () => download("warmgraph-runs.csv", csvOf(newestSnapshot().runs ?? []), "text/csv"),
+  compare,
   copy: ({ text }) => copy(text),
   bypass: ({ nodes }) => bypass(JSON.parse(nodes)),
   report: ({ id }) => {

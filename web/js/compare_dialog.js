@@ -1,0 +1,89 @@
+/** The pictures of two runs side by side, with what a step and the whole took in each. */
+import { api } from "../../../scripts/api.js";
+import {
+  computedAlone, largestDifference, picturePairs, stepPairs, wholeMs,
+} from "./compare_facts.js"; // prettier-ignore
+import { openDialog } from "./dialog.js";
+import { el } from "./elements.js";
+import { duration, tenths } from "./format.js";
+import { words } from "./words.js";
+
+/** @typedef {import("./compare_facts.js").Entry} Entry */
+
+/** What a run with us, or without, had to do that the other had not. */
+const ALONE = ["page.compare_with_did", "page.compare_without_did"];
+
+/**
+ * @param {Entry} first with us
+ * @param {Entry} second without
+ * @param {import("./figures.js").Run[]} runs
+ */
+export async function showComparison(first, second, runs) {
+  const rows = await Promise.all(picturePairs(first, second).map(row));
+  const times = { now: duration(wholeMs(first)), eager: duration(wholeMs(second)) };
+  const title = words("page.compare");
+  const body = [
+    ...stepTexts(stepPairs(first, second, runs)),
+    el("div", { class: "warmgraph-compare", role: "group", "aria-label": title, tabindex: 0 }, ...rows),
+    el("p", {}, words("page.compare_whole", times)),
+    ...computedAlone(first, second).map((kinds, place) => {
+      const nodes = kinds.map(titleOf).join(", ");
+      return kinds.length && el("p", { class: "warmgraph-note" }, words(ALONE[place], { nodes }));
+    }),
+  ];
+  openDialog(title, body).classList.add("warmgraph-wide");
+}
+
+/** @param {string} kind what people call a node of this class */
+function titleOf(kind) {
+  return /** @type {any} */ (window).LiteGraph?.registered_node_types[kind]?.title ?? kind;
+}
+
+function stepTexts(pairs) {
+  const compiled = pairs.filter(({ run }) => run.form !== "eager");
+  const texts = compiled.map(({ run, eager }) => {
+    const times = { now: duration(run.ms), eager: duration(eager), factor: tenths(eager / run.ms) };
+    return el("p", { class: "warmgraph-factor" }, words("page.compare_step", { ...run, ...times }));
+  });
+  const isPartly = pairs.some(({ run }) => run.misses > 0) || pairs.length > compiled.length;
+  const note = isPartly ? "partly" : !texts.length && "no_step";
+  return note ? [...texts, el("p", {}, words(`page.compare_${note}`))] : texts;
+}
+
+async function row(pair) {
+  const shown = pair.map(show);
+  const names = ["with", "without"].map((side) => words(`page.compare_${side}`));
+  const figures = shown.map((each, place) =>
+    el("figure", { "aria-label": names[place] }, each, el("figcaption", {}, names[place])),
+  );
+  const [key, values] = await differenceOf(shown);
+  return el("div", {}, ...figures, el("p", {}, words(`page.compare_${key}`, values)));
+}
+
+function show(picture) {
+  if (!picture) return el("img", { alt: "" });
+  const { filename, subfolder = "", type = "output" } = picture;
+  const src = api.apiURL(`/view?${new URLSearchParams({ filename, subfolder, type })}`);
+  if (/\.(mp4|webm|mov|mkv)$/i.test(filename)) return el("video", { src, controls: true, loop: true });
+  return el("img", { src, alt: "" });
+}
+
+/** How far apart two pictures are: the key of a text, and its values. */
+async function differenceOf(pair) {
+  if (pair.some(({ tagName }) => tagName !== "IMG")) return ["video"];
+  const both = await Promise.all(pair.map(pixelsOf)).catch(() => undefined);
+  if (!both) return ["gone"];
+  const [one, other] = both;
+  if (one.width !== other.width || one.height !== other.height) return ["sizes"];
+  const value = largestDifference(one.data, other.data);
+  return value ? ["difference", { value }] : ["same"];
+}
+
+/** @param {HTMLImageElement} image @returns {Promise<ImageData>} */
+async function pixelsOf(image) {
+  await image.decode();
+  const { naturalWidth: width, naturalHeight: height } = image;
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  context.drawImage(image, 0, 0);
+  return context.getImageData(0, 0, width, height);
+}

@@ -1,0 +1,86 @@
+/** What two prompts of the host's history, with and without us, say: plain data. */
+
+const SHOWN = /\.(png|jpe?g|webp|avif|gif|mp4|webm|mov|mkv)$/i;
+
+/**
+ * @typedef {Record<string, any>} Entry of the host's /history
+ * @typedef {{filename: string, subfolder?: string, type?: string}} Picture or video
+ */
+
+/** When a finished prompt began and ended, in milliseconds since 1970. @param {Entry} entry */
+function spanOf({ status: { messages } }) {
+  return ["execution_start", "execution_success"].map(
+    (name) => messages.find(([event]) => event === name)[1].timestamp,
+  );
+}
+
+/** @param {Entry} entry */
+export function wholeMs(entry) {
+  const [begin, end] = spanOf(entry);
+  return end - begin;
+}
+
+/**
+ * Each sampler's run with us, and what a step of the same took without.
+ * @param {Entry} first
+ * @param {Entry} second
+ * @param {import("./figures.js").Run[]} runs
+ */
+export function stepPairs(first, second, runs) {
+  const [mine, others] = [first, second].map((entry) => {
+    const [begin, end] = spanOf(entry).map((ms) => Math.round(ms / 1000)); // as runs are noted
+    return runs.filter(({ at, ms }) => ms !== null && at >= begin && at <= end).reverse();
+  });
+  const pairs = mine.map((run) => {
+    const isSame = (each) => ["model", "size", "batch"].every((name) => each[name] === run[name]);
+    const place = others.findIndex(isSame);
+    return { run, eager: place < 0 ? 0 : others.splice(place, 1)[0].ms };
+  });
+  return pairs.filter(({ eager }) => eager).reverse();
+}
+
+/** What a node of the prompt with us is called in the one without, where it is another one there. */
+const standIn = (id) => `${id}-plain`;
+
+/**
+ * Classes of nodes that only one of two runs computed: the other had their results already.
+ * @param {Entry} first
+ * @param {Entry} second
+ * @returns {string[][]} each once, of either
+ */
+export function computedAlone(first, second) {
+  const [one, other] = [first, second].map(({ prompt: [, , nodes], status: { messages } }) => {
+    const kept = messages.find(([event]) => event === "execution_cached")?.[1].nodes ?? [];
+    return (id) => !kept.includes(nodes[standIn(id)] ? standIn(id) : id);
+  });
+  const nodes = Object.entries(first.prompt[2]).map(([id, node]) => [id, node.class_type]);
+  const theirs = nodes.filter(([, kind]) => !kind.startsWith("Warmgraph"));
+  const kinds = (mine, others) =>
+    [...new Set(theirs.filter(([id]) => mine(id) && !others(id)).map(([, kind]) => kind))];
+  return [kinds(one, other), kinds(other, one)];
+}
+
+/**
+ * @param {Entry} first
+ * @param {Entry} second where a node that is another one has an id of its own
+ * @returns {[Picture, Picture | undefined][]}
+ */
+export function picturePairs(first, second) {
+  return Object.entries(first.outputs).flatMap(([id, output]) => {
+    const others = picturesOf(second.outputs[standIn(id)] ?? second.outputs[id]);
+    return picturesOf(output).map((each, place) => [each, others[place]]);
+  });
+}
+
+/** @param {Record<string, any>} [output] of a node @returns {Picture[]} */
+export function picturesOf(output = {}) {
+  return Object.values(output).flat().filter((each) => SHOWN.test(each?.filename));
+}
+
+/**
+ * @param {Uint8ClampedArray} one
+ * @param {Uint8ClampedArray} other of the same length
+ */
+export function largestDifference(one, other) {
+  return one.reduce((most, value, place) => Math.max(most, Math.abs(value - other[place])), 0);
+}
