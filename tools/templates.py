@@ -51,6 +51,9 @@ TEMPLATES: dict[str, Template] = {
     "deepcache": Template(
         "SDXL DeepCache", "SDXL", "DeepCache", "image", "deepcache_compiled_sdxl_1024_speedup"
     ),
+    "compare": Template(
+        "SDXL compare", "SDXL", "compare", "image", "sdxl_1024_specialised_default_host_speedup"
+    ),
     "vae_tiled_decode": Template("SDXL tiled VAE", "SDXL", "tiled VAE", "image"),
     "z_image_int8": Template(
         "Z-Image Turbo int8", "Z-Image", "int8 file", "image", "zimage_int8_1024_speedup"

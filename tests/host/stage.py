@@ -110,7 +110,9 @@ class Stage:
 
     def pixels(self, run: Run) -> numpy.ndarray[Any, Any]:
         """All frames of the one picture or video that a run saved."""
-        (file,) = (file for file in self.server.files(run) if file.suffix != FILM)
+        output = self.server.base / "output"
+        saved = [file for file in self.server.files(run) if file.is_relative_to(output)]
+        (file,) = (file for file in saved if file.suffix != FILM)
         frames = ImageSequence.Iterator(Image.open(file))
         return numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in frames]).astype(
             numpy.int16
