@@ -41,7 +41,7 @@ def page(
             browser.set_widget("EmptyLatentImage", "height", 64)
             browser.run(
                 f"{FIND} find('WarmgraphCompileModel').mode = 4;"
-                "find('WarmgraphGraphReport').mode = 2;"
+                "const report = find('WarmgraphGraphReport'); if (report) report.mode = 2;"
             )
             browser.errors.clear()
             yield browser
