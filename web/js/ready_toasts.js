@@ -9,7 +9,7 @@ import { newestSnapshot, watchReports } from "./reports.js";
 import { toastWithButton } from "./toast_button.js";
 import { linesOf, lineText, words } from "./words.js";
 
-const LIFE = 12000;
+const LIFE = 20000;
 
 /** @type {Map<string, "compiling" | "ready">} models whose end is to be told, by their ids */
 const awaited = new Map();
