@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  barsOf, buildsStand, csvOf, dotsOf, factorOf, seriesOf,
+  barsOf, buildsStand, csvOf, dotsOf, seriesOf,
 } from "../../web/js/figures.js";
 import { percent } from "../../web/js/format.js";
 
@@ -32,14 +32,6 @@ test("a pause is told whether builds wait for its end or not", () => {
   assert.equal(buildsStand({ done: 8, total: 8, paused: true }), "paused");
   assert.equal(buildsStand({ done: 8, total: 8, paused: false }), "none");
   assert.equal(buildsStand(undefined), "none");
-});
-
-test("a factor is told only beside eager steps that were measured", () => {
-  assert.equal(factorOf({ form: "compiled", ms: { eager: 60, compiled: 30 } }), 2);
-  assert.equal(factorOf({ form: "exact", ms: { eager: 60, compiled: 30, exact: 40 } }), 1.5);
-  assert.equal(factorOf({ form: "compiled", ms: { compiled: 30 } }), undefined);
-  assert.equal(factorOf({ form: "eager", ms: { eager: 60, compiled: 30 } }), undefined);
-  assert.equal(factorOf(null), undefined);
 });
 
 test("a plot holds the newest run's like alone: same model, size and batch, with a time", () => {

@@ -29,17 +29,6 @@ export function barsOf(speed) {
 }
 
 /**
- * How many times quicker a step is than without us; undefined where that is not known.
- * @param {{form: string, ms: Record<string, number>} | null} [speed]
- */
-export function factorOf(speed) {
-  if (!speed || speed.form === "eager") return undefined;
-  const now = speed.ms[speed.form];
-  const { eager } = speed.ms;
-  return eager > 0 && now > 0 ? eager / now : undefined;
-}
-
-/**
  * What goes on with builds: a pause lasts although nothing waits for its end.
  * @param {{done: number, total: number, paused?: boolean} | undefined} building
  */
