@@ -17,9 +17,9 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from .templates import TEMPLATES, Template, path
 
 FIGURES = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "headline.json"
-#: Of a picture, in pixels; twice as large while it is drawn.
-SIDE = 400
-_BIG = 2 * SIDE
+#: Of a picture, in pixels; and while it is drawn.
+SIDE = 320
+_BIG = 800
 _MARGIN = 52
 _WHITE = (255, 255, 255)
 
@@ -196,7 +196,7 @@ def _between(one: Colour, two: Colour, share: float) -> Colour:
 def encoded(key: str) -> bytes:
     """Return the picture as a small JPEG."""
     data = io.BytesIO()
-    draw(key).save(data, "JPEG", quality=82, optimize=True)
+    draw(key).save(data, "JPEG", quality=76, optimize=True)
     return data.getvalue()
 
 
