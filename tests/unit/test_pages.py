@@ -139,6 +139,7 @@ NO_REASONS = {
         "#define TIMES … …",
         "sha256 …",
         "warmgraph graph file",
+        "READ ME - compiled files, may be deleted, are made again when needed",  # a folder's name
         "…: …, … bytes…",
     ),
 }
