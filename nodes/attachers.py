@@ -41,7 +41,15 @@ def attached_by(before: AttachedBy | None) -> AttachedBy | None:
     placed = [placed_before(extra_data, node) for node in nodes]
     for node, consumers in zip(nodes, placed, strict=True):
         known += consumers or (node,)
-    return AttachedBy(made_of, workflow_id(extra_data), tuple(known), by_setting=all(placed))
+    places = tuple(map(page_place, known))
+    return AttachedBy(made_of, workflow_id(extra_data), places, by_setting=all(placed))
+
+
+def page_place(node_id: str) -> str:
+    """Return a node's place in the prompt as the page writes it: "12:3" for node 3 in the subgraph
+    of node 12. Clients at a command line, which take subgraphs apart themselves, write "12/3".
+    """
+    return node_id.replace("/", ":")
 
 
 def _nodes(prompt: Prompt, made_of: tuple[str, str]) -> list[str]:

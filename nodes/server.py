@@ -26,7 +26,7 @@ from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
 from . import help_pages, routes
-from .attachers import attached_by
+from .attachers import attached_by, page_place
 from .classes import host_classes
 from .everywhere import Everywhere
 from .workflow import (
@@ -175,13 +175,6 @@ def graph_folders() -> list[str]:
 def report_payload() -> dict[str, Any]:
     """Return all that the pages show."""
     return {**get_engine().overview.snapshot(), **get_everywhere().plain()}
-
-
-def page_place(node_id: str) -> str:
-    """Return a node's place in the prompt as the page writes it: "12:3" for node 3 in the subgraph
-    of node 12. Clients at a command line, which take subgraphs apart themselves, write "12/3".
-    """
-    return node_id.replace("/", ":")
 
 
 def send_node_line(line: Line, node_id: str | None) -> None:

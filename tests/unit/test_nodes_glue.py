@@ -122,9 +122,9 @@ def test_what_runs_is_told_by_the_nodes_of_its_own_prompt(
     assert first[1:] == ("a-b", ("57:4", "9"), True) and attached_by(first) == first
     run({"7": loader, "4": node("Compile", "7"), "x": node("KSampler", "4")}, {})
     assert attached_by(first)[1:] == ("a-b", ("4",), False)
-    again = {"7": loader, "4": node("Compile", "7"), "5": node("Compile", "7")}
+    again = {"7": loader, "57/4": node("Compile", "7"), "5": node("Compile", "7")}
     run(again, {"warmgraph": {"placed": {"5": ["8"]}}})
-    assert attached_by(first)[1:] == ("a-b", ("4", "8"), False), "both are served the same"
+    assert attached_by(first)[1:] == ("a-b", ("57:4", "8"), False), "both are served the same"
     other = {"7": {**loader, "inputs": {"unet_name": "y"}}, "x": node("Compile", "7")}
     for prompt in (other, {"L": loader, "x": node("Compile", "L", backend="eager")}, {}):
         run(prompt, {})
