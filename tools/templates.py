@@ -83,8 +83,9 @@ TEMPLATES: dict[str, Template] = {
 
 
 def title(key: str) -> str:
-    """Return a workflow's file name without its ending."""
-    return key
+    """Return a workflow's file name without its ending: its place in the order, and its title."""
+    place = list(TEMPLATES).index(key) + 1
+    return f"warmgraph {place:02} {TEMPLATES[key].title}"
 
 
 def path(key: str) -> Path:

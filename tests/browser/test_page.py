@@ -11,7 +11,7 @@ import pytest
 
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import NOTICE
-from warmgraph_tools import templates
+from warmgraph_tools import templates, thumbnails
 from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
@@ -271,3 +271,26 @@ def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
     page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
     report = page.run(f"return {STATUS}.find((t) => /parts compiled[^]*DeepCache, last/.test(t))")
     assert "compiled files: " in report and page.own_errors() == []
+
+
+def test_the_templates_page_finds_ours_by_our_name_the_simplest_one_first(page: Page) -> None:
+    titles = [templates.title(key) for key in templates.TEMPLATES]
+    page.resize(1400, 900)
+    page.open_server()
+    page.run("void app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    entry = "[role=dialog] input[type=text], [role=dialog] input[type=search], [role=dialog] input"
+    page.wait_for(f"!!document.querySelector({entry!r})")
+    page.run(f"document.querySelector({entry!r}).focus()")
+    page.type_text("warmgraph")
+    cards = (
+        "[...document.querySelectorAll('[role=dialog] h3')].map((e) => e.innerText.trim())"
+        ".filter((text) => text !== text.toUpperCase())"  # headings at the side
+    )
+    found = f"((all) => all.length > 5 && all.every((e) => /^warmgraph/.test(e)) && all)({cards})"
+    shown = page.wait_for(found)
+    assert shown[0] == titles[0] and set(shown) <= set(titles)
+    sides = "[...document.querySelectorAll('[role=dialog] img')].map((e) => e.naturalWidth)"
+    page.wait_for(f"{sides}.filter((side) => side === {thumbnails.SIDE}).length > 0")
+    page.press("Escape")
+    page.wait_for("!document.querySelector('[role=dialog]')")
+    assert page.own_errors() == []
