@@ -18,7 +18,7 @@ from .templates import TEMPLATES, Template, path
 
 FIGURES = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "headline.json"
 #: Of a picture, in pixels; and while it is drawn.
-SIDE = 320
+SIDE = 256
 _BIG = 800
 _MARGIN = 52
 _WHITE = (255, 255, 255)

@@ -80,6 +80,25 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
+            name="compile_all",
+            place="Speed.CompileAll",
+            title="Compile every model that reaches a sampler",
+            help="On: each model is compiled as by a Compile Model before its sampler, in all "
+            "workflows, apps and prompts by API; none of them is changed. A bypassed Compile Model "
+            "means: not this one. Models that another pack compiles are left to it.",
+            default=False,
+            control="toggle",
+        ),
+        Setting(
+            name="compile_all_vaes",
+            place="Speed.CompileAllVaes",
+            title="And their VAEs",
+            help="On: where every model is compiled, each VAE that decodes or encodes images is, "
+            "too, as by a Compile VAE.",
+            default=False,
+            control="toggle",
+        ),
+        Setting(
             name="workers",
             place="Builder.Workers",
             title="Processes that compile",
@@ -184,25 +203,6 @@ SETTINGS = {
             help="On: GET /warmgraph/metrics answers with builds, speed, disk and VRAM in "
             "Prometheus' text format, to whoever reaches this server. It needs the Python package "
             "prometheus_client.",
-            default=False,
-            control="toggle",
-        ),
-        Setting(
-            name="compile_all",
-            place="Speed.CompileAll",
-            title="Compile every model that reaches a sampler",
-            help="On: each model is compiled as by a Compile Model before its sampler, in all "
-            "workflows, apps and prompts by API; none of them is changed. A bypassed Compile Model "
-            "means: not this one. Models that another pack compiles are left to it.",
-            default=False,
-            control="toggle",
-        ),
-        Setting(
-            name="compile_all_vaes",
-            place="Speed.CompileAllVaes",
-            title="And their VAEs",
-            help="On: where every model is compiled, each VAE that decodes or encodes images is, "
-            "too, as by a Compile VAE.",
             default=False,
             control="toggle",
         ),

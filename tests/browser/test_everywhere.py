@@ -4,6 +4,7 @@ workflow and come in their order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page, expect_no_welcome
 
 TAB = ".warmgraph-tab"
+REPORT = "(await (await fetch('/warmgraph/report')).json())"
 NODES = "return [...app.rootGraph.nodes].map((n) => [n.id, n.type, [...n.pos], [...n.size]])"
 FIND = "const find = (kind) => app.rootGraph.nodes.find((n) => n.comfyClass === kind);"
 
@@ -115,4 +117,27 @@ def test_without_a_node_the_sampler_in_the_subgraph_gets_one_and_no_page_is_conf
     assert report["nodes"] == [{"workflow": workflow, "node": sampler}]
     page.wait_for(f"document.querySelector('{TAB}')?.innerText.includes('Compiled by the setting')")
     assert page.run(NODES) == before
+    assert page.own_errors() == []
+
+
+def test_the_first_success_of_a_node_offers_the_setting_once(page: Page, server: Server) -> None:
+    page.set_setting("Warmgraph.Speed.CompileAll", False)
+    said = {
+        "model": "SDXL",
+        "standing": "compiled",
+        "lines": [],
+        "factor": 3.0,
+        "nodes": [],
+        "ready": 0,
+    }
+    for name in ("first", "second"):
+        for stage in ("compiling", "faster"):
+            report = json.dumps({"models": [{**said, "id": name, "stage": stage}]})
+            page.run(f"app.api.dispatchCustomEvent('warmgraph.report', {report})")
+        toasts = "[...document.querySelectorAll('.p-toast-message')].map((e) => e.innerText)"
+        offers = "filter((text) => /SDXL: 3.0x faster[^]*In all workflows/.test(text)).length"
+        page.wait_for(f"{toasts}.{offers} === 1")
+    page.click_first(".p-toast-message button", "/In all workflows/.test(e.innerText)")
+    page.wait_for(f"{REPORT}.settings.compile_all === true")
+    assert page.run("return app.extensionManager.setting.get('Warmgraph.Speed.CompileAll')") is True
     assert page.own_errors() == []

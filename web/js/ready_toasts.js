@@ -1,5 +1,6 @@
 /**
- * A toast once a model that was compiled is ready, and one once it is known how much faster that is.
+ * A toast once a model that was compiled is ready, and one once it is known how much faster that is;
+ * the first of those offers the setting that compiles every model.
  */
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
@@ -10,6 +11,9 @@ import { toastWithButton } from "./toast_button.js";
 import { linesOf, lineText, words } from "./words.js";
 
 const LIFE = 20000;
+/** Whether the setting was offered in this browser. */
+const OFFERED = "warmgraph.offered";
+const SETTING = "Warmgraph.Speed.CompileAll";
 
 /** @type {Map<string, "compiling" | "ready">} models whose end is to be told, by their ids */
 const awaited = new Map();
@@ -39,7 +43,13 @@ function tellReady({ model, nodes = [] }) {
 function tellFaster(report) {
   const [first] = linesOf(report);
   const summary = words("page.quick", { model: report.model, factor: tenths(report.factor) });
-  toast("success", summary, first?.key === "speed_faster" ? lineText(first) : undefined, LIFE);
+  const detail = first?.key === "speed_faster" ? lineText(first) : undefined;
+  const setting = app.extensionManager?.setting;
+  if (setting?.get(SETTING) !== false || localStorage.getItem(OFFERED))
+    return toast("success", summary, detail, LIFE);
+  localStorage.setItem(OFFERED, "1");
+  const said = { severity: "success", summary, detail, life: 2 * LIFE };
+  void toastWithButton(said, words("page.compile_all"), () => void setting.set(SETTING, true));
 }
 
 function runAgain() {
