@@ -244,7 +244,7 @@ PAGES.append(DOCS / "hosting.md")
 OTHERS = [DOCS / "measured.md", DOCS / "deepcache.md", DOCS / "developers.md"]
 OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
-NAMES = r"CUDA graphs?|Compiled Graph|Graph Report|graph files?|graph folders?"
+NAMES = r"CUDA graphs?|graph files?|graph folders?"
 INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
 
 
