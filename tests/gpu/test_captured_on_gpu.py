@@ -62,7 +62,7 @@ def test_a_call_that_cannot_be_captured_runs_as_ever(
 
 
 def test_what_the_hosts_step_caches_compute_is_replayed(lab: Any, sdxl: dict[str, Any]) -> None:
-    result = lab.run("step_cache", limit_s=290, **sdxl, size=[512, 512], forms=["exact"])
+    result = lab.run("step_cache", limit_s=420, **sdxl, size=[512, 512], forms=["exact"])
     assert len(result["rows"]) == 4
     for row in result["rows"]:
         assert row["computed"] < row["steps"], row
@@ -73,7 +73,7 @@ def test_a_soak_of_changes_stays_right_and_builds_nothing(lab: Any, sdxl: dict[s
     """A short slice; `python -m benchmarks --only soak_0,...` runs the long ones."""
     result = lab.run(
         "soak",
-        limit_s=290,
+        limit_s=420,
         **sdxl,
         second_model=lab.model("sdxl", seed=1),
         loras={form: lab.lora("sdxl", form) for form in ("linear", "conv")},
