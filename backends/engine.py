@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["AttachedBy", "Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
 
-_STRICT_REMEDY = "switch strict off, or use Compile Model to build what is missing"
+_STRICT_REMEDY = "switch strict off, or use Compile Model to compile what is missing"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from comfy_execution.utils import get_executing_context
-
 from ..backends.engine import AttachedBy
+from ..backends.host_api.execution import executing_node
 from .placing import Prompt, as_link, class_of
 from .workflow import placed_before, running, workflow_id
 
@@ -28,11 +27,10 @@ def attached_by(before: AttachedBy | None) -> AttachedBy | None:
     """
     prompt, extra_data = running()
     if before is None:
-        context = get_executing_context()
-        if context is None:
+        node = executing_node()
+        if node is None:
             return None
-        made_of = _Making(prompt).of(context.node_id)
-        nodes = [context.node_id]
+        made_of, nodes = _Making(prompt).of(node), [node]
     else:
         made_of, nodes = before.made_of, _nodes(prompt, before.made_of)
         if not nodes:

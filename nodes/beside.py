@@ -26,10 +26,11 @@ def put_beside(
         outputs: nodes that were run for their own sake.
     """
     kinds = {node: class_of(plain, node) or "" for node in plain}
+    shown = {node for node in outputs if isinstance(node, str) and node in plain}
     others = {
         node
         for node, kind in kinds.items()
-        if kind.startswith(_PREFIX) or kind != (class_of(prompt, node) or "")
+        if kind.startswith(_PREFIX) or kind != (class_of(prompt, node) or "") or node in shown
     }
 
     def renamed(value: Any) -> Any:

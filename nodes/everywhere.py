@@ -70,7 +70,8 @@ class Everywhere:
         widgets = {"backend": "eager"} if plain else {}
         placed, before = place_nodes(prompt, found.places, **widgets)
         left = [left.plain() for left in found.left if left.line.key != "left_alone_ours"]
-        self._say(left)
+        if not plain:  # one to compare with says nothing new
+            self._say(left)
         return {**json_data, "prompt": placed, "extra_data": note_placed(extra_data, before)}
 
     def _say(self, left: list[dict[str, Any]]) -> None:

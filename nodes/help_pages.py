@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-_PACK = Path(__file__).resolve().parents[1]
+_PACK = Path(__file__).absolute().parents[1]  # by the name that the host knows, a link's too
 _DOCS = _PACK / "web" / "docs"
 
 
@@ -18,7 +19,9 @@ def register(table: Any) -> None:
         table: an `aiohttp.web.RouteTableDef`; the host puts its files behind what is in it.
     """
 
-    @table.get(f"/extensions/{_PACK.name}/docs/{{node:[0-9A-Za-z]+}}/{{language:[0-9A-Za-z-]+}}.md")
+    pack = re.sub("[{}]", "", _PACK.name)  # what a route takes for a variable
+
+    @table.get(f"/extensions/{pack}/docs/{{node:[0-9A-Za-z]+}}/{{language:[0-9A-Za-z-]+}}.md")
     async def get_help(request: web.Request) -> web.FileResponse:
         node, language = (request.match_info[name] for name in ("node", "language"))
         for page in (_DOCS / node / f"{language}.md", _DOCS / f"{node}.md"):

@@ -22,7 +22,6 @@ from ..backends.sessions.lines import RefusedError, plain
 from ..backends.sessions.settings import SETTINGS, Settings
 from . import metrics
 from .beside import put_beside
-from .bypassed import Workflow
 from .classes import host_classes
 from .everywhere import Everywhere
 from .placing import MODEL, VAE, find_places
@@ -120,13 +119,12 @@ def register(
         return {"bytes": held, "done": done}
 
     def answer_places(wish: Any) -> Any:
-        """POST /warmgraph/places: {"prompt", "vae": whether of VAEs, too, "workflow": if known};
+        """POST /warmgraph/places: {"prompt", "vae": whether of VAEs, too};
         answer which inputs want a Compile node before them, and which nodes get none and why.
         """
         prompt = _table(wish, "prompt")
         kinds = (MODEL, VAE) if wish.get("vae") else (MODEL,)
-        workflow = Workflow(wish.get("workflow"))
-        return find_places(prompt, host_classes(), kinds, workflow.is_bypassed).plain()
+        return find_places(prompt, host_classes(), kinds).plain()
 
     def make_plain(wish: Any) -> Any:
         """POST /warmgraph/plain: {"prompt", "outputs": nodes that were run, if it is compared};

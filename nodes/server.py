@@ -89,6 +89,7 @@ def register() -> None:
     instance = getattr(PromptServer, "instance", None)
     if instance is None:  # the nodes are imported without a server
         return
+    get_everywhere()  # before several threads ask for it
     help_pages.register(instance.routes)
     routes.register(
         instance.routes, engine=get_engine, settings=get_settings, everywhere=get_everywhere

@@ -45,6 +45,16 @@ def check_cancelled() -> None:
     throw_exception_if_processing_interrupted()
 
 
+def executing_node() -> str | None:
+    """Return the id of the node that runs in this thread, None where none does or nothing tells."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else str(context.node_id)
+
+
 class _Paused(threading.local):
     """What of the host's recordings is held up by us, in this thread."""
 

@@ -21,7 +21,7 @@ class Feature(str, Enum):
     CONTROLNETS = "ControlNets"
     VAES = "VAEs"
     WARM_UP = "Warm Up"
-    WORKFLOWS = "graphs beside workflows"
+    WORKFLOWS = "compiled files beside workflows"
     EVERYWHERE = "compiling every model without a node"
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+#: Sizes of a model that are remembered.
+KEPT_SIZES = 32
 #: The sizes of a call's tensors, its latent's first.
 Size = tuple[tuple[int, ...], ...]
 
@@ -41,6 +43,8 @@ class Gains:
         with self._lock:
             known = self._of.pop(size, gain)
             self._of[size] = known if abs(gain.factor / known.factor - 1) < _NEWS else gain
+            while len(self._of) > KEPT_SIZES:
+                del self._of[next(iter(self._of))]
 
     def nearest(self, size: Size) -> Gain | None:
         """Return the gain of the size that is nearest by its elements, the newest of equals; None

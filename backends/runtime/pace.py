@@ -19,11 +19,11 @@ import torch
 from ..cuda_graphs import driver
 from ..host_api.models import LatentScale
 from ..host_api.options import conditionings, run_sigmas
-from .gains import SLOWER, Gain, Gains, Size
+from .gains import KEPT_SIZES, SLOWER, Gain, Gains, Size
 
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
-KEPT_CALLS, KEPT_SIZES = 20, 32
+KEPT_CALLS = 20
 #: Fewer calls say nothing: the first holds what is done once.
 FEWEST_CALLS = 3
 #: Runs in a row that were slower than without us until that is said.

@@ -52,13 +52,13 @@ class History:
 
     def saved_today(self) -> dict[str, Any]:
         """Return the seconds that this day's runs took less than without us, and in how many
-        images, as JSON-plain data: of those that were measured both ways.
+        there were, as JSON-plain data: of those that were measured both ways.
         """
         today = _day(self._clock())
         with self._lock:
             pairs = [run for run in self._kept() if _is_pair(run) and _day(run["at"]) == today]
         saved = sum(run["steps"] * (run["eager_ms"] - run["ms"]) for run in pairs) / 1000
-        return {"seconds": round(saved, 1), "images": sum(run["batch"] for run in pairs)}
+        return {"seconds": round(saved, 1), "runs": len(pairs)}
 
     def note(self, session: Session) -> bool:
         """Note the run of a session that has just ended, if it was a sampler's; tells whether."""

@@ -74,7 +74,7 @@ class Starter:
                 asked = self._shared.debugging
                 why = _EXACT_NEEDS if asked.captures else asked.words
                 needs = "" if replays else f"; {why}"
-                raise RequirementError(f"exact: nothing is compiled{needs}")
+                raise RequirementError(f"identical pixels: nothing is compiled{needs}")
             plan = make_plan()
             if isinstance(plan, str):
                 if attached.root is None or not may_be_swapped(attached.root):
@@ -88,7 +88,7 @@ class Starter:
             resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
-                raise RequirementError("; ".join(notes) or "backend eager is chosen")
+                raise RequirementError("; ".join(notes) or "the compiler is off, to compare")
         except RequirementError as error:
             if choice == "eager" and attached.scale is not None:
                 replays, notes = None, [str(error)]  # its steps are timed, to compare with

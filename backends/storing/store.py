@@ -350,7 +350,7 @@ def _writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GraphFileError(
-            f"graph file {target} cannot be written: {error.strerror or error}",
+            f"compiled file {target} cannot be written: {error.strerror or error}",
             remedy="free some space or make that folder writable",
         ) from error
 

@@ -32,7 +32,7 @@ def test_what_makes_the_plain_image_stands_beside_our_nodes(both: Any) -> None:
     before = repr(prompt)
     made, outputs = both(prompt, ["5", "6", "7"])
     assert repr(prompt) == before
-    assert outputs == ["5-plain", "7"]
+    assert outputs == ["5-plain", "7-plain"], "previews of the page stay as they are"
     assert made["4"] == node("KSampler", model="2-plain.0", seed=7)
     assert made["2-plain"] == node("WarmgraphCompileModel", model="1.0", backend="eager")
     assert made["5-plain"] == node("PreviewImage", images="4.0")
@@ -40,9 +40,9 @@ def test_what_makes_the_plain_image_stands_beside_our_nodes(both: Any) -> None:
         assert made[kept] == prompt[kept]
 
 
-def test_a_prompt_without_our_nodes_stays_as_it_is(both: Any) -> None:
+def test_of_a_prompt_without_our_nodes_only_what_is_shown_has_another_id(both: Any) -> None:
     prompt = {"1": LOADER, "4": node("KSampler", model="1.0"), "7": node("PreviewImage")}
-    assert both(prompt, ["7"]) == (prompt, ["7"])
+    assert both(prompt, ["7"]) == ({**prompt, "7-plain": prompt["7"]}, ["7-plain"])
 
 
 def test_outputs_that_are_none_are_passed_over(both: Any) -> None:

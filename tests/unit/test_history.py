@@ -64,7 +64,7 @@ def test_few_runs_are_kept_and_the_file_stays_small(
 def test_what_a_day_saved_is_of_measured_pairs_alone(tmp_path: Path) -> None:
     now = [1_790_000_000.0]
     history = History(tmp_path, clock=lambda: now[0])
-    assert history.saved_today() == {"seconds": 0.0, "images": 0}
+    assert history.saved_today() == {"seconds": 0.0, "runs": 0}
     history.note(session(run()))
     now[0] += 24 * 60 * 60
     for each in (
@@ -77,8 +77,8 @@ def test_what_a_day_saved_is_of_measured_pairs_alone(tmp_path: Path) -> None:
     ):
         history.note(session(each))
     saved = (20 * 30 + 10 * 20 - 5 * 20) / 1000
-    assert history.saved_today() == {"seconds": saved, "images": 4}
-    assert History(tmp_path, clock=lambda: now[0]).saved_today()["images"] == 4
+    assert history.saved_today() == {"seconds": saved, "runs": 3}
+    assert History(tmp_path, clock=lambda: now[0]).saved_today()["runs"] == 3
 
 
 def test_a_day_of_many_runs_is_told_whole_and_few_of_them_one_by_one(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_day_of_many_runs_is_told_whole_and_few_of_them_one_by_one(tmp_path: P
     for _ in range(2 * TOLD + 12):
         history.note(session(run(batch=1)))
     assert len(history.runs()) == TOLD
-    assert history.saved_today()["images"] == History(tmp_path).saved_today()["images"] == 212
+    assert history.saved_today()["runs"] == History(tmp_path).saved_today()["runs"] == 212
 
 
 @pytest.mark.parametrize(

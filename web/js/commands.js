@@ -1,12 +1,12 @@
 /** Warmgraph's commands, where the host offers commands: its menus, its keys, and the canvas. */
 import { app } from "../../../scripts/app.js";
 import { linkEntries, nodeEntries } from "./compile_here.js";
-import { allNodes } from "./graph_places.js";
+import { allNodes, isOurs } from "./graph_places.js";
 import "./locale.js";
-import { isOurs, makeFaster, removeOurs } from "./make_faster.js";
+import { makeFaster, removeOurs } from "./make_faster.js";
 import { words } from "./words.js";
 
-export const MAKE_FASTER = "Warmgraph.MakeFaster";
+const MAKE_FASTER = "Warmgraph.MakeFaster";
 
 /** @param {string} id @param {string} key of its name @param {string} icon @param {() => any} act */
 const command = (id, key, icon, act) => ({

@@ -4,6 +4,8 @@ import { api } from "../../../scripts/api.js";
 import { post, toast } from "./asking.js";
 import { showComparison } from "./compare_dialog.js";
 import { picturesOf } from "./compare_facts.js";
+import { isOurs } from "./graph_places.js";
+import "./locale.js";
 import { fetchReports } from "./reports.js";
 import { words } from "./words.js";
 
@@ -43,14 +45,12 @@ async function get(route) {
   return response.json();
 }
 
-const isOurs = (kind = "") => kind.startsWith("Warmgraph");
-
 /** This page's newest prompt with a model of ours, as the host's history has it. */
 async function lastPrompt() {
   const isOne = ({ prompt: [, , nodes, { client_id: page, warmgraph }] }) =>
     page === api.clientId &&
     !warmgraph?.plain &&
-    Object.values(nodes).some((node) => isOurs(node.class_type));
+    Object.values(nodes).some((node) => isOurs({ comfyClass: node.class_type }));
   const last = Object.values(await get(`/history?max_items=${LOOKED_AT}`)).filter(isOne).pop();
   if (!last) throw ended("nothing");
   if (last.status?.status_str !== "success") throw ended("unfinished");
@@ -59,14 +59,14 @@ async function lastPrompt() {
 }
 
 /** Queue the same without us; returns the prompt's id. */
-async function queued({ prompt: [, , prompt, , outputs] }) {
+async function queued({ prompt: [, , prompt, { extra_pnginfo: info }, outputs] }) {
   const plain = await post("/warmgraph/plain", { prompt, outputs });
   if (!plain) throw new Ended();
   const answer = await post("/prompt", {
     prompt: plain.prompt,
     partial_execution_targets: plain.outputs,
     client_id: api.clientId,
-    extra_data: { warmgraph: { plain: true } },
+    extra_data: { warmgraph: { plain: true }, ...(info && { extra_pnginfo: info }) },
   });
   if (!answer) throw new Ended();
   toast("success", words("page.compare"), words("page.compare_running"), 6000);
@@ -90,10 +90,10 @@ async function finished(id) {
 app.registerExtension({
   name: "Warmgraph.Compare.Command",
   commands: [
-    { id: "Warmgraph.Compare", label: words("page.compare_command"), function: compare },
+    { id: "Warmgraph.Compare", label: () => words("page.compare_command"), function: compare },
   ],
   getNodeMenuItems(node) {
-    if (!isOurs(node.comfyClass)) return [];
+    if (!isOurs(node)) return [];
     return [{ content: words("page.compare_command"), callback: () => void compare() }];
   },
 });

@@ -2,7 +2,7 @@
 import { percent } from "./format.js";
 
 /** How a step can be made, slowest first. */
-export const FORMS = ["eager", "exact", "compiled"];
+const FORMS = ["eager", "exact", "compiled"];
 
 /**
  * @typedef {{

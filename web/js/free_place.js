@@ -33,6 +33,13 @@ function length(a, b) {
   return Math.hypot(b[0] - a[0], b[1] - a[1]) + BACKWARDS * back;
 }
 
+/** 0, 1, -1, 2 and so on: what is near is found soon, and rules out what is far. */
+function outward(reach) {
+  return Array.from({ length: 2 * reach + 1 }, (_, place) =>
+    place % 2 ? (place + 1) / 2 : -place / 2,
+  );
+}
+
 /**
  * @param {object} wanted
  * @param {Point} wanted.size of the new node, its title counted
@@ -48,8 +55,8 @@ export function freePlace({ size: [width, height], title, from, to, taken, frame
   const columns = Math.ceil((Math.abs(to[0] - from[0]) + REACH) / STEP);
   const rows = Math.ceil((Math.abs(to[1] - from[1]) + REACH) / STEP);
   let best = { cost: Infinity, place: start };
-  for (let row = -rows; row < rows; row += 1)
-    for (let column = -columns; column < columns; column += 1) {
+  for (const row of outward(rows))
+    for (const column of outward(columns)) {
       const [x, y] = [start[0] + column * STEP, start[1] + row * STEP];
       const slots = y + SLOT;
       let cost = length(from, [x, slots]) + NEAR_CONSUMER * length([x + width, slots], to);

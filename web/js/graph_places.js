@@ -5,7 +5,7 @@
 import { app } from "../../../scripts/app.js";
 
 /** The open workflow's graph and those of all its subgraphs, each once. */
-export function allGraphs() {
+function allGraphs() {
   const root = app.rootGraph;
   return root ? [root, ...(root.subgraphs?.values() ?? [])] : [];
 }
@@ -13,6 +13,19 @@ export function allGraphs() {
 /** @returns {any[]} nodes of the open workflow, those of a subgraph once */
 export function allNodes() {
   return allGraphs().flatMap((graph) => graph.nodes);
+}
+
+/** @param {any} [node] */
+export function isOurs(node) {
+  return String(node?.comfyClass).startsWith("Warmgraph");
+}
+
+/**
+ * Whether a place is in the open workflow.
+ * @param {{workflow: string | null}} place
+ */
+export function isOpen({ workflow }) {
+  return workflow === String(app.rootGraph?.id);
 }
 
 /** @param {any} graph */

@@ -5,7 +5,7 @@
 import { app } from "../../../scripts/app.js";
 import { post, toast } from "./asking.js";
 import { BYPASSED, inOneStep, insert, linkOf, MUTED, ON, takeOut } from "./graph_edit.js";
-import { allNodes, goTo, nameOf, nodeAt } from "./graph_places.js";
+import { allNodes, goTo, isOurs, nameOf, nodeAt } from "./graph_places.js";
 import { toastWithButton } from "./toast_button.js";
 import { lineText, words } from "./words.js";
 
@@ -14,10 +14,6 @@ export const KINDS = { model: "WarmgraphCompileModel", vae: "WarmgraphCompileVAE
 
 /** Milliseconds that toasts stay. */
 const LIFE = 12000;
-
-export function isOurs(node) {
-  return String(node?.comfyClass).startsWith("Warmgraph");
-}
 
 /**
  * The links before the inputs that the server named, together that come from the same place. A
@@ -62,17 +58,37 @@ export function tellOf(added, awake = []) {
   void toastWithButton(message, words("page.show"), () => goTo([...added, ...awake][0]));
 }
 
+let underWay = false; // a key that is held asks again and again
+
 /** @param {boolean} vae whether VAEs get a Compile VAE, too */
 export async function makeFaster(vae) {
-  const { output: prompt } = await app.graphToPrompt();
-  const answer = await post("/warmgraph/places", { prompt, vae });
-  if (!answer) return;
+  if (underWay) return;
+  underWay = true;
+  try {
+    const workflow = app.rootGraph.id;
+    const { output: prompt } = await app.graphToPrompt();
+    const answer = await post("/warmgraph/places", { prompt, vae });
+    if (answer && app.rootGraph.id === workflow) place(answer, vae);
+  } finally {
+    underWay = false;
+  }
+}
+
+/** Whether a muted node of ours is all that is off between a model and its sampler. */
+function isWanted({ graph, outputs = [] }) {
+  const links = outputs.flatMap((output) => [...(output.links ?? [])]);
+  const targets = links.map((id) => graph.getNodeById(linkOf(graph, id)?.target_id));
+  return targets.some((node) => node?.mode !== MUTED); // a subgraph's output is none
+}
+
+function place(answer, vae) {
   const added = [];
   const awake = [];
   inOneStep(() => {
     // Nothing gets through a muted one: such a prompt has no model to ask about.
     const wanted = vae ? Object.values(KINDS) : [KINDS.model];
-    awake.push(...allNodes().filter((node) => node.mode === MUTED && wanted.includes(node.comfyClass)));
+    const muted = allNodes().filter(({ mode, comfyClass }) => mode === MUTED && wanted.includes(comfyClass));
+    awake.push(...muted.filter(isWanted));
     for (const spot of spotsOf(answer.places)) {
       const node = asleep(spot);
       if (node) awake.push(node);

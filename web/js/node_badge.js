@@ -1,7 +1,7 @@
 /** Badges of our nodes, and of the nodes of subgraphs that hold some, at every level. */
 import { app } from "../../../scripts/app.js";
 import { badgeOf } from "./badges.js";
-import { allNodes, nodeAt, placesOf } from "./graph_places.js";
+import { allNodes, isOpen, isOurs, nodeAt, placesOf } from "./graph_places.js";
 import { newestSnapshot } from "./reports.js";
 import { ourTab } from "./sidebar_icon.js";
 
@@ -37,8 +37,8 @@ export function drawBadges(now) {
   };
   for (const [node, reports] of shown) placesOf(node).forEach((place) => hold(place, reports));
   for (const report of models)
-    for (const { workflow, node } of report.by === "setting" ? report.nodes : [])
-      if (workflow === String(app.rootGraph?.id)) hold(node, [report]);
+    for (const at of report.by === "setting" ? report.nodes : [])
+      if (isOpen(at)) hold(at.node, [report]);
   for (const node of allNodes()) {
     const said = badgeOf([...(held.get(node) ?? [])], warnings.length > 0);
     const badge = badges.get(node) ?? (said && addBadge(node));
@@ -63,6 +63,6 @@ app.registerExtension({
   name: "Warmgraph.Node.Badge",
   /** Before the newer nodes read them. */
   nodeCreated(node) {
-    if (node.isSubgraphNode?.() || node.comfyClass?.startsWith("Warmgraph")) addBadge(node);
+    if (node.isSubgraphNode?.() || isOurs(node)) addBadge(node);
   },
 });

@@ -5,6 +5,7 @@
  */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { BYPASSED, MUTED } from "./graph_edit.js";
 import { allNodes, isInside, placesOf } from "./graph_places.js";
 import { watchLanguage } from "./locale.js";
 import { drawBadges } from "./node_badge.js";
@@ -27,12 +28,10 @@ const NODES = {
 /** Space that the host leaves above and below a widget's element, in pixels each. */
 const MARGIN = 10;
 
-/** Modes of a node that the host leaves out of a prompt. */
-const LEFT_OUT = [2, 4]; // muted, bypassed
-
 /**
  * @typedef {{
- *   take: (output: any) => void, draw: () => void, ended: () => void, reports: () => any[],
+ *   take: (output: any) => void, draw: () => void, ended: () => void, close: () => void,
+ *   reports: () => any[],
  * }} Status
  */
 
@@ -94,6 +93,7 @@ function addStatus(node, look) {
     take,
     draw: () => isProgress || draw(),
     ended: draw,
+    close: () => closed.abort(),
     reports: () => (look.whole || idleness(node, false) ? [] : reports()),
   });
   chain(node, "onExecuted", take);
@@ -109,9 +109,19 @@ function addStatus(node, look) {
  * @param {boolean} isLast whether nothing has to come after it
  */
 function idleness(node, isLast) {
-  if (LEFT_OUT.includes(node.mode)) return "page.left_out";
+  if ([MUTED, BYPASSED].includes(node.mode)) return "page.left_out";
   if (!isLast && !node.outputs?.some(({ links }) => links?.length)) return "page.not_linked";
   return undefined;
+}
+
+/** The host does not say of nodes inside subgraphs that they went with their workflow. */
+function forgetOthers() {
+  const here = new Set(allNodes());
+  for (const [node, { close }] of statuses) {
+    if (here.has(node)) continue;
+    close();
+    statuses.delete(node);
+  }
 }
 
 function showBadges() {
@@ -176,6 +186,7 @@ app.registerExtension({
   },
   /** The reports may come later than the workflow. */
   async afterConfigureGraph() {
+    forgetOthers();
     await openingReports();
     redraw("draw");
   },

@@ -4,8 +4,8 @@
  */
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
-import { isOpen } from "./bypass.js";
 import { tenths } from "./format.js";
+import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
 import { toastWithButton } from "./toast_button.js";
 import { linesOf, lineText, words } from "./words.js";
@@ -19,7 +19,10 @@ const SETTING = "Warmgraph.Speed.CompileAll";
 const awaited = new Map();
 
 function look() {
-  for (const model of newestSnapshot().models ?? []) {
+  const { models = [] } = newestSnapshot();
+  const ids = models.map(({ id }) => id);
+  for (const id of awaited.keys()) if (!ids.includes(id)) awaited.delete(id);
+  for (const model of models) {
     const before = awaited.get(model.id);
     if (model.stage === "compiling") awaited.set(model.id, "compiling");
     else if (model.stage === "ready") {
@@ -36,7 +39,7 @@ function look() {
 function tellReady({ model, nodes = [] }) {
   const summary = words("page.ready", { model });
   const said = { severity: "success", summary, detail: words("page.ready_detail"), life: LIFE };
-  if (nodes.length && !nodes.some(isOpen)) toast("success", summary, said.detail, LIFE);
+  if (!nodes.some(isOpen)) toast("success", summary, said.detail, LIFE);
   else void toastWithButton(said, words("page.run_again"), runAgain);
 }
 

@@ -1,8 +1,7 @@
 /** From a model's card in the tab to the node that it comes from, through subgraphs' borders. */
-import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
 import { button } from "./elements.js";
-import { goTo, nodeAt } from "./graph_places.js";
+import { goTo, isOpen, nodeAt } from "./graph_places.js";
 import { nodeShowing } from "./node_badge.js";
 import { words } from "./words.js";
 
@@ -23,7 +22,7 @@ export function nodeLink({ id, model, nodes = [] }) {
 
 /** @param {Record<string, any>} [report] */
 export async function showNode({ id, nodes = [] } = {}) {
-  const here = nodes.filter(({ workflow }) => workflow === String(app.rootGraph?.id));
+  const here = nodes.filter(isOpen);
   const found = nodeShowing(id) ?? here.map(({ node }) => nodeAt(node)).find(Boolean);
   if (found) return goTo(found);
   toast("warn", words("page.no_node"), words("page.no_node_detail"), 6000);

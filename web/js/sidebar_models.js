@@ -39,7 +39,7 @@ export function modelsSection({ models = [], deepcaches = [], everywhere }) {
 }
 
 /** @param {string} standing */
-export function standingMark(standing) {
+function standingMark(standing) {
   return el(
     "span",
     { class: `warmgraph-standing warmgraph-${standing}` },

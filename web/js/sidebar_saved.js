@@ -18,6 +18,6 @@ function timeText(seconds) {
 /** @param {Record<string, any>} snapshot */
 export function savedLine({ saved_today: saved }) {
   if (!(saved?.seconds >= 1)) return undefined;
-  const values = { time: timeText(saved.seconds), count: saved.images };
+  const values = { time: timeText(saved.seconds), count: saved.runs };
   return el("p", { class: "warmgraph-saved", "data-key": "saved" }, words("page.saved_today", values));
 }
