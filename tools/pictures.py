@@ -1,14 +1,16 @@
-"""Make the picture of the README: our node in a shipped workflow, and the tab in the sidebar.
+"""Make the pictures of the pages: for the README our node in a shipped workflow and the tab in the
+sidebar, for the first steps where the command puts our nodes in templates of the host.
 
 Drives a real server and a real Chromium, so that they can be made again: `python -m tools.pictures
---host TREE` in the virtual environment that `dev.py` made. The server's model is a narrow SDXL with
-random weights on the CPU; the figures that the page is given in the end are SDXL's own, as
-`benchmarks/` measured them on a GPU.
+--host TREE` in the virtual environment that `dev.py` made; `--only places` makes the latter alone.
+The server's model is a narrow SDXL with random weights on the CPU; the figures that the page is
+given in the end are SDXL's own, as `benchmarks/` measured them on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import subprocess
@@ -17,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from backends.sessions.lines import line, plain
+from backends.sessions.lines import in_english, plain
+from backends.sessions.stages import Stage
+from backends.sessions.words import node_lines, report_lines
 
 from .chromium import find_chromium
 from .host import Server
@@ -41,20 +45,51 @@ RESULTS = PACK / "benchmarks" / "results"
 MEASURED, KEPT, SIZE = RESULTS / "forms_default.json", RESULTS / "speed_default.json", "1024x1024"
 
 
-def make_picture(tree: Path) -> None:
-    """Write the picture where it belongs."""
+class Place(NamedTuple):
+    """A template of the host, the titles of the nodes that are shown with ours, and how much of
+    the picture is left out below, in the canvas' own pixels.
+    """
+
+    template: str
+    titles: tuple[str, ...]
+    cut: int
+
+
+#: By the picture's name: a loader in a subgraph, and two models in one.
+PLACES = {
+    "place_z_image": Place("image_z_image_turbo", ("Load Diffusion Model", "KSampler"), 60),
+    "place_wan": Place("video_wan2_2_14B_i2v", ("Switch (Model)", "KSampler (Advanced)"), 440),
+}
+PLACE_WIDTH, PLACE_MAX_BYTES = 1100, 60_000
+#: Around the nodes, in the canvas' own pixels, and what the page has around its canvas at most.
+MARGIN, AROUND = 36, 120
+#: Leaves of the page its canvas and what stands on nodes.
+CANVAS_ALONE = """
+    * { visibility: hidden !important }
+    #graph-canvas, .dom-widget, .dom-widget * { visibility: visible !important }
+"""
+WANTED = ("readme", "places")
+
+
+def make_pictures(tree: Path, wanted: Sequence[str] = WANTED) -> None:
+    """Write the wanted pictures where they belong."""
     program = find_chromium()
     if program is None:
         raise SystemExit("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
     with tempfile.TemporaryDirectory() as temporary:
         base = prepare_base(Path(temporary, "ComfyUI"), tree)
-        command = [sys.executable, "-m", "tools.checkpoints", "--host", str(tree)]
-        command += ["--models", str(base / "models"), "--name", MODEL, "narrowxl"]
-        subprocess.run(command, cwd=PACK, check=True)
+        if "readme" in wanted:
+            command = [sys.executable, "-m", "tools.checkpoints", "--host", str(tree)]
+            command += ["--models", str(base / "models"), "--name", MODEL, "narrowxl"]
+            subprocess.run(command, cwd=PACK, check=True)
         with Server(tree, base) as server:
             expect_no_welcome(server)
             with Page(program, Path(temporary, "profile"), server) as page:
-                save(photograph(page), PACK / "docs" / "warmgraph.png")
+                if "places" in wanted:
+                    for name, place in PLACES.items():
+                        save_jpeg(photograph_place(page, place), PACK / "docs" / f"{name}.jpg")
+                if "readme" in wanted:
+                    save(photograph(page), PACK / "docs" / "warmgraph.png")
 
 
 def photograph(page: Page) -> Image.Image:
@@ -93,6 +128,8 @@ def photograph(page: Page) -> Image.Image:
         """
     )
     time.sleep(12)  # what the host says of the last run goes
+    page.run("app.extensionManager.toast.removeAll()")
+    page.wait_for("!document.querySelector('.p-toast-message')")
     return Image.open(io.BytesIO(page.screenshot()))
 
 
@@ -102,16 +139,25 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
     kept = json.loads(KEPT.read_text("utf-8"))["report"]
     sources = {"eager": "eager", "exact": "exact", "compiled": "specialised"}
     ms = {form: row[source]["unet_ms"]["median"] for form, source in sources.items()}
+    eager = ms["eager"]
     (model,) = snapshot["models"]
-    factor, now, eager = f"{ms['eager'] / ms['compiled']:.1f}", ms["compiled"], ms["eager"]
-    speed = line("speed_faster", factor=factor, now=f"{now:.0f} ms", eager=f"{eager:.0f} ms")
-    parts = {name: kept["regions"][name] for name in ("compiled", "total")}
     model = {
         **model,
+        "standing": "compiled",
+        "stage": Stage.FASTER.value,
+        "factor": round(eager / ms["compiled"], 3),
+        "factor_size": SIZE,
         "speed": {"form": "compiled", "size": SIZE, "ms": ms},
         "regions": kept["regions"],
-        "lines": plain([speed, line("parts", model=model["model"], **parts)]),
+        "eager": [],
+        "ready": 0,
+        "idle": 0,
+        "misses": [],
+        "notes": [],
     }
+    whole = report_lines(model, [])
+    model |= {"lines": plain(node_lines(model, [])), "whole": plain(whole)}
+    model["text"] = in_english(whole)
     files, size = kept["builds"] + kept["loads"], kept["disk_bytes"]
     (stored,) = snapshot["stored"]
     (run, *_) = snapshot["runs"]
@@ -119,6 +165,8 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
         {**run, "size": SIZE, "steps": 20, "form": form, "ms": ms[form], "eager_ms": eager}
         for form in ("eager", "exact", "exact", "compiled", "compiled")
     ]
+    quick = [each for each in runs if each["form"] != "eager"]
+    saved = sum(each["steps"] * (eager - each["ms"]) for each in quick) / 1000
     return {
         **snapshot,
         "models": [model],
@@ -130,7 +178,91 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
             "budget_bytes": 14 << 30,
         },
         "runs": runs,
+        "saved_today": {"seconds": round(saved, 1), "images": len(quick)},
     }
+
+
+def photograph_place(page: Page, place: Place) -> Image.Image:
+    """Make a template of the host faster by the command, and show where our nodes are then."""
+    page.resize(WIDTH, HEIGHT)
+    page.open_server()
+    for name in ("Comfy.Minimap.Visible", "Comfy.Graph.CanvasInfo"):
+        page.set_setting(name, False)
+    workflow = _template(place.template).read_text("utf-8")
+    page.run(
+        f"""
+        const name = {place.template!r};
+        await app.loadGraphData({workflow}, true, true, name, {{ openSource: 'template' }});
+        await app.extensionManager.command.execute('Warmgraph.MakeFaster');
+        """
+    )
+    page.click_first(".p-toast-message-text .warmgraph-button", "true")  # goes to the first of them
+    ours = "app.canvas.graph.nodes.filter((n) => n.comfyClass === 'WarmgraphCompileModel')"
+    page.wait_for(f"app.canvas.graph !== app.rootGraph && {ours}.some((n) => n.is_selected)")
+    time.sleep(2)  # the page moves there
+    left, top, right, bottom = page.run(
+        f"""
+        const titles = {json.dumps(place.titles)};
+        const others = app.canvas.graph.nodes.filter((n) => titles.includes(n.title));
+        const boxes = [...{ours}, ...others].map((n) => [...n.boundingRect]);
+        return [
+          Math.min(...boxes.map(([x]) => x)),
+          Math.min(...boxes.map(([, y]) => y)),
+          Math.max(...boxes.map(([x, , width]) => x + width)),
+          Math.max(...boxes.map(([, y, , height]) => y + height)),
+        ];
+        """
+    )
+    width, height = (round(b - a + 2 * MARGIN) for a, b in ((left, right), (top, bottom)))
+    height -= place.cut
+    page.resize(width + AROUND, height + AROUND)
+    x, y = page.run(
+        f"""
+        const style = document.createElement('style');
+        style.textContent = {json.dumps(CANVAS_ALONE)};
+        document.head.append(style);
+        app.canvas.selectItems({ours}); // white, as are the links to and from them
+        app.canvas.background_image = null; // its grid makes a file large
+        app.canvas.ds.scale = 1;
+        app.canvas.ds.offset = [{MARGIN} - {left}, {MARGIN} - {top}];
+        app.canvas.setDirty(true, true);
+        const box = app.canvas.canvas.getBoundingClientRect();
+        return [box.x, box.y];
+        """
+    )
+    time.sleep(2)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture = picture.crop((round(x), round(y), round(x) + width, round(y) + height))
+    size = (PLACE_WIDTH, round(height * PLACE_WIDTH / width))
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def _template(name: str) -> Path:
+    found = importlib.util.find_spec("comfyui_workflow_templates_json")
+    if found is None or found.origin is None:
+        raise SystemExit(
+            "no package comfyui-workflow-templates-json: the host's requirements have it"
+        )
+    return Path(found.origin).parent / "templates" / f"{name}.json"
+
+
+def save_jpeg(picture: Image.Image, file: Path) -> None:
+    """Write a picture as a JPEG, as good as it may be and still be small.
+
+    Raises:
+        ValueError: it is not small however bad it is.
+    """
+    for quality in range(92, 50, -3):
+        data = io.BytesIO()
+        picture.save(data, "JPEG", quality=quality, optimize=True, progressive=True)
+        if data.tell() <= PLACE_MAX_BYTES:
+            break
+    else:
+        raise ValueError(
+            f"{file.name} must have {PLACE_MAX_BYTES} bytes at most, got {data.tell()}"
+        )
+    file.write_bytes(data.getvalue())
+    print(f"{file}: {picture.width}x{picture.height}, {data.tell() >> 10} KiB")
 
 
 def save(picture: Image.Image, file: Path) -> None:
@@ -152,7 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", type=Path, required=True, help="a ComfyUI tree")
-    make_picture(parser.parse_args(arguments).host.resolve())
+    parser.add_argument("--only", choices=WANTED, help="make these pictures alone")
+    options = parser.parse_args(arguments)
+    make_pictures(options.host.resolve(), (options.only,) if options.only else WANTED)
 
 
 if __name__ == "__main__":
