@@ -1,6 +1,7 @@
 /** "Compile Model here" in the menus of nodes and links: one node, where the user points. */
 import { inOneStep, insert, linkOf } from "./graph_edit.js";
-import { isOurs, KINDS, tellOf } from "./make_faster.js";
+import { isOurs } from "./graph_places.js";
+import { KINDS, tellOf } from "./make_faster.js";
 import { words } from "./words.js";
 
 /** How near to a link's middle one must be, in the canvas' pixels. */
