@@ -178,7 +178,7 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
             "budget_bytes": 14 << 30,
         },
         "runs": runs,
-        "saved_today": {"seconds": round(saved, 1), "images": len(quick)},
+        "saved_today": {"seconds": round(saved, 1), "runs": len(quick)},
     }
 
 
