@@ -82,7 +82,7 @@ class Lab:
         assert len(graphs) == len(labels)
         self.engine._graphs.settle()
         self.engine._graphs.request(graphs, [], build=True)
-        self.engine._prompts.wait(graphs, self.engine._builder, None)
+        self.engine._prompts.wait("model", graphs, self.engine._builder, None)
         assert [graph.reason for graph in graphs] == [None] * len(labels)
         return graphs
 

@@ -69,6 +69,25 @@ def test_a_script_makes_no_markup_of_texts_and_fetches_from_this_server_alone(sc
         assert what not in code, what
 
 
+def test_every_name_that_scripts_share_is_there_and_used() -> None:
+    """A browser loads no script that imports what is not exported, and says so in its console."""
+    given = re.compile(r"^export (?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
+    taken = re.compile(r'import \{([^}]*)\} from "\./([\w.]+)"')
+    exports = {(s.name, name) for s in SCRIPTS for name in given.findall(s.read_text("utf-8"))}
+    browser = (ROOT / "tests" / "browser").glob("*.py")
+    tests = [file.read_text("utf-8") for file in (*TESTS, *browser)]
+    imports = {
+        (source, name.strip())
+        for script in SCRIPTS
+        for names, source in taken.findall(script.read_text("utf-8"))
+        for name in names.split(",")
+        if name.strip()
+    }
+    assert imports <= exports
+    unused = {name for source, name in exports - imports}
+    assert {n for n in unused if not any(re.search(rf"\b{n}\b", text) for text in tests)} == set()
+
+
 def test_each_extension_has_a_name_of_its_own() -> None:
     names = [
         name
