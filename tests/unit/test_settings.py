@@ -61,7 +61,7 @@ def test_a_change_is_seen_by_the_next_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"worker": 3}, "setting must be one of workers, "),
+        ({"worker": 3}, "setting must be one of compile_all, "),
         ({"workers": -1}, "workers must be a whole number from 0 to 64"),
         ({"workers": 2.5}, "got 2.5"),
         ({"workers": True}, "got True"),
