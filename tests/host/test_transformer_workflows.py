@@ -23,8 +23,8 @@ COMPILED = {
     for name in NAMES
     if asked(name) <= set(transformer_files.FILES)
 }
-#: A plain file and a quantised one are in every run; the engine's tests show other families.
-QUICK = ("z_image_turbo", "z_image_int8")
+#: One is in every run; the engine's tests show quantised files and other families.
+QUICK = ("z_image_turbo",)
 #: Where a video needs less, or several frames.
 SMALLER = {
     "minimax_h3_image_to_video": {"width": 64, "height": 64},
