@@ -107,7 +107,7 @@ SETTINGS = {
             "machine's cores, RAM and VRAM decide.",
             default=0,
             maximum=64,
-            unit="processes, 0 = automatic",
+            unit="0 = automatic",
         ),
         Setting(
             name="job_limit_s",
@@ -142,7 +142,7 @@ SETTINGS = {
             "take disk space; those for all sizes stay. 0: only where a node asks for them.",
             default=3,
             maximum=1000,
-            unit="runs of one size, 0 = only where asked for",
+            unit="0 = only where asked for",
         ),
         Setting(
             name="store_cap_gib",
