@@ -550,6 +550,30 @@ def test_the_tab_offers_it_while_no_model_runs_through_us(own: Page) -> None:
     own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
 
 
+def test_a_model_that_is_slower_here_can_be_bypassed_from_the_tab_and_nothing_else(
+    own: Page,
+) -> None:
+    _do(own, MAKE)
+    own.wait_for(f"{OURS}.length === 1")
+    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
+    own.wait_for("!!document.querySelector('.warmgraph-tab')")
+    press = """
+        const model = { id: 'slow', model: 'SDXL', stage: 'slower', factor: 0.5, lines: [],
+          standing: 'compiled', by: 'node', nodes: [{ workflow: %s, node: String(%s.id) }] };
+        app.api.dispatchCustomEvent('warmgraph.report', { models: [model], deepcaches: [] });
+        document.querySelector(".warmgraph-tab [data-action='bypass']").click();
+    """
+    here, sampler = "String(app.rootGraph.id)", _node("KSampler")
+    for workflow, node in (("null", f"{OURS}[0]"), (here, sampler)):  # another's, and not ours
+        own.run(press % (workflow, node))
+    assert own.run(f"return [{OURS}[0].mode, {sampler}.mode]") == [0, 0]
+    own.run(press % (here, f"{OURS}[0]"))
+    own.wait_for(f"{OURS}[0].mode === 4")
+    own.run("await app.extensionManager.command.execute('Comfy.Undo')")
+    own.wait_for(f"{OURS}.length === 1 && {OURS}[0].mode === 0")
+    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
+
+
 def test_the_host_lists_the_commands_in_the_pages_language(own: Page) -> None:
     label = f"app.extensionManager.command.commands.find(({{ id }}) => id === {MAKE!r}).label"
     assert own.run(f"return {label}") == "Make this workflow faster"
