@@ -6,7 +6,7 @@ The tests are one story over one server and come in their order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page, expect_no_welcome
+from warmgraph_tools.page import Page
 
 MODEL = "sd_xl_base_1.0.safetensors"
 BUTTON = ".warmgraph-tab [data-action=compare]"
 DIALOG = "dialog.warmgraph-report"
 TOASTS = "[...document.querySelectorAll('.p-toast')].map((e) => e.innerText).join()"
-
-
-@pytest.fixture(scope="module")
-def page(
-    server: Server, place_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    place_model(server, "narrowxl", name=MODEL)
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        yield browser
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,13 @@ workflow and come in their order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page, expect_no_welcome
+from warmgraph_tools.page import Page
 
 TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
@@ -21,32 +20,24 @@ FIND = "const find = (kind) => app.rootGraph.nodes.find((n) => n.comfyClass === 
 
 
 @pytest.fixture(scope="module")
-def page(
-    server: Server, place_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
+def page(page: Page, server: Server) -> Iterator[Page]:
     """A page with text_to_image open, its Compile Model bypassed, over a server that builds nothing
     and has the setting on.
     """
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    expect_no_welcome(server)
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     server.post("/warmgraph/settings", {"compile_all": True})
     server.post("/warmgraph/builds", {"action": "pause"})
     try:
-        with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-            browser.open_server()
-            browser.open_shipped("text_to_image")
-            browser.set_widget("KSampler", "steps", 1)
-            browser.set_widget("EmptyLatentImage", "width", 64)
-            browser.set_widget("EmptyLatentImage", "height", 64)
-            browser.run(
-                f"{FIND} find('WarmgraphCompileModel').mode = 4;"
-                "const report = find('WarmgraphGraphReport'); if (report) report.mode = 2;"
-            )
-            browser.errors.clear()
-            yield browser
+        page.open_server()  # the page takes its settings as it opens
+        page.open_shipped("text_to_image")
+        page.set_widget("KSampler", "steps", 1)
+        page.set_widget("EmptyLatentImage", "width", 64)
+        page.set_widget("EmptyLatentImage", "height", 64)
+        page.run(
+            f"{FIND} find('WarmgraphCompileModel').mode = 4;"
+            "const report = find('WarmgraphGraphReport'); if (report) report.mode = 2;"
+        )
+        page.errors.clear()
+        yield page
     finally:
         server.post("/warmgraph/settings", {"compile_all": False})
         server.post("/warmgraph/builds", {"action": "cancel"})

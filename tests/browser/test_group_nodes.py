@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from warmgraph_tools import templates
-from warmgraph_tools.chromium import find_chromium
-from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page, expect_no_welcome
+from warmgraph_tools.page import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "sd_xl_base_1.0.safetensors"
 OURS = ("WarmgraphCompileModel", "WarmgraphDeepCache")
 TYPE = "workflow>Fast model"
-
-
-@pytest.fixture(scope="module")
-def page(
-    server: Server, place_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    place_model(server, "narrowxl", name=MODEL)
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        yield browser
 
 
 def _with_group() -> dict[str, Any]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page, expect_no_welcome
+from warmgraph_tools.page import Page
 
 MODEL, VAE = "WarmgraphCompileModel", "WarmgraphCompileVAE"
 MAKE, MAKE_VAE, REMOVE = (f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove"))
@@ -85,18 +84,12 @@ def _official() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
+def page(browse: Callable[[Server], Page], server: Server) -> Page:
     if _templates_folder() is None:
         pytest.skip(
             "no package comfyui-workflow-templates-json here: the host's requirements have it"
         )
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        yield browser
+    return browse(server)
 
 
 @pytest.fixture

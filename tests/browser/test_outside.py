@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import STATUS, Page, expect_no_welcome
+from warmgraph_tools.page import STATUS, Page
 
 MODEL = "sd_xl_base_1.0.safetensors"
 NODE = "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel')"
@@ -21,19 +20,9 @@ BADGES = """Object.fromEntries([app.rootGraph, ...app.rootGraph.subgraphs.values
     n.badges.map((b) => (typeof b === 'function' ? b() : b).text).filter(Boolean)]))"""
 
 
-@pytest.fixture(scope="module")
-def page(
-    server: Server, place_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    place_model(server, "narrowxl", name=MODEL)
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        browser.resize(1600, 1000)
-        yield browser
+@pytest.fixture(scope="module", autouse=True)
+def _large(page: Page) -> None:
+    page.resize(1600, 1000)
 
 
 @pytest.fixture(autouse=True)
