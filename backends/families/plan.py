@@ -253,7 +253,7 @@ def describe_place(
         sources=sources,
         device=device,
         layout=form.layout,
-        packs=describe_packs(described, through),
+        packs=describe_packs(described, named_code(described)[0], through),
     )
 
 
@@ -275,7 +275,7 @@ def describe_live(place: Place, description: Description, live: Live) -> Descrip
         label=f"{description.label} (parts called)",
         module=described,
         sources=sources,
-        packs=describe_packs(described, through),
+        packs=describe_packs(described, named_code(described)[0], through),
     )
 
 

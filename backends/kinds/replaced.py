@@ -19,7 +19,6 @@ from ..contract import PackFile
 from ..errors import DescriptionError
 from ..host_api.layers import NOT_TRACED
 from .bytecode import codes, hash_code
-from .describe import named_code
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
 from .purity import objection
 from .sources import is_foreign, wrapped_functions
@@ -28,18 +27,20 @@ _LARGEST_BYTES = 1 << 20
 
 
 def describe_packs(
-    described: dict[str, Any], through: Sequence[Callable[..., Any]]
+    described: dict[str, Any],
+    classes: Sequence[type],
+    through: Sequence[Callable[..., Any]],
 ) -> tuple[PackFile, ...]:
     """Return the files of other packs whose functions a region runs through, in import order.
 
     Args:
         described: the region's module tree (`describe.describe_module`).
+        classes: of its modules.
         through: the functions that it runs through.
 
     Raises:
         DescriptionError: no graph can stand for one of them, or its file is not what runs.
     """
-    classes, _ = named_code(described)
     if (problem := _replaced_cast(classes)) is not None:
         raise DescriptionError(problem)
     guests = [f for f in through if pack_of_function(f) is not None]
