@@ -68,6 +68,7 @@ class ReportEvent:
             self._pending = True
             wait = max(0.0, self._sent + self._interval - time.monotonic())
         timer = threading.Timer(wait, self._fire)
+        timer.name = "warmgraph-report"
         timer.daemon = True
         timer.start()
 

@@ -137,9 +137,16 @@ class _Channel:
         with self._lock:
             self._outgoing.write(MARK)
             self._outgoing.flush()
-        threading.Thread(target=self._listen, args=(incoming,), daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(incoming,), name="warmgraph-listener", daemon=True
+        ).start()
         if sys.platform != "win32":
-            threading.Thread(target=self._watch_parent, args=(os.getppid(),), daemon=True).start()
+            threading.Thread(
+                target=self._watch_parent,
+                args=(os.getppid(),),
+                name="warmgraph-parent",
+                daemon=True,
+            ).start()
 
     def send(self, message: dict[str, Any]) -> None:
         self.send_frame(encode_message(message))
