@@ -65,10 +65,6 @@ class Graph:
         self._why: tuple[str | None, str] = None, ""
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
-        #: Whether a call had more elements than it can count.
-        self.is_outgrown = False
-        #: Whether layers of a call would not round their inputs, as it does.
-        self.rounds_too_much = False
         #: Why it is not used until the next run begins, if so.
         self.resting: str | None = None
         #: Classes of weights with which a comparison spoke against it once.

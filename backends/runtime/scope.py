@@ -29,6 +29,7 @@ from .kind import Kind, describe_kinds, hand_over
 from .placing import Placing, unmarked
 from .shared import Shared
 from .specials import Specials
+from .variations import Account
 from .wiring import Guests
 
 
@@ -76,7 +77,7 @@ class Scope:
         replays: Replays | None = None,
         specials: Specials | None = None,
         *,
-        past_calls: int = 0,
+        account: Account | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -89,7 +90,7 @@ class Scope:
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
             specials: which calls get graphs of their own sizes; None where none do.
-            past_calls: calls of regions that were served by a scope before this one.
+            account: of a scope before this one, which goes on; None: a new one.
         """
         self.root = root
         self.plan = plan
@@ -101,7 +102,9 @@ class Scope:
         self.replays = replays
         self.specials = specials or Specials(lambda: None)
         self.faults = Faults()
-        self.forwards = Forwards(shared, self.faults, past_calls=past_calls)
+        #: What the regions note of their calls.
+        self.account = account or Account(needs=shared.needs_of(holder))
+        self.forwards = Forwards(shared, self.faults, self.account)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
@@ -141,7 +144,7 @@ class Scope:
     @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
-        return self.forwards.calls + (0 if self.replays is None else self.replays.regions)
+        return self.account.calls + (0 if self.replays is None else self.replays.regions)
 
     @property
     def replayed_calls(self) -> int:
@@ -178,8 +181,8 @@ class Scope:
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
-        calls = self.compiled_calls
-        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, past_calls=calls)
+        mine = self.account
+        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
 
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
@@ -207,7 +210,12 @@ class Scope:
         plan = self._make_plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
-            self.plan, device, dtype, self._graph_of, self._shared.debugging.why_not
+            self.plan,
+            device,
+            dtype,
+            self._graph_of,
+            self.account.needs,
+            self._shared.debugging.why_not,
         )
         self._bound = Bound(
             self.root,
@@ -257,7 +265,7 @@ class Scope:
             if self.replays is not None:
                 self.replays.begin_run()
             for kind in self.kinds:
-                kind.add_second_graphs(self._graph_of)
+                kind.add_variants(self.account.needs, self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
             self.forwards.begin_run()
@@ -334,7 +342,7 @@ class Scope:
                 return self._placing.run(partial(host, *args, **kwargs), ())
 
             def plain() -> Any:  # not where a replay gives the result
-                with self.forwards.asking_ahead((*args, *kwargs.values())):
+                with self.forwards.asking_ahead(step.serving, (*args, *kwargs.values())):
                     return host(*args, **kwargs)
 
             result = self._made(host, plain, step)

@@ -231,8 +231,7 @@ def _kind(kind: Any) -> dict[str, Any]:
         "kind": kind.label,
         "places": len(kind.here),
         "state": _state(graph) if known else "eager",
-        "wide": None if kind.wide is None else kind.wide.state.value,
-        "unrounded": None if kind.unrounded is None else kind.unrounded.state.value,
+        "variants": {each.name: graph.state.value for each, graph in kind.variants.copy().items()},
         "reason": graph.reason if known else kind.reason,
         "layers": [
             {"what": what, "why": why, "count": count}
