@@ -121,16 +121,16 @@ class _Hold:
                 )
             if self._own is not None:
                 session.run_through(self._own)
-        foreign = None
+        not_ours = None
         if module is not session.scope.root:
-            foreign = "another copy of the network runs (several GPUs, or another node's)"
+            not_ours = "another copy of the network runs (several GPUs, or another node's)"
         elif not self._open:
             self._open = True
             self._runs.look(session, partial(_target, control, module))
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
-        return session.step(module, args, kwargs, foreign=foreign)
+        return session.step(module, args, kwargs, not_ours=not_ours)
 
     def end(self) -> None:
         """The run is over, if one was open."""
