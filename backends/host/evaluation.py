@@ -53,11 +53,11 @@ class Running(NamedTuple):
 
     Attributes:
         model: that runs.
-        begun: whether the host told of its beginning.
+        told: whether the host told of its beginning, and so will of its end.
     """
 
     model: Any
-    begun: bool
+    told: bool
 
 
 class _Evaluation:
@@ -145,9 +145,9 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
     theirs = None if patcher is None else host.attached(patcher, KEY)
     if isinstance(theirs, Session) and theirs.scope.holder is model:
         if theirs.running is None:  # the host has not told of its run, nor will it of its end
-            theirs.running = Running(model, begun=False)
+            theirs.running = Running(model, told=False)
             session.guests.append(theirs)
-            runs.look(theirs, partial(target_of, patcher))
+            runs.begin(theirs, partial(target_of, patcher), told=False)
         return _Evaluation(theirs)
     if patcher is not None and models.is_for_another_card(patcher):
         return _Evaluation(session, _CARD.format(models.load_device(patcher)))
