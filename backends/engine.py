@@ -416,9 +416,7 @@ class Engine:
             self.look(session, target)
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
-        """A run ended: file its graphs with the workflow and tell what ran; nothing of it fails a
-        prompt.
-        """
+        """A run ended: tell what ran; nothing of it fails a prompt."""
         if told:
             self._prompts.end(sampled=sampled)
         for scope in session.scopes:
