@@ -95,8 +95,12 @@ class Region:
         #: Layers of the host's whose inputs the graph rounds, with their paths.
         self._rounded = [(path, place.module.get_submodule(path)) for path in sorted(rounded)]
         self._weights = RegionWeights(
-            place.module, graph.weights, source, {path: path in rounded for path in left}
+            place.module,
+            () if graph.loaded is None else graph.loaded.weights,
+            source,
+            {path: path in rounded for path in left},
         )
+        self._work = 1 if graph.loaded is None else math.ceil(graph.loaded.work)
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
@@ -174,9 +178,10 @@ class Region:
     def _compute(self, inputs: tuple[Any, ...], form: tuple[Any, ...]) -> Any:
         """Compute a call that the graph takes."""
         graph = self.graph
-        call, guests = graph.call, self._guests
-        if call is None:
+        loaded, guests = graph.outcome.loaded, self._guests
+        if loaded is None:
             return self.decline(graph.reason or "its graph was dropped")
+        call = loaded.call
         self._trust.others = "" if guests is None else guests.code
         if self._trust.others in graph.unfit:
             return self.decline(graph.unfit[self._trust.others])
@@ -270,7 +275,7 @@ class Region:
     def _elements(self, inputs: Sequence[Any]) -> int:
         """Elements of the largest tensor of a call."""
         first: torch.Tensor = inputs[0]
-        return first.numel() * math.ceil(self.graph.work)
+        return first.numel() * self._work
 
     @property
     def keeps_weights(self) -> bool:

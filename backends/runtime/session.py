@@ -255,8 +255,9 @@ class Session:
             return None
         self._is_told = True
         new = self._new_graphs()
-        built = [g for g in new if g.source == "built"]
-        seconds = sum(g.build_seconds or 0.0 for g in built)
+        loaded = [g.loaded for g in new if g.loaded is not None]
+        built = [each for each in loaded if each.source == "built"]
+        seconds = sum(each.build_seconds or 0.0 for each in built)
         parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
         parts += [f"{len(new) - len(built)} loaded"] if len(new) > len(built) else []
         parts += [f"{ready - len(new)} in use before"] if ready > len(new) else []

@@ -56,7 +56,7 @@ class Bench:
         place = next(p for p in scope.plan.places if p.form.name == form)
         self.place = Place(place.name, copy.deepcopy(place.module), place.form)
         self.graph = scope._of_place[place.name].graph
-        assert self.graph.call is not None
+        assert self.graph.loaded is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
         memory = comparisons or _Trusting()
         self.account = Account()
@@ -68,7 +68,7 @@ class Bench:
         """The reason for which a call is left to the host."""
         self.region.declined = None
         assert self.region(*inputs) is None
-        assert self.graph.call is not None  # the graph itself is still good
+        assert self.graph.loaded is not None  # the graph itself is still good
         reason: str | None = self.region.declined
         assert reason
         return reason
@@ -369,6 +369,6 @@ def test_nothing_is_learnt_from_a_result_without_a_finite_value(probed: Probed) 
     comparisons = _Unknown()
     entry = Bench(probed, "entry", comparisons)
     result = entry.region(torch.full_like(image(), float("nan")))
-    assert result is not None and comparisons.count == 0 and entry.graph.call is not None
+    assert result is not None and comparisons.count == 0 and entry.graph.loaded is not None
     entry.equals_eager(image())
     assert comparisons.count == 1
