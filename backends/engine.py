@@ -404,20 +404,27 @@ class Engine:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, target: Callable[[], Target] | None) -> None:
+    def begin(
+        self, session: Session, target: Callable[[], Target] | None, *, told: bool = True
+    ) -> None:
         """A run starts: look again at what may have changed since the node ran."""
-        self._prompts.begin()
+        if told:
+            self._prompts.begin()
         if target is None:
             session.begin_run()
         else:
             self.look(session, target)
 
-    def end(self, session: Session, *, sampled: bool) -> None:
-        """A run ended: file its graphs with the workflow and tell what ran."""
-        self._prompts.end(sampled=sampled)
-        self.tell(session)
-        if not self._settings.keeps_captured:
-            faults = session.scope.faults
+    def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
+        """A run ended: tell what ran; nothing of it fails a prompt."""
+        if told:
+            self._prompts.end(sampled=sampled)
+        for scope in session.scopes:
+            scope.faults.spare(STEP, "ending a run", scope.end_run)
+        faults = session.scope.faults
+        faults.spare(TELLING, "noting what ran", session.end_run)
+        faults.spare(TELLING, "telling what ran", self._tell, session)
+        if told and not self._settings.keeps_captured:
             faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
     def look(self, session: Session, target: Callable[[], Target]) -> None:
@@ -456,13 +463,6 @@ class Engine:
         if session.options.when_missing is WhenMissing.WAIT:
             graphs = [kind.graph for kind in session.scope.serving if kind.graph is not None]
             self._prompts.wait(session.name, graphs, self._builder, None)
-
-    def tell(self, session: Session) -> None:
-        """File a run's graphs with the workflow and tell what ran; nothing of it fails a prompt."""
-        for scope in session.scopes:
-            scope.faults.spare(STEP, "ending a run", scope.end_run)
-        session.scope.faults.spare(TELLING, "noting what ran", session.end_run)
-        session.scope.faults.spare(TELLING, "telling what ran", self._tell, session)
 
     def _tell(self, session: Session) -> None:
         session.warn_once()

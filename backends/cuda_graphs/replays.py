@@ -76,6 +76,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         result: what the call gave; None where it has to be made.
+        form: in which form that was captured; None where it was not.
         compiled: whether it is to be made through the regions' graphs then.
         known: what is known of its signature.
         in_place: whether the weights are where a captured call could read them.
@@ -83,6 +84,7 @@ class Attempt(NamedTuple):
     """
 
     result: Any
+    form: Hashable
     compiled: bool
     known: _Signature
     in_place: bool
@@ -157,7 +159,7 @@ class Replays:
         if known.target != target:
             known.target, known.clean, known.refused = target, 0, None
         addresses = book.look()
-        graph = known.graph
+        graph, made = known.graph, known.form
         result = None
         if addresses is None:
             self.reasons[book.problem or ""] += 1
@@ -172,13 +174,14 @@ class Replays:
                 except CaptureError as error:
                     known.refused = str(error)
         elif known.like is not None and known.clean >= needed and self._pays(known, complete):
-            rerun = partial(_rerun, runner, host, compiled=complete)
+            rerun, made = partial(_rerun, runner, host, compiled=complete), target
             result = self._capture(known, call, rerun, book, addresses, ran)
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
         known.marks = None if result is not None else (driver.mark(call.tensors[0].device), None)
-        return Attempt(result, not exact_next, known, in_place, self._comparisons.count)
+        form = None if result is None else made
+        return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
 
     def settle(self, attempt: Attempt, book: AddressBook, result: Any) -> None:
         """Note what a call gave that was not replayed."""

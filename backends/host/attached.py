@@ -40,11 +40,13 @@ class Note:
 class Runs(Protocol):
     """What a session's owner is told about runs.
 
-    `begin` and `end` come in pairs. Where the end of a run may go unseen, `look` stands for the
-    first, `tell` for the second, and `stay_busy` is called while it lasts.
+    `begin` and `end` come in pairs, with the same `told`: whether the host tells of a run's end for
+    certain. Where it does not, `stay_busy` is called while the run lasts.
     """
 
-    def begin(self, session: Session, target: Callable[[], Target] | None) -> None:
+    def begin(
+        self, session: Session, target: Callable[[], Target] | None, *, told: bool = True
+    ) -> None:
         """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
 
         Args:
@@ -52,14 +54,11 @@ class Runs(Protocol):
                 module is run, but one that has its wrappers, too.
         """
 
-    def end(self, session: Session, *, sampled: bool) -> None:
-        """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
-
     def look(self, session: Session, target: Callable[[], Target]) -> None:
-        """As `begin`, without an `end` to come."""
+        """The run goes on, and the host has prepared its model once more."""
 
-    def tell(self, session: Session) -> None:
-        """As `end`, without a `begin` before."""
+    def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
+        """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
 
     def stay_busy(self) -> None:
         """The prompt still runs."""

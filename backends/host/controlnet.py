@@ -121,22 +121,22 @@ class _Hold:
                 )
             if self._own is not None:
                 session.run_through(self._own)
-        foreign = None
+        not_ours = None
         if module is not session.scope.root:
-            foreign = "another copy of the network runs (several GPUs, or another node's)"
+            not_ours = "another copy of the network runs (several GPUs, or another node's)"
         elif not self._open:
             self._open = True
-            self._runs.look(session, partial(_target, control, module))
+            self._runs.begin(session, partial(_target, control, module), told=False)
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
-        return session.step(module, args, kwargs, foreign=foreign)
+        return session.step(module, args, kwargs, not_ours=not_ours)
 
     def end(self) -> None:
         """The run is over, if one was open."""
         if self._open:
             self._open = False
-            self._runs.tell(self.session)
+            self._runs.end(self.session, told=False)
         if self._own is not None:
             self._own.faults.spare(STEP, "letting a ControlNet go", self._own.let_go)
             self._own = None

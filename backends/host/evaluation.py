@@ -53,11 +53,11 @@ class Running(NamedTuple):
 
     Attributes:
         model: that runs.
-        begun: whether the host told of its beginning.
+        told: whether the host told of its beginning, and so will of its end.
     """
 
     model: Any
-    begun: bool
+    told: bool
 
 
 class _Evaluation:
@@ -104,17 +104,19 @@ def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> A
     session, root = now.session, host.owner(executor)
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
     own = root.call if isinstance(root, Variant) else bound_forward(root)
-    foreign, inner = now.why, None
-    if foreign is None and scope is None:
-        foreign = _COPY
-    elif foreign is None and host.innermost(executor) != own:
-        foreign = _REPLACED
+    not_ours, no_capture = now.why, None
+    if not_ours is None and scope is None:
+        not_ours = _COPY
+    elif not_ours is None and host.innermost(executor) != own:
+        not_ours = _REPLACED
     if scope is not None and within:
-        inner = "another node wraps the model's own call"
+        no_capture = "another node wraps the model's own call"
         host.put_innermost(executor, partial(scope.innermost, host.innermost(executor)))
     if now.is_placed:
         return executor(*args, **kwargs)
-    return session.step(executor, args, kwargs, scope=scope, foreign=foreign, inner=inner)
+    return session.step(
+        executor, args, kwargs, scope=scope, not_ours=not_ours, no_capture=no_capture
+    )
 
 
 def is_step(wrapper: Any) -> bool:
@@ -143,9 +145,9 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
     theirs = None if patcher is None else host.attached(patcher, KEY)
     if isinstance(theirs, Session) and theirs.scope.holder is model:
         if theirs.running is None:  # the host has not told of its run, nor will it of its end
-            theirs.running = Running(model, begun=False)
+            theirs.running = Running(model, told=False)
             session.guests.append(theirs)
-            runs.look(theirs, partial(target_of, patcher))
+            runs.begin(theirs, partial(target_of, patcher), told=False)
         return _Evaluation(theirs)
     if patcher is not None and models.is_for_another_card(patcher):
         return _Evaluation(session, _CARD.format(models.load_device(patcher)))
@@ -184,16 +186,18 @@ def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:
     """What the host's call of a model goes to, where it lets nothing be put around the model's
     forward, or another node has put its own there.
     """
-    session, foreign = now.session, None
+    session, not_ours = now.session, None
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
-    inner = _theirs(root)
+    no_capture = _theirs(root)
     if scope is None:
-        foreign = _COPY
+        not_ours = _COPY
     elif not scope.plan.places:
-        foreign, inner = inner, None
-    now.came, now.is_placed = True, inner is not None
+        not_ours, no_capture = no_capture, None
+    now.came, now.is_placed = True, no_capture is not None
     try:
-        return session.step(root.forward, args, kwargs, scope=scope, foreign=foreign, inner=inner)
+        return session.step(
+            root.forward, args, kwargs, scope=scope, not_ours=not_ours, no_capture=no_capture
+        )
     finally:
         now.is_placed = False
 

@@ -71,10 +71,10 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
         model, before = models.loaded_model(patcher), session.running
         is_own = model is session.scope.holder
         if is_own and before is not None:
-            session.running = Running(model, begun=before.begun)
+            session.running = Running(model, before.told)
             runs.look(session, partial(target_of, patcher))
         elif before is None:
-            session.running = Running(model, begun=True)
+            session.running = Running(model, told=True)
             runs.begin(session, partial(target_of, patcher) if is_own else None)
         if is_own:  # a LoRA in bypass mode is put in when the model is loaded
             runs.await_graphs(session)
@@ -96,14 +96,11 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
         session.running = None
         if not session.counts.came and sys.exc_info()[1] is None:
             session.scope.faults.spare(TELLING, "telling what ran", _miss, session, patcher)
-        if running.begun:
-            runs.end(session, sampled=True)
-        else:
-            runs.tell(session)
+        runs.end(session, sampled=True, told=running.told)
         while session.guests:
             guest = session.guests.pop()
-            if guest.running is not None and not guest.running.begun:
+            if guest.running is not None and not guest.running.told:
                 guest.running = None
-                runs.tell(guest)
+                runs.end(guest, told=False)
 
     return ends

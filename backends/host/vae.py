@@ -113,7 +113,7 @@ class _Attachment:
                 else:
                     own[name] = theirs
             self._open = False
-            self._runs.end(self.session, sampled=False)
+            self._runs.end(self.session)
 
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
@@ -126,7 +126,7 @@ class _Attachment:
             self._runs.begin(self.session, partial(_target, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
-            self._runs.end(self.session, sampled=False)
+            self._runs.end(self.session)
             self.session.note(f"ran at normal speed: {error}")
             return False
         return True

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from .graph import Graph, State
 from .kind import Kind
 from .region import Region
 from .shared import Shared
+from .variations import Account
 from .wiring import Guests
 
 
@@ -29,24 +29,30 @@ class ForwardSet(NamedTuple):
     Attributes:
         installed: forwards in their modules; the host's code runs everywhere else.
         served: a name that is equal for equal sets.
+        regions: what they call, at each place first.
         recorded: to be called once the call was made, if at all.
     """
 
     installed: list[Placed]
     served: Hashable
+    regions: Sequence[Region] = ()
     recorded: Callable[[], None] | None = None
 
 
 class Forwards:
     """The sets of forwards of one root module, and its regions, which they call."""
 
-    def __init__(self, shared: Shared, faults: Faults, *, past_calls: int = 0) -> None:
-        """Args: what all scopes use, which graphs are not used here because ours failed with them,
-        and the calls that were served before by regions that are gone.
+    def __init__(self, shared: Shared, faults: Faults, account: Account) -> None:
+        """Set up; there are no regions.
+
+        Args:
+            shared: what all scopes use.
+            faults: which graphs are not used here because ours failed with them.
+            account: what the regions note of their calls.
         """
         self._shared = shared
         self._faults = faults
-        self._past_calls = past_calls
+        self._account = account
         self._past_reasons: dict[str, str] = {}
         self._plan = Plan()
         self._kinds: Mapping[str, Kind] = {}
@@ -56,8 +62,8 @@ class Forwards:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._regions: dict[tuple[str, str], Region] = {}
-        self._special_regions: dict[tuple[str, str], Either] = {}
+        #: By the keys of their graphs, at each place that had one, by its name.
+        self._regions: dict[str, dict[str, Region]] = {}
         #: What serves a call of which nothing is known.
         self.any_shape = ForwardSet([], EXACT)
         self._of_size: dict[Hashable, ForwardSet] = {}
@@ -72,15 +78,12 @@ class Forwards:
             kinds: the kind of each place by its name.
             weights: where the root module's are.
         """
-        self._past_calls = self.calls
         self._plan, self._kinds, self._weights, self._called = plan, kinds, weights, {}
         self._start_anew()
 
     def let_go(self) -> None:
         """Keep no module and no weights; what is told of them stays."""
-        self._past_calls = self.calls
-        regions = self._regions.items()
-        self._past_reasons = {name: r.declined for (name, _), r in regions if r.declined}
+        self._past_reasons = {r.place.name: r.declined for r in self._all() if r.declined}
         self._plan, self._kinds, self._weights = Plan(), {}, None
         self._start_anew()
 
@@ -88,16 +91,14 @@ class Forwards:
 
     def begin_run(self) -> None:
         """Start a run: nothing is declined yet, and no graph has served."""
-        for region in self._regions.values():
+        for region in self._all():
             region.declined = None
         self._before = self._counts()
 
     def end_run(self) -> None:
         """Keep no weights beyond a run."""
-        for region in self._regions.values():
+        for region in self._all():
             region.let_weights_go()
-        for either in self._special_regions.values():
-            either.special.let_weights_go()
 
     def leave(
         self,
@@ -121,10 +122,8 @@ class Forwards:
         if self._version == self._shared.graphs.version:
             return
         self._version = self._shared.graphs.version
-        self.any_shape = self._make_set(lambda _, region: region)
-        self._of_size = {
-            key: self._make_set(partial(self._special, graphs)) for key, graphs in special().items()
-        }
+        self.any_shape = self._make_set()
+        self._of_size = {key: self._make_set(graphs) for key, graphs in special().items()}
 
     def of(self, key: Hashable) -> ForwardSet:
         """What serves a call of this signature now."""
@@ -137,120 +136,108 @@ class Forwards:
             record: puts it around a call, by the name of its place.
             done: is to be called once the root module's call was made.
         """
-        return self.any_shape._replace(installed=self._make_set(record).installed, recorded=done)
+        installed = self._make_set(record=record).installed
+        return self.any_shape._replace(installed=installed, recorded=done)
 
-    def asking_ahead(self, values: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    def asking_ahead(
+        self, serving: ForwardSet, values: Iterable[Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Let the host's code ask for weights ahead of a call's blocks only where some may come.
 
         Args:
-            values: the call's arguments.
+            serving: what serves the call.
+            values: its arguments.
         """
-        regions = self._regions
-        all_served = not self._patched and len(self._plan.places) == len(regions) > 0
-        if all_served and all(region.keeps_weights for region in regions.values()):
+        regions = serving.regions
+        all_served = len(self._plan.places) == len(regions) > 0
+        if all_served and all(region.keeps_weights for region in regions):
             return options.bringing_nothing_ahead(values)
         return contextlib.nullcontext()
 
     # --- regions ----------------------------------------------------------------------------------
 
-    def _make_set(self, choose: Callable[[str, Region], Any]) -> ForwardSet:
+    def _make_set(
+        self,
+        special: Mapping[str, Graph] = MappingProxyType({}),
+        record: Callable[[str, Call], Call] = lambda _, call: call,
+    ) -> ForwardSet:
         """Make the forwards of all modules whose graphs are ready.
 
         Args:
-            choose: what is called at a place, by its name and its any-shape region.
+            special: graphs of one size, by their places.
+            record: what is called in place of a region, by the name of its place.
         """
         installed: list[Placed] = []
-        served: list[tuple[str, int]] = []
+        served: list[Region] = []
         for dispatch in self._plan.dispatches:
-            names = [place.name for place in dispatch.regions]
-            if any(name in self._patched for name in names):
+            if any(place.name in self._patched for place in dispatch.regions):
                 continue
-            regions = [region for place in dispatch.regions if (region := self._region(place))]
-            if len(regions) == len(names):
-                calls = [choose(name, r) for name, r in zip(names, regions, strict=True)]
-                installed += dispatch.forwards(calls)
-                served += [(name, id(call)) for name, call in zip(names, calls, strict=True)]
-        return ForwardSet(installed, tuple(served) or EXACT)
+            found = [self._region(place, special.get(place.name)) for place in dispatch.regions]
+            regions = [region for region in found if region is not None]
+            if len(regions) == len(found):
+                installed += dispatch.forwards([record(r.place.name, r) for r in regions])
+                served += regions
+        names = tuple((region.place.name, id(region)) for region in served)
+        return ForwardSet(installed, names or EXACT, served)
 
-    def _region(self, place: Place) -> Region | None:
+    def _region(self, place: Place, special: Graph | None) -> Region | None:
+        """Return what is called at a place, None where its kind has no graph for any size; a
+        special graph comes first.
+        """
         kind, guests = self._kind(place.name)
-        if kind is None or kind.graph is None or kind.graph.state is not State.READY:
+        first = None if kind is None else kind.graph
+        if kind is None or first is None or first.resting or first.state is not State.READY:
             return None
-        if kind.graph.resting:
-            return None
-        name = place.name, kind.graph.key
-        region = self._regions.get(name)
-        if region is None:
-            assert self._weights is not None
-            region = self._make(place, kind.graph, self._weights)
-            self._regions[name] = region
-        region.guests = guests
-        if region.wide is None:
-            region.wide = self._second(place, kind.wide, region)
-        if region.unrounded is None:
-            region.unrounded = self._second(place, kind.unrounded, region)
-        if region.wide is not None:
-            region.wide.guests = guests
-        return region
+        graphs = [first, *(graph for graph in kind.variants.values() if graph.state is State.READY)]
+        if special is not None and guests is None:
+            graphs.insert(0, special)
+        regions = [self._of(place, graph, first.key) for graph in graphs]
+        for number, region in enumerate(regions, 1):
+            region.serve(guests, regions[number:])
+        return regions[0]
 
     def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
         """The kind that a place is of now, and what others have in it."""
         return self._called.get(name) or (self._kinds.get(name), None)
 
-    def _second(self, place: Place, graph: Graph | None, region: Region) -> Region | None:
-        if graph is None or graph.state is not State.READY:
-            return None
-        return self._make(place, graph, region.source)
-
-    def _make(self, place: Place, graph: Graph, weights: ModelWeights) -> Region:
-        shared = self._shared
-        return Region(
-            place,
-            graph,
-            weights,
-            shared.comparisons,
-            self._faults,
-            shared.verification,
-            shared.choices,
-        )
-
-    def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:
-        """The call of a place by its special graph, where there is one."""
-        graph = graphs.get(name)
-        if graph is None or name in self._called:
-            return region
-        known = self._special_regions.get((name, graph.key))
-        if known is None:
-            special = self._make(region.place, graph, region.source)
-            known = self._special_regions[name, graph.key] = Either(special, region)
-        return known
+    def _of(self, place: Place, graph: Graph, kind: str) -> Region:
+        """Return the region of a place by a graph of its kind, by the kind's key."""
+        here = self._regions.setdefault(place.name, {})
+        region = here.get(graph.key)
+        if region is None:
+            assert self._weights is not None
+            shared = self._shared
+            region = here[graph.key] = Region(
+                place,
+                graph,
+                self._weights,
+                shared.comparisons,
+                self._faults,
+                shared.verification,
+                shared.choices,
+                self._account,
+                kind,
+            )
+        return region
 
     def forget(self, graphs: Iterable[Graph]) -> None:
         """Keep nothing of graphs of one size that made room for another's."""
-        gone = {graph.key for graph in graphs}
-        for name in [name for name in self._special_regions if name[1] in gone]:
-            self._past_calls += self._special_regions.pop(name).special.calls
+        for graph in graphs:
+            for here in self._regions.values():
+                here.pop(graph.key, None)
 
     # --- what to say ------------------------------------------------------------------------------
 
     @property
-    def calls(self) -> int:
-        """Calls of regions that graphs have served, but for those that were replayed."""
-        regions = list(self._regions.values())
-        return self._past_calls + self.special_calls + sum(region.calls for region in regions)
-
-    @property
     def special_calls(self) -> int:
-        """Those that graphs of one size have served, of the sizes that are still kept."""
-        return sum(either.special.calls for either in list(self._special_regions.values()))
+        """Calls that graphs of one size have served, of the sizes that are still kept."""
+        return sum(r.calls for r in self._all() if r.graph.description.is_special)
 
     def _counts(self) -> Counter[str]:
         """Calls that graphs have served, by place."""
         counts: Counter[str] = Counter()
-        for (name, _), region in self._regions.items():
-            counts[name] += region.calls
-        for (name, _), either in self._special_regions.items():
-            counts[name] += either.special.calls
+        for region in self._all():
+            counts[region.place.name] += region.calls
         return counts
 
     def ran(self, since: Mapping[str, int] | None = None) -> frozenset[str]:
@@ -263,7 +250,7 @@ class Forwards:
     @property
     def placed(self) -> frozenset[str]:
         """The places that had a graph when the last step was made, called or not."""
-        return frozenset(name for name, _ in self._regions)
+        return frozenset(self._regions)
 
     @contextlib.contextmanager
     def watched(self, ran: set[str]) -> Iterator[None]:
@@ -275,24 +262,11 @@ class Forwards:
             ran |= self.ran(before)
 
     def declined(self, name: str) -> str | None:
-        """Why the ready graph of a place did not take a call, if there was one that it did not."""
-        kind, _ = self._kind(name)
-        graph = None if kind is None else kind.graph
-        region = None if graph is None else self._regions.get((name, graph.key))
-        return region.declined if region is not None else self._past_reasons.get(name)
+        """Why no ready graph of a place took a call, if there was one that none did."""
+        here = list(self._regions.get(name, {}).values())
+        reasons = (region.declined for region in here if region.declined is not None)
+        return next(reasons, self._past_reasons.get(name))
 
-
-class Either:
-    """The call of a place by its special graph, and by the any-shape one where that declines."""
-
-    def __init__(self, special: Region, other: Region) -> None:
-        """Args: the region of the special graph, and the any-shape one."""
-        self.special = special
-        self._other = other
-
-    def __call__(self, *inputs: Any) -> Any:
-        result = self.special(*inputs)
-        return self._other(*inputs) if result is None else result
-
-    def decline(self, reason: str) -> Any:
-        return self._other.decline(reason)
+    def _all(self) -> list[Region]:
+        """The regions of all places; asked from any thread."""
+        return [r for here in list(self._regions.values()) for r in list(here.values())]

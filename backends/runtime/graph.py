@@ -7,7 +7,7 @@ missing -> building -> ready; a failed build is tried once more by a later promp
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,51 @@ class Refusal(NamedTuple):
     untrusted_in: Path | None
 
 
+class Loaded(NamedTuple):
+    """A graph that can be called, and what its file or its build says about it.
+
+    Attributes:
+        call: takes the list of weights and inputs, and empties it.
+        weights: in call order.
+        work: elements of its largest tensor, by those of its first input.
+        source: "built" or "loaded".
+        payload_sha256: of what was loaded.
+        build_seconds: that its build took, whoever built it.
+        load_ms: that loading its file took; None for one that was built.
+        bytes: of its file; None where there is none.
+        binary_bytes: of its kernels on a GPU.
+    """
+
+    call: Callable[[list[Any]], Any]
+    weights: Sequence[WeightSpec] = ()
+    work: float = 1.0
+    source: str = "built"
+    payload_sha256: str = ""
+    build_seconds: float | None = None
+    load_ms: float | None = None
+    bytes: int | None = None
+    binary_bytes: int = 0
+
+
+class Outcome(NamedTuple):
+    """Where a graph is in its life, with all that belongs to it. Several threads write and read it,
+    so one takes the place of another as a whole.
+
+    Attributes:
+        state: where it is.
+        reason: why it is not ready, in words, where that is known.
+        remedy: what to do about that; empty where there is nothing.
+        elsewhere: whether another server that shares the store builds it.
+        loaded: what can be called, of one that is ready.
+    """
+
+    state: State = State.MISSING
+    reason: str | None = None
+    remedy: str = ""
+    elsewhere: bool = False
+    loaded: Loaded | None = None
+
+
 class Graph:
     """One kind on one target, and the callable for it once there is one."""
 
@@ -61,80 +106,78 @@ class Graph:
         self.key = key
         self.description = description
         self.backend = backend
-        self.state = State.MISSING
-        self._why: tuple[str | None, str] = None, ""
+        self.outcome = Outcome()
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
-        #: Whether a call had more elements than it can count.
-        self.is_outgrown = False
-        #: Whether layers of a call would not round their inputs, as it does.
-        self.rounds_too_much = False
         #: Why it is not used until the next run begins, if so.
         self.resting: str | None = None
         #: Classes of weights with which a comparison spoke against it once.
         self.doubts: set[str] = set()
         #: Others' code in parts of a region that it cannot call as the host does, with the reasons.
         self.unfit: dict[str, str] = {}
-        self.call: Callable[[list[Any]], Any] | None = None
-        self.weights: list[WeightSpec] = []
-        self.work = 1.0
-        self.source: str | None = None
-        self.payload_sha256 = ""
-        self.build_seconds: float | None = None
-        self.load_ms: float | None = None
-        self.bytes: int | None = None
-        self.binary_bytes = 0
         self.attempts = 1
-        #: Whether another server that shares the store builds it.
-        self.built_elsewhere = False
         #: Where to look for it besides the store, and whether to build it if no file serves; asked
         #: while it is looked for.
         self.folders: tuple[Path, ...] = ()
         self.build_wanted = False
 
     @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self.outcome.state
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What can be called; None where it is not ready."""
+        return self.outcome.loaded
+
+    @property
+    def source(self) -> str | None:
+        """ "built" or "loaded", of one that is ready."""
+        return None if self.outcome.loaded is None else self.outcome.loaded.source
+
+    @property
     def reason(self) -> str | None:
         """Why it is not ready, in words, where that is known."""
-        return self._why[0]
+        return self.outcome.reason
 
     @property
     def remedy(self) -> str:
         """What to do about that reason; empty where there is nothing."""
-        return self._why[1]
-
-    def explain(self, reason: str | None, remedy: str = "") -> None:
-        """Say why it is not ready and what to do about it: what was said before is of the past."""
-        self._why = reason, remedy
+        return self.outcome.remedy
 
     @property
     def is_pending(self) -> bool:
         """Whether it is on its way."""
-        return self.state in (State.LOADING, State.BUILDING)
+        return self.outcome.state in (State.LOADING, State.BUILDING)
 
     @property
     def is_missed(self) -> bool:
         """Whether no file serves, as far as is known, and nobody wants it built: each run looks for
         it again.
         """
-        again = self.state is State.LOADING and self.reason is not None and not self.build_wanted
-        return self.state is State.MISSING or again
+        now = self.outcome
+        again = now.state is State.LOADING and now.reason is not None and not self.build_wanted
+        return now.state is State.MISSING or again
 
     @property
     def is_coming(self) -> bool:
         """Whether it will surely be there: it is built, or will be if no file serves."""
-        return self.state is State.BUILDING or (self.state is State.LOADING and self.build_wanted)
+        state = self.outcome.state
+        return state is State.BUILDING or (state is State.LOADING and self.build_wanted)
 
     @property
     def why_not(self) -> str | None:
         """Why it serves no call now, None where it does."""
-        if self.state is State.READY:
+        now = self.outcome
+        if now.state is State.READY:
             return self.resting
-        if self.state is State.BUILDING:
-            return BY_ANOTHER_SERVER if self.built_elsewhere else "it is being compiled"
-        if self.state is State.LOADING and not self.is_missed:
+        if now.state is State.BUILDING:
+            return BY_ANOTHER_SERVER if now.elsewhere else "it is being compiled"
+        if now.state is State.LOADING and not self.is_missed:
             return "it is being loaded"
-        text = self.reason or "no compiled file"
-        return f"{text}; {self.remedy}" if self.remedy else text
+        text = now.reason or "no compiled file"
+        return f"{text}; {now.remedy}" if now.remedy else text
 
     def rest(self, reason: str) -> None:
         """Leave its calls to the host until the next run begins."""
@@ -149,10 +192,8 @@ class Graph:
 
     def drop(self, reason: str) -> None:
         """Never use this graph again in this process."""
-        self.state, self.call = State.FAILED, None
-        self.explain(reason)
+        self.outcome = Outcome(State.FAILED, reason)
         self.attempts = MAX_ATTEMPTS
-        self.built_elsewhere = False
         self._on_drop()  # what was captured with it must not be replayed any more
 
 

@@ -27,6 +27,8 @@ from .dump import dump_description, dump_graph
 from .graph import (
     MAX_ATTEMPTS,
     Graph,
+    Loaded,
+    Outcome,
     Refusal,
     State,
     manifest_of,
@@ -123,11 +125,12 @@ class Graphs:
                 if graph.state is State.MISSING or (
                     graph.state is State.FAILED and graph.attempts < MAX_ATTEMPTS
                 ):
-                    if build or graph.state is State.FAILED:  # else what is known holds meanwhile
-                        graph.explain(None)
+                    known = graph.outcome
+                    if build or known.state is State.FAILED:  # else it holds meanwhile
+                        known = Outcome()
                     graph.attempts += graph.state is State.FAILED
-                    graph.state, graph.folders = State.LOADING, tuple(folders)
-                    graph.build_wanted = build
+                    graph.folders, graph.build_wanted = tuple(folders), build
+                    graph.outcome = known._replace(state=State.LOADING)
                     wanted.append(graph)
                 elif graph.state is State.LOADING:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
@@ -151,10 +154,8 @@ class Graphs:
         self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
-            if graph.state is State.LOADING or graph.built_elsewhere:
-                graph.explain(_CLOSED)
-                graph.state = State.MISSING
-                graph.built_elsewhere = False
+            if graph.state is State.LOADING or graph.outcome.elsewhere:
+                graph.outcome = Outcome(State.MISSING, _CLOSED)
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""
@@ -166,8 +167,7 @@ class Graphs:
             self._loader.submit(task, *arguments)
         except RuntimeError as error:  # it takes no more tasks
             logger.debug("%s is not waited for: %s", graph.description.label, error)
-            graph.explain(_CLOSED)
-            self._set(graph, State.MISSING)
+            self._set(graph, Outcome(State.MISSING, _CLOSED))
 
     def _load_or_build(self, graph: Graph, first: bool = True) -> None:
         """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
@@ -182,11 +182,12 @@ class Graphs:
                 with self._lock:  # from here on another request finds the graph missing
                     if graph.folders == folders:  # else more were named meanwhile
                         build = graph.build_wanted
-                        graph.state = State.BUILDING if build else State.MISSING
+                        state = State.BUILDING if build else State.MISSING
+                        graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
             if build:
                 self._claim_and_build(graph, first)
             else:
-                self._set(graph, State.MISSING)
+                self._set(graph, graph.outcome)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, "loading or building it failed", error)
 
@@ -210,15 +211,14 @@ class Graphs:
             if reason is None and graph.refused is not None:
                 reason, remedy, _ = graph.refused
             reason = reason or self._explain_missing(graph, folders)
-        graph.explain(reason, remedy)
+        graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
         return False
 
     def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:
         """End a graph's way at the boundary of a thread, where nothing else has."""
         logger.error("%s: %s", graph.description.label, what, exc_info=error)
         if graph.state is not State.READY:
-            graph.explain(f"{what}: {_words(error)}")
-            self._set(graph, State.FAILED)
+            self._set(graph, Outcome(State.FAILED, f"{what}: {_words(error)}"))
 
     def _detail(self, what: str, error: BaseException) -> None:
         """Write an error's causes to the log, a worker's trace among them; the same ones once."""
@@ -240,11 +240,11 @@ class Graphs:
             else:  # dropped meanwhile
                 self._claims.release(graph.key)
 
-        graph.built_elsewhere = not self._claims.take(
+        elsewhere = not self._claims.take(
             graph.key, lambda: self._hand_over(graph, _logged, look_again)
         )
-        if graph.built_elsewhere:
-            self._set(graph, State.BUILDING)
+        if elsewhere:
+            self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=True))
         elif first and graph.refused is None and self._store.find(graph.key) is not None:
             look_again(first=False)  # it came between the look and the claim
         else:
@@ -268,25 +268,20 @@ class Graphs:
                 f"graph file {file.path} does not fit its graph: {error.reason}",
                 remedy="it is built again",
             ) from error
-        graph.call = graph.backend.load(file.payload)
+        call = graph.backend.load(file.payload)
         self._dump(graph, file.payload)
-        graph.source = "loaded"
-        self._adopt(graph, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
+        size = None
         with suppress(OSError):  # another process may have evicted it by now
-            graph.bytes = file.path.stat().st_size
-        graph.load_ms = (time.perf_counter() - started) * 1e3
+            size = file.path.stat().st_size
+        loaded = _loaded(call, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
+        took_ms = (time.perf_counter() - started) * 1e3
         self.loads += 1
-        self._set(graph, State.READY)
+        self._ready(graph, loaded._replace(source="loaded", load_ms=took_ms, bytes=size))
         return True
 
-    def _adopt(self, graph: Graph, facts: Facts, payload_sha256: str, seconds: float) -> None:
-        graph.weights = facts.weights
-        graph.work = facts.work
-        graph.binary_bytes = facts.binary_bytes
-        graph.build_seconds = seconds
-        graph.payload_sha256 = payload_sha256
-        graph.explain(None)
+    def _ready(self, graph: Graph, loaded: Loaded) -> None:
         graph.refused = None
+        self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _build(self, graph: Graph) -> None:
         task = {
@@ -297,7 +292,7 @@ class Graphs:
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
         job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
-        self._set(graph, State.BUILDING)
+        self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
         future = self._builder.submit(job)
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
 
@@ -311,8 +306,7 @@ class Graphs:
     def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
         if isinstance(error, CancelledBuildError):
-            graph.explain(error.reason)
-            self._set(graph, State.MISSING)
+            self._set(graph, Outcome(State.MISSING, error.reason))
             return
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
@@ -322,39 +316,37 @@ class Graphs:
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
-            graph.explain(f"compiling failed: {reason}")
-            self._set(graph, State.FAILED)
+            self._set(graph, Outcome(State.FAILED, f"compiling failed: {reason}"))
             return
         result = future.result()
         try:
-            self._keep(graph, result)
+            loaded = self._keep(graph, result)
         except WarmgraphError as failure:
             logger.warning("%s: %s", _stays(graph), failure)
             self._detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
-            self._set(graph, State.FAILED)
+            self._set(graph, graph.outcome)
             return
         self.builds += 1
-        self._set(graph, State.READY)
+        self._ready(graph, loaded)
 
-    def _keep(self, graph: Graph, result: BuildResult) -> None:
+    def _keep(self, graph: Graph, result: BuildResult) -> Loaded:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
         raw = _raw(result)
-        call = graph.backend.load(raw)
+        call, size = graph.backend.load(raw), None
         self._dump(graph, raw)
         manifest = manifest_of(graph, facts, seconds)
         try:
             path = self._store.put(manifest, result.payload)
-            graph.bytes = path.stat().st_size
+            size = path.stat().st_size
             self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
             self.unkept = None
         except (GraphFileError, OSError) as error:
             logger.warning("%s is not kept on disk: %s", graph.description.label, error)
             self.unkept = str(error)
-        graph.source = "built"
-        self._adopt(graph, facts, result.payload.sha256, seconds)
-        graph.call = call
+        loaded = _loaded(call, facts, result.payload.sha256, seconds)
+        return loaded._replace(source="built", bytes=size)
 
     def _dump(self, graph: Graph, payload: bytes) -> None:
         if self._dump_folder is not None:
@@ -389,11 +381,10 @@ class Graphs:
         with self._lock:
             return list(self._graphs.values())
 
-    def _set(self, graph: Graph, state: State) -> None:
-        if state is not State.BUILDING:
-            graph.built_elsewhere = False
+    def _set(self, graph: Graph, outcome: Outcome) -> None:
+        if outcome.state is not State.BUILDING:
             self._claims.release(graph.key)
-        graph.state = state
+        graph.outcome = outcome
         self._note_change()
 
     def _note_change(self) -> None:
@@ -412,6 +403,19 @@ def _refusal(error: GraphFileError) -> Refusal:
     if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
         return Refusal(error.of_folder, error.remedy, error.path.parent)
     return Refusal(error.reason, error.remedy, None)
+
+
+def _loaded(
+    call: Callable[[list[Any]], Any], facts: Facts, payload_sha256: str, seconds: float
+) -> Loaded:
+    return Loaded(
+        call,
+        facts.weights,
+        facts.work,
+        payload_sha256=payload_sha256,
+        build_seconds=seconds,
+        binary_bytes=facts.binary_bytes,
+    )
 
 
 def _stays(graph: Graph) -> str:

@@ -12,10 +12,11 @@ import torch
 from ..contract import Description
 from ..errors import DescriptionError
 from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
-from ..kinds import host_layer, left_layers, live_parts
+from ..kinds import left_layers, live_parts
 from ..kinds.live_parts import Live
 from ..kinds.watch import Watch
 from .graph import Graph
+from .variations import VARIATIONS, Needs, Variation
 from .wiring import Guests
 
 #: So many kinds are made for others' code in parts of one; whoever changes more than that is not
@@ -27,9 +28,8 @@ MOST_CALLED = 8
 class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
-    `wide` is a second graph, for calls with more elements than 32 bits can count, where people make
-    such calls, or one was made; `unrounded` is another, once layers of a call did not round their
-    inputs as the first one does; `watch` knows the code that was described.
+    `variants` are further graphs of it, for calls that the first one does not take; `watch` knows
+    the code that was described.
 
     `called` are further kinds, of the same places while others have their code in parts of them, by
     which parts their graphs call; the first one's are `away` then. `guests` are those others.
@@ -39,8 +39,7 @@ class Kind:
     places: list[Place] = field(default_factory=list)
     graph: Graph | None = None
     reason: str | None = None
-    wide: Graph | None = None
-    unrounded: Graph | None = None
+    variants: dict[Variation, Graph] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     called: dict[Live, Kind] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
@@ -83,8 +82,10 @@ class Kind:
     @property
     def second_graphs(self) -> list[Graph]:
         """The graphs for calls that the first one cannot serve."""
-        called = [each for kind in self.called.values() for each in (kind.graph, kind.wide)]
-        return [each for each in (self.wide, self.unrounded, *called) if each is not None]
+        called = [
+            each for kind in self.called.values() for each in (kind.graph, *kind.second_graphs)
+        ]
+        return [*self.variants.values(), *(each for each in called if each is not None)]
 
     def calling(self, live: Live, graph_of: Callable[[Description], Graph]) -> Kind | None:
         """Return the kind of its places while a graph calls some of their parts; None where there
@@ -112,25 +113,15 @@ class Kind:
                 kind.places.append(place)
                 kind.guests[place.name] = others
 
-    def widen(self, graph_of: Callable[[Description], Graph]) -> None:
-        """Have the second graph from now on."""
-        if self.wide is None and self.graph is not None:
-            label = f"{self.label} (64-bit)"
-            self.wide = graph_of(replace(self.graph.description, wide=True, label=label))
-
-    def add_second_graphs(self, graph_of: Callable[[Description], Graph]) -> None:
-        """Have the second graphs that calls were found to need."""
-        first = self.graph
+    def add_variants(self, needs: Needs, graph_of: Callable[[Description], Graph]) -> None:
+        """Have the graphs that calls of the model need."""
         for kind in self.called.values():
-            kind.add_second_graphs(graph_of)
-        if first is None:
+            kind.add_variants(needs, graph_of)
+        if (first := self.graph) is None:
             return
-        if first.is_outgrown:
-            self.widen(graph_of)
-        if first.rounds_too_much and self.unrounded is None:
-            module = host_layer.unrounded(first.description.module)
-            label = f"{self.label} (not rounded)"
-            self.unrounded = graph_of(replace(first.description, module=module, label=label))
+        for each in VARIATIONS:
+            if each not in self.variants and (first.key, each.name) in needs:
+                self.variants[each] = graph_of(each.of(first.description))
 
 
 def hand_over(
@@ -168,12 +159,14 @@ def describe_kinds(
     device: torch.device,
     dtype: torch.dtype,
     graph_of: Callable[[Description], Graph],
+    needs: Needs,
     why_not: Callable[[str], str | None] = lambda _: None,
 ) -> tuple[list[Kind], dict[str, Kind]]:
     """Write a plan's kinds down for a device and compute dtype.
 
     Args:
         graph_of: the process's graph for a description.
+        needs: what calls of the model needed until now; gets what is foreseen.
         why_not: says why a kind of this label gets none, or None.
 
     Returns:
@@ -187,7 +180,7 @@ def describe_kinds(
         kind = quick.get(signature)
         if kind is None:
             kind = quick[signature] = _describe(
-                place, plan, device, dtype, graph_of, known, why_not
+                place, plan, device, dtype, graph_of, needs, known, why_not
             )
         kind.places.append(place)
         of_place[place.name] = kind
@@ -200,6 +193,7 @@ def _describe(
     device: torch.device,
     dtype: torch.dtype,
     graph_of: Callable[[Description], Graph],
+    needs: Needs,
     known: dict[str, Kind],
     why_not: Callable[[str], str | None],
 ) -> Kind:
@@ -216,7 +210,8 @@ def _describe(
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
-    if place.form.widens and device.type == "cuda":
-        kind.widen(graph_of)
-    kind.add_second_graphs(graph_of)
+    needs |= {
+        (graph.key, each.name) for each in VARIATIONS if each.foreseen(place.form, device.type)
+    }
+    kind.add_variants(needs, graph_of)
     return kind

@@ -26,6 +26,7 @@ from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .faults import Faults
 from .graph import Graph
 from .trust import Sample, Trust
+from .variations import UNROUNDED, WIDE, Account, Misfit
 from .verification import Verification, Verifying
 from .wiring import Guests
 from .written import leave
@@ -43,9 +44,10 @@ class Region:
     """Computes one place by its graph: `region(*inputs)` gives what the form's reference would, or
     None for the host to do it.
 
-    A declined call is counted with its reason in `declined`; a graph that fails or differs from
-    eager is dropped for good and its reason kept on the graph. Whatever else of ours fails leaves
-    this kind to the host from then on (`faults`).
+    A call that its graph does not take goes to the first of the place's other regions whose graph
+    does; where there is none, what it needed is noted. A declined call is counted with its reason
+    in `declined`; a graph that fails or differs from eager is dropped for good and its reason kept
+    on the graph. Whatever else of ours fails leaves this kind to the host from then on (`faults`).
     """
 
     def __init__(
@@ -57,36 +59,48 @@ class Region:
         faults: Faults,
         verification: Verification | None = None,
         choices: Choices = HOSTS,
+        account: Account | None = None,
+        kind: str | None = None,
     ) -> None:
-        """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
-        of ours failed in this session, what is kept where every call is compared, and what chooses
-        the kernels of its operators.
+        """Bind a graph to a place.
+
+        Args:
+            place: the place.
+            graph: a ready graph of it.
+            source: the model's weights.
+            comparisons: the memory of comparisons.
+            faults: what of ours failed in this session.
+            verification: what is kept where every call is compared.
+            choices: what chooses the kernels of its operators.
+            account: what all regions of the model note of their calls.
+            kind: the key of its kind's first graph; None: of this one.
         """
         self.place = place
         self.graph = graph
         self.declined: str | None = None
         #: How many calls the graph has served here.
         self.calls = 0
-        self.source = source
-        #: The same place by a graph that counts elements with 64 bits, where there is one.
-        self.wide: Region | None = None
-        #: The same place by a graph that rounds no layer's input, where there is one.
-        self.unrounded: Region | None = None
-        #: What others have in parts of the place that the graph calls.
-        self.guests: Guests | None = None
+        self._account = account or Account()
+        self._kind = kind or graph.key
+        self._guests: Guests | None = None
+        self._others: Sequence[Region] = ()
+        self._source = source
         self._inputs = [
             _Check(spec, graph.description.symbols) for spec in graph.description.inputs
         ]
         left = tuple(host_layer.paths(graph.description.module))
-        self._has_host_layers = bool(left)
         #: Whether its operators look for parts of the module.
         self._has_paths = bool(left) or attention_layer.is_in(graph.description.module)
         rounded = set(host_layer.rounded_paths(graph.description.module))
         #: Layers of the host's whose inputs the graph rounds, with their paths.
         self._rounded = [(path, place.module.get_submodule(path)) for path in sorted(rounded)]
         self._weights = RegionWeights(
-            place.module, graph.weights, source, {path: path in rounded for path in left}
+            place.module,
+            () if graph.loaded is None else graph.loaded.weights,
+            source,
+            {path: path in rounded for path in left},
         )
+        self._work = 1 if graph.loaded is None else math.ceil(graph.loaded.work)
         #: Forms of all inputs together that were good as they came, with the largest tensor's
         #: elements.
         self._good: dict[tuple[Any, ...], int] = {}
@@ -97,6 +111,15 @@ class Region:
         )
         self._faults = faults
         self._choices = choices
+
+    def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
+        """Say how calls are served from now on.
+
+        Args:
+            guests: what others have in parts of the place that the graph calls.
+            others: the place's regions for calls that this graph does not take.
+        """
+        self._guests, self._others = guests, others
 
     def __call__(self, *inputs: Any) -> Any:
         check_cancelled()  # as the host does before each operator
@@ -119,37 +142,53 @@ class Region:
             return fault
         if self.graph.resting is not None:
             return self.graph.resting
-        device = self.source.device
+        device = self._source.device
         return foreign_capture(device) or surroundings.foreign(device)
 
     def _served(self, inputs: tuple[Any, ...]) -> Any:
         """The results, or None for the host to compute them."""
-        if self._has_host_layers:
-            problem = host_layer.why_not_rounded(self._rounded)
-            if problem is not None:
-                self.graph.rounds_too_much = True
-                return self._run_second(self.unrounded, problem, inputs)
-        return self._compute(inputs)
+        form = tuple(map(_form, inputs))
+        misfit = self.misfit(inputs, form)
+        if misfit is None:
+            return self._compute(inputs, form)
+        for other in self._others:
+            if other.misfit(inputs, form) is None:
+                result = other(*inputs)
+                return self.decline(other.declined or misfit.reason) if result is None else result
+        if misfit.needs is not None:
+            self._account.needs.add((self._kind, misfit.needs.name))
+        return self.decline(misfit.reason)
 
-    def _compute(self, inputs: tuple[Any, ...]) -> Any:
+    def misfit(self, inputs: tuple[Any, ...], form: tuple[Any, ...]) -> Misfit | None:
+        """Say why the graph does not take a call; None: it does.
+
+        Args:
+            form: what its acceptance hangs on (`_form` of each input).
+        """
+        if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
+            return Misfit(problem, UNROUNDED)
+        if form in self._good:
+            return None
+        if (problem := self._problem(inputs)) is not None:
+            return Misfit(problem)
+        if not self.graph.description.wide and self._elements(inputs) > MAX_ELEMENTS:
+            return Misfit(_TOO_LARGE, WIDE)
+        return None
+
+    def _compute(self, inputs: tuple[Any, ...], form: tuple[Any, ...]) -> Any:
+        """Compute a call that the graph takes."""
         graph = self.graph
-        call, guests = graph.call, self.guests
-        if call is None:
+        loaded, guests = graph.outcome.loaded, self._guests
+        if loaded is None:
             return self.decline(graph.reason or "its graph was dropped")
+        call = loaded.call
         self._trust.others = "" if guests is None else guests.code
         if self._trust.others in graph.unfit:
             return self.decline(graph.unfit[self._trust.others])
-        form = tuple(map(_form, inputs))
         ready: list[Any] = list(inputs)
         elements = self._good.get(form)
-        if elements is None or any(_is_misplaced(value) for value in inputs):
-            problem = self._problem(inputs)
-            if problem is not None:
-                return self.decline(problem)
+        if elements is None or any(map(_is_misplaced, inputs)):
             elements = self._elements(inputs)
-            if not graph.description.wide and elements > MAX_ELEMENTS:
-                graph.is_outgrown = True
-                return self._run_second(self.wide, _TOO_LARGE, inputs)
             layout = graph.description.layout
             ready = [aligned(value, layout) if torch.is_tensor(value) else value for value in ready]
             plain = all(isinstance(value, int) or type(value) is torch.Tensor for value in inputs)
@@ -182,7 +221,6 @@ class Region:
                     with nullcontext() if sample.whole else live_arguments.attending_with({}):
                         verdict = self._trust.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
-                    self.calls -= 1
                     return self.decline(
                         "out of memory while comparing with the host, which ran this call"
                     )
@@ -190,19 +228,18 @@ class Region:
             if is_ours():
                 raise
             if weights.given and weights.release is not None:
-                self.source.note_no_room()
+                self._source.note_no_room()
             return self.decline("out of memory in the graph; the host ran this call")
         finally:
             self._trust.record = None
             if weights.release is not None:
                 weights.release()
-        if not verdict.good:
-            self.calls -= 1
-            self.decline(verdict.reason)
-            if not sample.whole or not verdict.references:
-                return None
-            results = verdict.references
-        return self._given(inputs, results)
+        if verdict.good:
+            return self._given(inputs, results)
+        self.decline(verdict.reason)
+        if not sample.whole or not verdict.references:
+            return None
+        return self._given(inputs, verdict.references, by_graph=False)
 
     def _layers(self, weights: Fetched, record: Record | None) -> AbstractContextManager[None]:
         """Let the graph's operators find the parts that it leaves to the host, and others' code in
@@ -211,7 +248,7 @@ class Region:
         if not self._has_paths:
             return nullcontext()
         module, products, given = self.place.module, self._choices.products, weights.given
-        if (guests := self.guests) is None:
+        if (guests := self._guests) is None:
             return host_layer.layers_of(module, products, given)
         given = {path: pair for path, pair in given.items() if path not in guests.words}
         options = host_attention.options_of_step()
@@ -221,7 +258,7 @@ class Region:
         """Why the graph cannot take these inputs, or None."""
         sizes: dict[str, tuple[int, str]] = {}
         for check, value in zip(self._inputs, inputs, strict=True):
-            problem = check.problem(value, self.source.device)
+            problem = check.problem(value, self._source.device)
             if problem is not None:
                 return problem
             for symbol, size in check.sizes(value):
@@ -238,19 +275,7 @@ class Region:
     def _elements(self, inputs: Sequence[Any]) -> int:
         """Elements of the largest tensor of a call."""
         first: torch.Tensor = inputs[0]
-        return first.numel() * math.ceil(self.graph.work)
-
-    def _run_second(self, second: Region | None, problem: str, inputs: tuple[Any, ...]) -> Any:
-        """Run a call that this graph cannot serve, for a reason in words, by another one if it is
-        there: a later run will find it.
-        """
-        if second is None:
-            return self.decline(problem)
-        result = second(*inputs)
-        if result is None:
-            return self.decline(second.declined or problem)
-        self.calls += 1
-        return result
+        return first.numel() * self._work
 
     @property
     def keeps_weights(self) -> bool:
@@ -260,9 +285,6 @@ class Region:
     def let_weights_go(self) -> None:
         """Keep no weights beyond a run."""
         self._weights.let_go()
-        for second in (self.wide, self.unrounded):
-            if second is not None:
-                second.let_weights_go()
 
     def decline(self, reason: str) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""
@@ -283,8 +305,8 @@ class Region:
         except torch.OutOfMemoryError:
             raise  # the call's problem, not this graph's
         except host_layer.UnfitError as error:
-            assert self.guests is not None
-            graph.unfit[self.guests.code] = str(error)
+            assert self._guests is not None
+            graph.unfit[self._guests.code] = str(error)
             return self.decline(str(error))
         except Exception as error:
             if is_ours() or passes(error):
@@ -292,13 +314,19 @@ class Region:
             graph.drop(f"failed at run time: {type(error).__name__}: {error}")
             logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
             return self.decline(graph.reason or "")
-        self.calls += 1
         return results
 
-    def _given(self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:
+    def _given(
+        self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...], *, by_graph: bool = True
+    ) -> Any:
         """What a form's reference gives: one tensor by itself; its inputs are as the host's code
         leaves them.
+
+        Args:
+            by_graph: whether the graph has served this call.
         """
+        self.calls += by_graph
+        self._account.calls += by_graph
         form = self.place.form
         if form.writes:
             results = leave(form, inputs, results)

@@ -12,23 +12,25 @@ import torch
 from ..contract import Backend, Description
 from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call, run_steps
+from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
 from ..families.catalogue import unread_options
 from ..families.plan import Place, Plan
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
-from ..weights.addresses import AddressBook
 from ..weights.casting import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
 from .graph import Graph
 from .kind import Kind, describe_kinds, hand_over
-from .placing import Placing, unmarked
+from .making import Made, Making, Step
+from .pace import EAGER
+from .placing import Placing
 from .shared import Shared
 from .specials import Specials
+from .variations import Account
 from .wiring import Guests
 
 
@@ -46,22 +48,6 @@ class Target(NamedTuple):
     patches: Mapping[str, Any]
 
 
-class _Step(NamedTuple):
-    """How one call is to be made.
-
-    Attributes:
-        serving: the forwards that serve it.
-        call: it as data; None where it cannot be known by that.
-        book: where the weights lie that a captured call would read; None where none is wanted.
-        complete: whether no more any-shape graphs will come.
-    """
-
-    serving: ForwardSet
-    call: Call | None
-    book: AddressBook | None
-    complete: bool
-
-
 class Scope:
     """One root module and the graphs of its regions."""
 
@@ -76,7 +62,7 @@ class Scope:
         replays: Replays | None = None,
         specials: Specials | None = None,
         *,
-        past_calls: int = 0,
+        account: Account | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -89,7 +75,7 @@ class Scope:
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
             specials: which calls get graphs of their own sizes; None where none do.
-            past_calls: calls of regions that were served by a scope before this one.
+            account: of a scope before this one, which goes on; None: a new one.
         """
         self.root = root
         self.plan = plan
@@ -101,7 +87,9 @@ class Scope:
         self.replays = replays
         self.specials = specials or Specials(lambda: None)
         self.faults = Faults()
-        self.forwards = Forwards(shared, self.faults, past_calls=past_calls)
+        #: What the regions note of their calls.
+        self.account = account or Account(needs=shared.needs_of(holder))
+        self.forwards = Forwards(shared, self.faults, self.account)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
@@ -111,6 +99,7 @@ class Scope:
         self._facts: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._placing = Placing()
+        self._making = Making(self._placing, self.forwards, self.faults, self.account)
         self._run_open = False
 
     @property
@@ -141,12 +130,7 @@ class Scope:
     @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
-        return self.forwards.calls + (0 if self.replays is None else self.replays.regions)
-
-    @property
-    def replayed_calls(self) -> int:
-        """Calls of the root module that were replayed here."""
-        return 0 if self.replays is None else self.replays.replayed
+        return self.account.calls + (0 if self.replays is None else self.replays.regions)
 
     @property
     def ran_places(self) -> frozenset[str]:
@@ -178,8 +162,8 @@ class Scope:
 
     def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
-        calls = self.compiled_calls
-        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, past_calls=calls)
+        mine = self.account
+        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
 
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host is done with; reports stay."""
@@ -207,7 +191,12 @@ class Scope:
         plan = self._make_plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
-            self.plan, device, dtype, self._graph_of, self._shared.debugging.why_not
+            self.plan,
+            device,
+            dtype,
+            self._graph_of,
+            self.account.needs,
+            self._shared.debugging.why_not,
         )
         self._bound = Bound(
             self.root,
@@ -257,7 +246,7 @@ class Scope:
             if self.replays is not None:
                 self.replays.begin_run()
             for kind in self.kinds:
-                kind.add_second_graphs(self._graph_of)
+                kind.add_variants(self.account.needs, self._graph_of)
             for key in self.specials.begin_run():
                 self._ask_for_special(key)
             self.forwards.begin_run()
@@ -317,8 +306,8 @@ class Scope:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        foreign: str | None = None,
-    ) -> Any:
+        no_capture: str | None = None,
+    ) -> Made:
         """Call the root module: by a captured call, or with the forwards of all ready places.
 
         What the host's own code raises passes through, and it runs once; what ours raises leaves
@@ -326,39 +315,38 @@ class Scope:
 
         Args:
             host: the call as the host would make it, with these arguments.
-            foreign: another node's part in the call, which keeps it from being captured.
+            no_capture: why it is not to be captured (another node's part in it), if so.
         """
         with self._lock, pause_host_compiler():
-            step = self.faults.spare(STEP, "preparing a step", self._prepare, args, kwargs, foreign)
+            step = self.faults.spare(
+                STEP, "preparing a step", self._prepare, args, kwargs, no_capture
+            )
             if step is None:
-                return self._placing.run(partial(host, *args, **kwargs), ())
+                return Made(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
 
             def plain() -> Any:  # not where a replay gives the result
-                with self.forwards.asking_ahead((*args, *kwargs.values())):
+                with self.forwards.asking_ahead(step.serving, (*args, *kwargs.values())):
                     return host(*args, **kwargs)
 
-            result = self._made(host, plain, step)
-            if step.serving.recorded is not None:
-                self.faults.spare(STEP, "recording sizes", step.serving.recorded)
-            return result
+            return self._making.make(self.root, host, plain, step)
 
     def _prepare(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
-    ) -> _Step:
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: str | None
+    ) -> Step:
         """Find out how a call is to be made."""
         if not self._run_open:
             self.begin_run(within=True)
         bound = self._look_again()
         bound.weights.begin_step()
         self.forwards.refresh(self.specials.complete)
-        call = self._read(args, kwargs, foreign or bound.foreign.code)
+        call = self._read(args, kwargs, no_capture or bound.foreign.code)
         if isinstance(call, str):
             if self.replays is not None:
                 self.replays.decline(call)
-            return _Step(self.forwards.any_shape, None, None, complete=True)
+            return Step(self.forwards.any_shape)
         complete = not any(graph.is_coming for graph in self.graphs)
-        book = None if self.replays is None else bound.book
-        return _Step(self._serving(call.key, complete), call, book, complete)
+        serving = self._serving(call.key, complete)
+        return Step(serving, call, self.replays, bound.book, complete)
 
     def _serving(self, key: Hashable, complete: bool) -> ForwardSet:
         """What serves a call of this signature; `complete`: no more any-shape graphs will come."""
@@ -368,57 +356,12 @@ class Scope:
             return self.forwards.recorded(*self.specials.record(key))
         return self.forwards.of(key)
 
-    def _made(self, host: Callable[..., Any], plain: Callable[[], Any], step: _Step) -> Any:
-        """Make a call by replay where it can be, else through the forwards; and note how it was."""
-        run = partial(self._placing.run, forwards=step.serving.installed)
-        call, book, replays = step.call, step.book, self.replays
-        attempt = None
-        if call is None or book is None or replays is None:
-            return run(plain)
-        ran: set[str] = set()
-        if self.faults.of(CAPTURES) is None:
-            attempt = self.faults.spare(
-                CAPTURES,
-                "replaying a step",
-                replays.attempt,
-                host,
-                call,
-                book=book,
-                form=step.serving.served,
-                others=self.forwards.any_shape.served,
-                complete=step.complete,
-                runner=partial(self._within_capture, run, ran),
-                steps=run_steps(call),
-                ran=ran,
-            )
-        if attempt is None:
-            return run(plain)
-        if attempt.result is not None:
-            return attempt.result
-        result = run(plain, compiled=attempt.compiled)
-        self.faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
-        return result
-
-    def _within_capture(
-        self,
-        run: Callable[..., Any],
-        ran: set[str],
-        call: Callable[[], Any],
-        *,
-        compiled: bool = True,
-    ) -> Any:
-        """Make a call that is captured, of which nothing may be left, and note which places graphs
-        serve in it.
-        """
-        with unmarked(self.root), self.forwards.watched(ran):
-            return run(call, compiled=compiled)
-
     def _read(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], foreign: str | None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: str | None
     ) -> Call | str:
-        """The call as data, or why it cannot be known by what it shows."""
-        if foreign is not None:
-            return foreign
+        """The call as data, or why it is not to be captured or cannot be known by what it shows."""
+        if no_capture is not None:
+            return no_capture
         try:
             call = read_call(args, kwargs, self._unread)
             return call._replace(key=(call.key, arithmetic()))

@@ -19,7 +19,7 @@ from .faults import TELLING
 from .graph import Graph, State
 from .last_run import Parts, Steps, parts
 from .live import Live
-from .pace import COMPILED, EAGER, EXACT, Pace
+from .pace import Pace
 from .scope import Scope
 from .variant import Variant
 
@@ -212,33 +212,32 @@ class Session:
         kwargs: Mapping[str, Any],
         *,
         scope: Scope | None = None,
-        foreign: str | None = None,
-        inner: str | None = None,
+        not_ours: str | None = None,
+        no_capture: str | None = None,
     ) -> Any:
         """Run one call of the root module through what graphs are ready.
 
         Args:
             host: the call as the host would make it, with these arguments.
             scope: of the variant that is called; None is the root module itself.
-            foreign: why this call is none of this session's, if so.
-            inner: another node's part within the call, if there is one.
+            not_ours: why this call is none of this session's, if so.
+            no_capture: another node's part within the call, if there is one: it is not captured.
         """
         scope = scope or self.scope
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        reason = foreign or scope.why_not(next(activations, None))
+        reason = not_ours or scope.why_not(next(activations, None))
         if reason is not None:
             self.leave(reason)
             return host(*args, **kwargs)
-        self.counts.serve(inner)
-        if scope is not self.scope:
-            return scope.call(host, args, kwargs, foreign=inner)
-        pace, faults, form = self.pace, scope.faults, _form_of(scope)
-        begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
-        result = scope.call(host, args, kwargs, foreign=inner)
+        self.counts.serve(no_capture)
+        pace, faults, begun = self.pace, scope.faults, None
+        if scope is self.scope:
+            begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
+        made = scope.call(host, args, kwargs, no_capture=no_capture)
         if begun is not None:
             served = len(scope.forwards.any_shape.installed)
-            faults.spare(TELLING, _TIMING, pace.end, begun, form(), served)
-        return result
+            faults.spare(TELLING, _TIMING, pace.end, begun, made.how, served)
+        return made.result
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many graphs were built for it since this was last asked, and how many are
@@ -256,8 +255,9 @@ class Session:
             return None
         self._is_told = True
         new = self._new_graphs()
-        built = [g for g in new if g.source == "built"]
-        seconds = sum(g.build_seconds or 0.0 for g in built)
+        loaded = [g.loaded for g in new if g.loaded is not None]
+        built = [each for each in loaded if each.source == "built"]
+        seconds = sum(each.build_seconds or 0.0 for each in built)
         parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
         parts += [f"{len(new) - len(built)} loaded"] if len(new) > len(built) else []
         parts += [f"{ready - len(new)} in use before"] if ready > len(new) else []
@@ -316,15 +316,3 @@ class Session:
 def _module_of(place: Place) -> tuple[int, str]:
     """What one place has in common in a root module and its variants."""
     return id(place.module), place.form.name
-
-
-def _form_of(scope: Scope) -> Callable[[], str]:
-    """Return what tells, after a call, how it was made."""
-    compiled, replayed = scope.compiled_calls, scope.replayed_calls
-
-    def form() -> str:
-        if scope.compiled_calls > compiled:
-            return COMPILED
-        return EXACT if scope.replayed_calls > replayed else EAGER
-
-    return form

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
@@ -11,6 +13,7 @@ from ..host_api.needs import Feature
 from ..kernels.choices import HOSTS, Choices
 from ..storing.comparisons import Comparisons
 from .graphs import Graphs
+from .variations import Needs
 from .verification import Verification
 
 
@@ -35,3 +38,8 @@ class Shared:
     verification: Verification | None = None
     choices: Choices = HOSTS
     off: Mapping[Feature, str] = field(default_factory=dict)
+    _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
+
+    def needs_of(self, model: Any) -> Needs:
+        """Return what calls of a model needed until now; kept for as long as the model."""
+        return self._needs.setdefault(model, set())

@@ -130,7 +130,8 @@ class Specials:
         made: dict[str, Graph] = {}
         for name, inputs in self._sizes[key].items():
             graph = any_shape(name)
-            if graph is not None and math.prod(inputs[0]) * math.ceil(graph.work) <= MAX_ELEMENTS:
+            work = 1.0 if graph is None or graph.loaded is None else graph.loaded.work
+            if graph is not None and math.prod(inputs[0]) * math.ceil(work) <= MAX_ELEMENTS:
                 description = graph.description
                 made[name] = special(description.at(_sizes_of(description, inputs)))
         self._sets[key] = made

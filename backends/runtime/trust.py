@@ -57,6 +57,7 @@ class Trust:
         self._place = place
         self._graph = graph
         self._comparisons = comparisons
+        self._payload = "" if graph.loaded is None else graph.loaded.payload_sha256
         self._has_host_layers = any(host_layer.paths(graph.description.module))
         self._limits: dict[tuple[str, str], int] = {}
         #: Names of others' code in parts of the region; with other code it is compared anew.
@@ -75,8 +76,7 @@ class Trust:
         known = self.others, weight_class
         if elements <= self._limits.get(known, -1):
             return True
-        payload = self._graph.payload_sha256
-        compared = self._comparisons.most(self._key(), payload, weight_class)
+        compared = self._comparisons.most(self._key(), self._payload, weight_class)
         self._limits[known] = REACH * compared
         return elements <= REACH * compared
 
@@ -148,9 +148,7 @@ class Trust:
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
             graph.doubts.discard(weights.weight_class)
-            self._comparisons.add(
-                self._key(), graph.payload_sha256, weights.weight_class, sample.elements
-            )
+            self._comparisons.add(self._key(), self._payload, weights.weight_class, sample.elements)
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)

@@ -112,7 +112,7 @@ def cancelled(progress: BuildProgress) -> Line:
 def _awaited(name: str, pending: Sequence[Graph], progress: BuildProgress) -> tuple[int, int, Line]:
     """Say how much a prompt waits for, in hundredths, and what goes on."""
     done = round(_WHOLE * progress.fraction) if pending else _WHOLE
-    if elsewhere := sum(graph.built_elsewhere for graph in pending):
+    if elsewhere := sum(graph.outcome.elsewhere for graph in pending):
         return done, _WHOLE, line("building_elsewhere", model=name, count=elsewhere)
     if progress.done < progress.total and pending:
         return done, _WHOLE, building_line(name, progress)

@@ -42,6 +42,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
     if not is_building:  # the count is the server's: shown while it waits for something itself
         building = _NOTHING_BUILT
     ready = [g for g in ours if g.state is State.READY]
+    loaded = [(g.description.device, g.loaded) for g in ready if g.loaded is not None]
     new = [g for g in ready if session.is_new(g)]
     standing, speed = _standing(session, parts), session.pace.speed()
     report = {
@@ -75,17 +76,17 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
         "misses": [
             {
                 "kind": g.description.label,
-                "reason": BY_ANOTHER_SERVER if g.built_elsewhere else g.reason or g.state.value,
+                "reason": BY_ANOTHER_SERVER if g.outcome.elsewhere else g.reason or g.state.value,
             }
             for g in ours
             if g.state is not State.READY
             # Of its own sizes a model has graphs on top of those that serve them already.
             and not (g.description.is_special and g.is_missed)
         ],
-        "disk_bytes": sum(g.bytes or 0 for g in ready),
-        "vram_bytes": sum(g.binary_bytes for g in ready if g.description.device == "cuda"),
+        "disk_bytes": sum(each.bytes or 0 for _, each in loaded),
+        "vram_bytes": sum(each.binary_bytes for device, each in loaded if device == "cuda"),
         "seconds_saved": round(
-            sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
+            sum(each.build_seconds or 0.0 for _, each in loaded if each.source == "loaded"), 1
         ),
         "building": building,
     }
@@ -227,22 +228,22 @@ def _state(graph: Graph) -> str:
 def _kind(kind: Any) -> dict[str, Any]:
     graph = kind.graph
     known = graph is not None
+    loaded = graph.loaded if known else None
     return {
         "kind": kind.label,
         "places": len(kind.here),
         "state": _state(graph) if known else "eager",
-        "wide": None if kind.wide is None else kind.wide.state.value,
-        "unrounded": None if kind.unrounded is None else kind.unrounded.state.value,
+        "variants": {each.name: graph.state.value for each, graph in kind.variants.copy().items()},
         "reason": graph.reason if known else kind.reason,
         "layers": [
             {"what": what, "why": why, "count": count}
             for (what, why), count in sorted(kind.left.items())
         ],
         "key": graph.key if known else None,
-        "source": graph.source if known else None,
-        "build_seconds": graph.build_seconds if known else None,
-        "load_ms": graph.load_ms if known else None,
-        "bytes": graph.bytes if known else None,
+        **{
+            name: getattr(loaded, name, None)
+            for name in ("source", "build_seconds", "load_ms", "bytes")
+        },
     }
 
 

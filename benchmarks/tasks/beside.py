@@ -116,7 +116,7 @@ def _other_norms(_engine: Any, _ours: Any) -> Iterator[None]:
 def _a_dropped_graph(engine: Any, ours: Any) -> Iterator[None]:
     """A graph turns out to be wrong with another model, while it lies in captured calls here."""
     graph = engine._objects.carried(ours).scope.graphs[0]
-    if graph.call is not None:
+    if graph.loaded is not None:
         graph.drop("it was wrong elsewhere")
     yield
 

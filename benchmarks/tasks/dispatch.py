@@ -37,7 +37,8 @@ def dispatch(
         weights = region._weights.fetch()
         try:
             ready = [_ready(value, graph.description.layout) for value in inputs]
-            alone = _microseconds(lambda: graph.call([*weights.tensors, *ready]))  # noqa: B023
+            call = graph.loaded.call
+            alone = _microseconds(lambda: call([*weights.tensors, *ready]))  # noqa: B023
         finally:
             if weights.release is not None:
                 weights.release()

@@ -92,12 +92,12 @@ class Ours(Eager):
         """Builds that were asked for, graphs that arrived, and calls of regions.
 
         Every graph is asked for when a node describes its kind: one that a row brings up has a key
-        that no row had before. A kind's second graph, for 64-bit indices, has no key in a report.
+        that no row had before. A kind's further graphs have no keys in a report.
         """
         reports = self._reports()
         for kind in (kind for report in reports for kind in report["kinds"]):
             if kind["key"]:
-                self._kinds |= {f"{kind['key']} {form}" for form in ("key", "wide") if kind[form]}
+                self._kinds |= {f"{kind['key']} {each}" for each in ("key", *kind["variants"])}
         arrived = len(set(graph_files(self._store)) - self._files)
         return {
             "builds": max(len(self._kinds) - len(self._files), arrived),

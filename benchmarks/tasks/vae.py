@@ -140,7 +140,7 @@ def vae_wide(*, model: str, kind: str, store: str, sizes: list[list[int]]) -> di
         rows[f"{width}x{height}"] = row
         partial({"rows": rows})
     report = engine.report(ours)
-    wide = {kind["kind"]: kind["wide"] for kind in report["kinds"]}
+    wide = {kind["kind"]: kind["variants"].get("wide") for kind in report["kinds"]}
     engine.close()
     return {"rows": rows, "report": brief(report), "wide": wide}
 
@@ -171,7 +171,8 @@ def settle_vae(engine: Any, vae: Any) -> dict[str, int]:
 
 def _at_rest(report: dict[str, Any]) -> bool:
     return not any(
-        {kind["state"], kind["wide"]} & {"building", "loading"} for kind in report["kinds"]
+        {kind["state"], *kind["variants"].values()} & {"building", "loading"}
+        for kind in report["kinds"]
     )
 
 

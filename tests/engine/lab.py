@@ -131,6 +131,14 @@ def lab_of_its_own(name: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.engine.close()
 
 
+def call_instead(graph: Any, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Have a ready graph be called by this from now on; returns what it was called by."""
+    loaded = graph.outcome.loaded
+    graph.outcome = graph.outcome._replace(loaded=loaded._replace(call=call))
+    before: Callable[[list[Any]], Any] = loaded.call
+    return before
+
+
 class Call(NamedTuple):
     """One UNet call: its input's shape, the text's length, how far the result is from eager's."""
 

@@ -14,7 +14,7 @@ from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families.family import Family
 from warmgraph_backends.families.plan import Plan
-from warmgraph_backends.runtime.graph import Graph, State
+from warmgraph_backends.runtime.graph import Graph, Loaded, Outcome, State
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.worker import build
 
@@ -42,10 +42,9 @@ def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scop
                 "backend": backend.name,
             }
             payload, facts = build.run(task, measure=contextlib.nullcontext)
-            graph.call = backend.load(payload)
-            graph.weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
-            graph.work = facts["work"]
-            graphs._set(graph, State.READY)
+            weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
+            loaded = Loaded(backend.load(payload), weights, facts["work"])
+            graphs._set(graph, Outcome(State.READY, loaded=loaded))
         yield scope, kinds
     finally:
         lab.engine.close()

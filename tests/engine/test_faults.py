@@ -128,10 +128,10 @@ def test_a_kind_that_fails_is_off_and_the_others_are_not(
     region = importlib.import_module(f"{PACKAGE}.runtime.region")
     compute = region.Region._compute
 
-    def picky(self: Any, inputs: Any) -> Any:
+    def picky(self: Any, *inputs: Any) -> Any:
         if self.graph.description.form == "block":
             raise TypeError("cast_bias_weight() got an unexpected keyword argument")
-        return compute(self, inputs)
+        return compute(self, *inputs)
 
     with monkeypatch.context() as patch:
         patch.setattr(region.Region, "_compute", picky)

@@ -21,7 +21,7 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .blocks import Made, tensors
-from .lab import TOLERANCE, Lab, relative
+from .lab import TOLERANCE, Lab, call_instead, relative
 from .transformer_runs import Run
 
 #: Whose blocks add to what they are given; the others' builds are for `--all`.
@@ -238,7 +238,7 @@ def test_a_graph_that_fails_or_differs_leaves_the_inputs_to_the_host(
 
     for error in (RuntimeError("broken"), torch.OutOfMemoryError("none left")):
         alone = Alone(run, name)
-        alone.graph.call = lambda _, e=error: _raise(e)
+        call_instead(alone.graph, lambda _, e=error: _raise(e))
         assert alone.call() is None and alone.is_untouched()
 
     alone = Alone(run, name)
@@ -246,12 +246,11 @@ def test_a_graph_that_fails_or_differs_leaves_the_inputs_to_the_host(
     assert alone.call() is None and alone.is_untouched()
 
     alone = Alone(run, name)
-    graph = alone.graph.call
-    alone.graph.call = lambda arguments: _moved(graph, arguments)
+    graph = call_instead(alone.graph, lambda arguments: _moved(graph, arguments))
     alone.check_left(alone.call(), 0.0)  # the host's results on the same inputs
     assert alone.region.declined is not None and "differs from eager" in alone.region.declined
 
     monkeypatch.setattr(trust, "MAX_COMPARED", 64)  # too large a call to compare all of it
     alone = Alone(run, name)
-    alone.graph.call = lambda arguments: _moved(graph, arguments)
+    call_instead(alone.graph, lambda arguments: _moved(graph, arguments))
     assert alone.call() is None and alone.is_untouched()

@@ -11,12 +11,15 @@ import torch
 
 from warmgraph_backends.families.plan import Place
 from warmgraph_backends.kinds.layout import is_laid_out
+from warmgraph_backends.runtime import region as region_module
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
+from warmgraph_backends.runtime.variations import Account
 from warmgraph_backends.storing.comparisons import Comparisons
 from warmgraph_backends.weights.fetching import ModelWeights
+from warmgraph_tools.inprocess import Host
 
-from .lab import TOLERANCE, relative
+from .lab import TOLERANCE, Lab, relative
 from .probed import Probed
 
 CHANNELS = 64
@@ -53,16 +56,19 @@ class Bench:
         place = next(p for p in scope.plan.places if p.form.name == form)
         self.place = Place(place.name, copy.deepcopy(place.module), place.form)
         self.graph = scope._of_place[place.name].graph
-        assert self.graph.call is not None
+        assert self.graph.loaded is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
         memory = comparisons or _Trusting()
-        self.region = Region(self.place, self.graph, self.weights, memory, Faults())
+        self.account = Account()
+        self.region = Region(
+            self.place, self.graph, self.weights, memory, Faults(), account=self.account
+        )
 
     def declined(self, *inputs: Any) -> str:
         """The reason for which a call is left to the host."""
         self.region.declined = None
         assert self.region(*inputs) is None
-        assert self.graph.call is not None  # the graph itself is still good
+        assert self.graph.loaded is not None  # the graph itself is still good
         reason: str | None = self.region.declined
         assert reason
         return reason
@@ -154,9 +160,37 @@ DECLINED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_an_input_that_no_layout_makes_right_is_left_to_the_host(entry: Bench, what: str) -> None:
     make, words = DECLINED[what]
     assert words in entry.declined(make())
-    assert entry.graph.is_outgrown == ("32-bit" in words)
-    entry.graph.is_outgrown = False  # other tests share it, and want no second one
+    needs = {(entry.graph.key, "wide")} if "32-bit" in words else set()
+    assert entry.account.needs == needs
     entry.equals_eager(image())  # and the next call is served
+
+
+def test_what_a_call_of_one_model_needs_is_built_for_that_model_alone(
+    lab: Lab, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both share all graphs; a call of one has more elements than 32 bits can count."""
+    large, other = Probed(lab, host), Probed(lab, host, seed=1)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        lab.engine._graphs, "request", lambda graphs, *_, **__: asked.extend(graphs)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(region_module, "MAX_ELEMENTS", 0)
+        large.sample()
+    reasons = {entry["reason"] for entry in large.report()["eager"]}
+    assert reasons == {"more elements than a graph with 32-bit indices can address"}
+    for _ in range(2):
+        other.check()
+    kinds = other.report()["kinds"]
+    assert asked == [] and not any(kind["variants"] for kind in kinds)
+    large.sample()
+    wide = set(asked)
+    assert wide and all(graph.description.wide for graph in wide)
+    found = [kind["variants"] for kind in large.report()["kinds"]]
+    assert found.count({"wide": "missing"}) == len(wide)
+    asked.clear()
+    lab.compiled(large.plain)  # the node runs again, on the same model
+    assert wide <= set(asked)
 
 
 def test_an_integer_out_of_its_range_is_left_to_the_host(up: Bench) -> None:
@@ -335,6 +369,6 @@ def test_nothing_is_learnt_from_a_result_without_a_finite_value(probed: Probed) 
     comparisons = _Unknown()
     entry = Bench(probed, "entry", comparisons)
     result = entry.region(torch.full_like(image(), float("nan")))
-    assert result is not None and comparisons.count == 0 and entry.graph.call is not None
+    assert result is not None and comparisons.count == 0 and entry.graph.loaded is not None
     entry.equals_eager(image())
     assert comparisons.count == 1

@@ -12,7 +12,7 @@ from warmgraph_backends.compilers import eager
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.runtime import specials as specials_module
-from warmgraph_backends.runtime.graph import Graph
+from warmgraph_backends.runtime.graph import Graph, Loaded, Outcome, State
 from warmgraph_backends.runtime.specials import (
     MAX_ELEMENTS,
     MAX_KNOWN,
@@ -146,7 +146,7 @@ DESCRIPTION = Description(
 
 def _any_shape(work: float = 1.0) -> Any:
     graph = Graph("key", DESCRIPTION, eager.Eager())
-    graph.work = work
+    graph.outcome = Outcome(State.READY, loaded=Loaded(print, work=work))
     return graph
 
 

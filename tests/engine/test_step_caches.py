@@ -46,9 +46,9 @@ def test_what_a_step_cache_computes_is_a_whole_call_of_ours(
     made: list[tuple[tuple[Any, ...], str | None]] = []
     call = Scope.call
 
-    def seen(self: Any, run: Any, args: Any, kwargs: Any, *, foreign: str | None = None) -> Any:
-        made.append((tuple(args), foreign))
-        return call(self, run, args, kwargs, foreign=foreign)
+    def seen(self: Any, run: Any, args: Any, kwargs: Any, *, no_capture: str | None) -> Any:
+        made.append((tuple(args), no_capture))
+        return call(self, run, args, kwargs, no_capture=no_capture)
 
     computed: list[int] = []
     hook = model.model.diffusion_model.time_embed.register_forward_hook(
@@ -67,7 +67,7 @@ def test_what_a_step_cache_computes_is_a_whole_call_of_ours(
         hook.remove()
     assert torch.equal(image, eager)
     assert len(computed) == 2 * alone
-    assert [foreign for _, foreign in made] == [None] * alone, "each could be captured"
+    assert [no_capture for _, no_capture in made] == [None] * alone, "each could be captured"
     unread = {unread for family in FAMILIES if family.roots for unread in [family.unread]}
     for args, _ in made:
         assert any("easycache" in value for value in args if isinstance(value, dict))
@@ -85,9 +85,9 @@ def test_another_wrapper_beside_the_cache_is_still_named(
     made: list[str | None] = []
     call = Scope.call
 
-    def seen(self: Any, *args: Any, foreign: str | None = None) -> Any:
-        made.append(foreign)
-        return call(self, *args, foreign=foreign)
+    def seen(self: Any, *args: Any, no_capture: str | None) -> Any:
+        made.append(no_capture)
+        return call(self, *args, no_capture=no_capture)
 
     def passed_on(executor: Any, *args: Any, **kwargs: Any) -> Any:
         return executor(*args, **kwargs)

@@ -111,7 +111,7 @@ def test_steps_run_eager_for_ever_new_reasons(never: tuple[Lab, Any], restless: 
     session: Session = compiled.get_attachment("warmgraph")
 
     def change(number: int) -> None:
-        session.step(lambda: None, (), {}, foreign=f"reason {number % 1000}")
+        session.step(lambda: None, (), {}, not_ours=f"reason {number % 1000}")
         session.note(f"note {number % 1000}")
         if number % 1000 == 999:
             session._eager_calls.clear()

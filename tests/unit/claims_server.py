@@ -109,7 +109,7 @@ def main(count: int, root: Path, kinds: Sequence[str]) -> None:
             server = Server(root, patience_s=600.0)
             graphs = server.want(kinds)
             states = settle(graphs)
-            said = [graph.call([]).decode() if graph.call else "" for graph in graphs]
+            said = [graph.loaded.call([]).decode() if graph.loaded else "" for graph in graphs]
             facts = {"states": states, "said": said, "builds": server.graphs.builds}
             server.close()
             os.write(1, json.dumps(facts).encode() + b"\n")

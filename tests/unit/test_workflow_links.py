@@ -7,7 +7,7 @@ from typing import Any
 
 from warmgraph_backends.compilers.eager import Eager
 from warmgraph_backends.contract import Description, WhenMissing
-from warmgraph_backends.runtime.graph import Graph, State
+from warmgraph_backends.runtime.graph import Graph, Outcome, State
 from warmgraph_backends.runtime.session import Options
 from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer
@@ -26,7 +26,7 @@ class _Session:
 
 def _graph(key: str) -> Graph:
     graph = Graph(key, Description("unet", "residual", key, {}, (), ()), Eager())
-    graph.state = State.BUILDING
+    graph.outcome = Outcome(State.BUILDING)
     return graph
 
 
@@ -44,11 +44,11 @@ def test_what_has_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
     links.expect(_Session(one, other), _workflow(1))
     links.file()
     assert len(links._records) == 1
-    one.state = State.FAILED
+    one.outcome = Outcome(State.FAILED)
     links.file()
     (record,) = links._records.values()
     assert list(record.graphs) == [other.key]
-    other.state = State.MISSING  # compiling it was cancelled
+    other.outcome = Outcome()  # compiling it was cancelled
     links.file()
     assert not links._records
 

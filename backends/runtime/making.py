@@ -1,0 +1,131 @@
+"""How one call of a root module is made: by a captured call where it can be, else through the
+regions whose graphs are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..cuda_graphs.replays import Replays
+from ..cuda_graphs.signatures import Call, run_steps
+from ..weights.addresses import AddressBook
+from .faults import CAPTURES, STEP, Faults
+from .forwards import Forwards, ForwardSet
+from .pace import COMPILED, EAGER, EXACT
+from .placing import Placing, unmarked
+from .variations import Account
+
+
+class Made(NamedTuple):
+    """A call that was made.
+
+    Attributes:
+        result: what it gave.
+        how: by graphs of regions (`COMPILED`), by replaying the host's own forward (`EXACT`), or by
+            nothing of ours (`EAGER`).
+    """
+
+    result: Any
+    how: str
+
+
+class Step(NamedTuple):
+    """How a call is to be made.
+
+    Attributes:
+        serving: the forwards that serve it.
+        call: it as data; None where it cannot be known by that.
+        replays: what captures and replays it; None where it is not to be captured.
+        book: where the weights lie that a captured call would read; None likewise.
+        complete: whether no more any-shape graphs will come.
+    """
+
+    serving: ForwardSet
+    call: Call | None = None
+    replays: Replays | None = None
+    book: AddressBook | None = None
+    complete: bool = True
+
+
+class Making:
+    """Makes the calls of one root module."""
+
+    def __init__(
+        self, placing: Placing, forwards: Forwards, faults: Faults, account: Account
+    ) -> None:
+        """Args: of the root module: what puts forwards in place, what serves its calls, what of
+        ours failed, and what its regions note.
+        """
+        self._placing = placing
+        self._forwards = forwards
+        self._faults = faults
+        self._account = account
+
+    def make(
+        self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step
+    ) -> Made:
+        """Make a call.
+
+        Args:
+            host: the call as the host would make it, without its arguments.
+            plain: the same with them, for where no replay gives the result.
+        """
+        before = self._account.calls
+        result, form = self._replayed(root, host, plain, step)
+        if step.serving.recorded is not None:
+            self._faults.spare(STEP, "recording sizes", step.serving.recorded)
+        if form is None:
+            return Made(result, COMPILED if self._account.calls > before else EAGER)
+        return Made(result, EXACT if form == EXACT else COMPILED)
+
+    def _replayed(
+        self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step
+    ) -> tuple[Any, Hashable]:
+        """A call's result, and in which form it was captured; None where it was not."""
+        run = partial(self._placing.run, forwards=step.serving.installed)
+        call, book, replays = step.call, step.book, step.replays
+        attempt = None
+        if call is None or book is None or replays is None:
+            return run(plain), None
+        ran: set[str] = set()
+        if self._faults.of(CAPTURES) is None:
+            attempt = self._faults.spare(
+                CAPTURES,
+                "replaying a step",
+                replays.attempt,
+                host,
+                call,
+                book=book,
+                form=step.serving.served,
+                others=self._forwards.any_shape.served,
+                complete=step.complete,
+                runner=partial(self._within_capture, root, run, ran),
+                steps=run_steps(call),
+                ran=ran,
+            )
+        if attempt is None:
+            return run(plain), None
+        if attempt.result is not None:
+            return attempt.result, attempt.form
+        result = run(plain, compiled=attempt.compiled)
+        self._faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
+        return result, None
+
+    def _within_capture(
+        self,
+        root: torch.nn.Module,
+        run: Callable[..., Any],
+        ran: set[str],
+        call: Callable[[], Any],
+        *,
+        compiled: bool = True,
+    ) -> Any:
+        """Make a call that is captured, of which nothing may be left, and note which places graphs
+        serve in it.
+        """
+        with unmarked(root), self._forwards.watched(ran):
+            return run(call, compiled=compiled)

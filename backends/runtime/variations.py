@@ -1,0 +1,81 @@
+"""The graphs that a kind may have beside its first one, for calls that the first one does not take.
+
+A call that needs one is left to the host and noted with its model; that model asks for the graph
+when its next run begins. Other models of the process, which share the first graph, do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ..contract import Description
+from ..families.plan import Form
+from ..kinds import host_layer
+
+
+@dataclass(frozen=True, eq=False)
+class Variation:
+    """A way in which another graph of a kind differs from its first one.
+
+    Attributes:
+        name: in reports, and where needs are noted.
+        words: beside the label of a kind.
+        change: makes its description from that of the first graph.
+        foreseen: tells whether places of a form, on a type of device, are to have it before a call
+            needs it.
+    """
+
+    name: str
+    words: str
+    change: Callable[[Description], Description]
+    foreseen: Callable[[Form, str], bool] = lambda form, device: False
+
+    def of(self, first: Description) -> Description:
+        """Return the description of such a graph."""
+        return replace(self.change(first), label=f"{first.label} ({self.words})")
+
+
+def _widened(first: Description) -> Description:
+    return replace(first, wide=True)
+
+
+def _unrounded(first: Description) -> Description:
+    return replace(first, module=host_layer.unrounded(first.module))
+
+
+#: Counts elements with 64 bits: for calls of 2**31 of them and more.
+WIDE = Variation("wide", "64-bit", _widened, lambda form, device: form.widens and device == "cuda")
+#: Rounds no layer's input: for calls in which a layer of the host's would not.
+UNROUNDED = Variation("unrounded", "not rounded", _unrounded)
+#: All of them, in the order in which they are tried.
+VARIATIONS = (WIDE, UNROUNDED)
+
+#: What the calls of a model need: (key of a kind's first graph, name of a variation).
+Needs = set[tuple[str, str]]
+
+
+class Misfit(NamedTuple):
+    """Why a graph does not take a call.
+
+    Attributes:
+        reason: in words.
+        needs: how a graph that takes it would differ; None where none does.
+    """
+
+    reason: str
+    needs: Variation | None = None
+
+
+@dataclass
+class Account:
+    """What the regions of one root module note of their calls.
+
+    Attributes:
+        calls: how many graphs have served.
+        needs: what calls needed; the model keeps it.
+    """
+
+    calls: int = 0
+    needs: Needs = field(default_factory=set)
