@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..host_api import dynamic_vram, kitchen
-from ..host_api.layers import has_functions, quantised_as
+from ..host_api import dynamic_vram, formats
+from ..host_api.layers import has_functions
 from .casting import parts_of, same_device
 from .fetching import ModelWeights
 
@@ -139,11 +139,12 @@ class AddressBook:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
                 return None
-            form = quantised_as(module)
-            if form is not None and form not in kitchen.MAY_BE_CAPTURED:
-                self.problem = f"products of {form} weights cannot be replayed"
-                return None
-            by_stream |= form in kitchen.TAKES_MEMORY_BY_STREAM
+            form = formats.of(module)
+            if form is not None:
+                if not form.may_be_captured:
+                    self.problem = f"products of {form.name} weights cannot be replayed"
+                    return None
+                by_stream |= form.takes_memory_by_stream
             dynamic = dynamic_vram.has_place(module)
             if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
