@@ -120,8 +120,10 @@ def _without_row(name: str) -> Format:
 
 def rounding_to(dtype: torch.dtype) -> Rounding:
     """Return how rows are multiplied that were rounded to a dtype."""
-    found = (row.rounding for row in FORMATS.values())
-    return next(each for each in found if each is not None and each.dtype is dtype)
+    for row in FORMATS.values():  # asked for each product
+        if row.rounding is not None and row.rounding.dtype is dtype:
+            return row.rounding
+    raise KeyError(f"no format rounds inputs to {dtype}")
 
 
 def plain_layers(dtype: torch.dtype) -> list[str]:
