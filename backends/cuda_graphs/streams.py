@@ -2,7 +2,7 @@
 
 A library may keep memory for each stream it is called on. Most take it once, for good, and all
 captured calls share a stream on which they did. Some take more for a larger call and free what they
-had (`host_api.kitchen.TAKES_MEMORY_BY_STREAM`), where a captured call would still write. So such a
+had (`formats.Format.takes_memory_by_stream`), where a captured call would still write. So such a
 call has a stream for itself: it runs there once before it is captured, and nothing else ever does.
 """
 

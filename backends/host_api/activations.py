@@ -1,4 +1,4 @@
-"""Activations that the host computes within the product after them, where its weight is int8.
+"""Activations that the host computes within the product after them, where that quantises rows.
 
 Relies on the host's `comfy/ops.py` (`linear_input_act`, `INPUT_ACT_EAGER`); a host without them
 folds nothing.
@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from . import kitchen
-from .layers import quantised_as
+from . import formats
 
 _FOLDED = "linear_input_act"
 
 
 def passes_over(layer: torch.nn.Module) -> bool:
     """Tell whether the host takes a layer's weight itself then, and calls none of its code."""
-    return quantised_as(layer) == kitchen.INT8
+    form = formats.of(layer)
+    return form is not None and form.quantises_rows
 
 
 def activated(x: torch.Tensor, act: str) -> torch.Tensor:

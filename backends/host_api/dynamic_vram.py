@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .layers import quantised_as
+from . import formats
 
 _NONE: dict[Any, Any] = {}
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
@@ -112,7 +112,7 @@ def end_copy(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any,
     import comfy.ops
 
     weight, bias = comfy.ops.resolve_cast_module_with_vbar(
-        layer, dtype, device, dtype, dtype, quantised_as(layer) is not None
+        layer, dtype, device, dtype, dtype, formats.of(layer) is not None
     )
     return weight, bias
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from . import kitchen
-from .layers import quantised_as, rounds_inputs_to, takes_rounded
+from . import formats
+from .layers import rounds_inputs_to, takes_rounded
 from .present import names_in
 
 logger = logging.getLogger(__name__)
@@ -96,11 +96,10 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
         dtype: of the input.
         rounded: whether the input comes rounded, as the format has it.
     """
-    if not _calls_as_known(layer.__class__):
+    form = formats.of(layer)
+    if form is None or not _calls_as_known(layer.__class__):
         return False
-    from comfy.quant_ops import QuantizedTensor
-
-    takes = rounds_inputs_to(layer) is not None if rounded else quantised_as(layer) == kitchen.INT8
+    takes = rounds_inputs_to(layer) is not None if rounded else form.quantises_rows
     weight, bias = layer.weight, layer.bias
     return (
         takes
@@ -109,7 +108,7 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
         and takes_rounded(layer)
         and not layer._full_precision_mm
         and getattr(layer, "pre_quant_scale", None) is None
-        and isinstance(weight, QuantizedTensor)
+        and getattr(weight, "_layout_cls", None) == form.layout
         and weight.dtype is dtype
         and (bias is None or bias.dtype is dtype)
     )

@@ -20,15 +20,8 @@ from torch.utils import dlpack
 
 PACKAGE = "comfy_kitchen"
 
-#: A format, by its name in files.
-INT8 = "int8_tensorwise"
-#: Formats whose products may be captured in a CUDA graph, by their names in files. Not so int4,
-#: whose product times its kernels for each new size (`ops/convrot_w4a4.cu`); others were not tried.
-MAY_BE_CAPTURED = frozenset({"float8_e4m3fn", INT8})
-#: Those of them for whose products the library (0.2.22 and newer) takes memory for each stream, and
-#: frees it for more at a size that needs more (`ops/cutlass_gemm_int8.cu`). Within a capture that
-#: ends the process; after one, the graph would write where something else lies.
-TAKES_MEMORY_BY_STREAM = frozenset({INT8})
+#: Its layouts whose parts are known here.
+INT8_LAYOUT, FP8_LAYOUT = "TensorWiseINT8Layout", "TensorCoreFP8E4M3Layout"
 #: By which its operators know a dtype.
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -50,7 +43,7 @@ class Int8Weight(NamedTuple):
 
 def int8_weight(weight: Any) -> Int8Weight | None:
     """Return what such a weight consists of, None for any other."""
-    if getattr(weight, "_layout_cls", None) != "TensorWiseINT8Layout":
+    if getattr(weight, "_layout_cls", None) != INT8_LAYOUT:
         return None
     known = weight._params
     if getattr(known, "transposed", False):
@@ -225,7 +218,7 @@ def multiply_rounded(
         [rows, out] in `dtype`.
     """
     product = _scaled_product()
-    if product is not None and weight._layout_cls == _FP8_LAYOUT and values.is_contiguous():
+    if product is not None and weight._layout_cls == FP8_LAYOUT and values.is_contiguous():
         try:
             of_weight = weight._params.scale
             result: torch.Tensor = product(
@@ -236,10 +229,6 @@ def multiply_rounded(
         else:
             return result
     return torch.nn.functional.linear(rounded_input(values, scale, dtype), weight, bias)
-
-
-#: The host's for fp8 weights whose inputs it rounds.
-_FP8_LAYOUT = "TensorCoreFP8E4M3Layout"
 
 
 @cache

@@ -7,13 +7,13 @@ Relies on the host's `comfy/ops.py` (`CastWeightBiasOp`, `mixed_precision_ops`) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from . import kitchen
+from . import formats
 
 #: What the host writes on modules while it loads and moves weights. Graphs get final weights, so a
 #: twin has none of it and no key depends on it.
@@ -70,10 +70,6 @@ MANAGEMENT = (
     "comfy.utils",
     "comfy.quant_ops",
 )
-#: Formats of files by what people call them.
-_FILES = {"int8_tensorwise": "int8", "float8_e4m3fn": "fp8", "mxfp8": "mxfp8"}
-#: What each element of a layer's input is rounded to before the product, by the weight's format.
-_ROUNDED = {"float8_e4m3fn": torch.float8_e4m3fn}
 #: Under these names the host's classes, and torch's, have the code of a call.
 FORWARDS = (
     *("forward", "_forward", "_conv_forward"),
@@ -86,55 +82,15 @@ def is_operator(layer: Any) -> bool:
     return hasattr(layer, "comfy_cast_weights")
 
 
-def quantised_as(layer: Any) -> str | None:
-    """Return the format that a layer's weight is quantised in, by the name that files have for it,
-    None where it is not.
-    """
-    found = getattr(layer, "quant_format", None)
-    return found if isinstance(found, str) else None
-
-
-def better_files(layer: Any) -> list[str]:
-    """Return which 8-bit files of such a layer its device multiplies as they are, by the names that
-    people have for them; none where it does so with the layer's own format.
-    """
-    unpacked = getattr(layer, "_disabled_formats", ())
-    if quantised_as(layer) not in unpacked:
-        return []
-    return _files_but(unpacked)
-
-
-def quick_files() -> list[str]:
-    """Return which 8-bit files the host's device multiplies as they are, by the names that people
-    have for them.
-    """
-    import comfy.model_management as management
-
-    device = management.get_torch_device()
-    asked = {"float8_e4m3fn": "supports_fp8_compute", "mxfp8": "supports_mxfp8_compute"}
-    return _files_but(
-        [form for form, name in asked.items() if not getattr(management, name, _never)(device)]
-    )
-
-
-def _files_but(unpacked: Collection[str]) -> list[str]:
-    import comfy.quant_ops
-
-    known = getattr(comfy.quant_ops, "QUANT_ALGOS", ())
-    return [name for form, name in _FILES.items() if form in known and form not in unpacked]
-
-
-def _never(_: Any) -> bool:
-    return False
-
-
 def unpacks_quantised(layer: Any) -> bool:
     """Tell whether a quantised layer multiplies in full, by what its weight stands for. Formats
     whose products quantise their input by themselves do not heed what a file asks.
     """
     import comfy.quant_ops
 
-    known = getattr(comfy.quant_ops, "QUANT_ALGOS", {}).get(quantised_as(layer), {})
+    form = formats.of(layer)
+    name = None if form is None else form.name
+    known = getattr(comfy.quant_ops, "QUANT_ALGOS", {}).get(name, {})
     return bool(getattr(layer, "_full_precision_mm", False)) and known.get("quantize_input", True)
 
 
@@ -155,10 +111,9 @@ def multiplies_as_stored(layer: torch.nn.Module) -> bool:
         return False
     import comfy.ops
 
-    known = getattr(getattr(comfy.ops, "fp8_ops", None), "Linear", ())
-    return isinstance(layer, known) and (
-        loaded_dtype(layer, "weight", weight) is torch.float8_e4m3fn
-    )
+    names = formats.plain_layers(loaded_dtype(layer, "weight", weight))
+    known = (getattr(getattr(comfy.ops, name, None), "Linear", ()) for name in names)
+    return any(isinstance(layer, each) for each in known)
 
 
 def rounds_inputs_to(layer: Any) -> torch.dtype | None:
@@ -166,13 +121,15 @@ def rounds_inputs_to(layer: Any) -> torch.dtype | None:
     before it multiplies them; None for any other layer: it takes its input as it is, or quantises
     by rows or blocks.
     """
-    is_plain = (
+    form = formats.of(layer)
+    if form is None or (known := form.rounding) is None:
+        return None
+    rounds = (
         type(layer).__module__ == "comfy.ops"
         and not getattr(layer, "_full_precision_mm", True)
         and getattr(layer, "pre_quant_scale", None) is None
     )
-    found = _ROUNDED.get(quantised_as(layer) or "") if is_plain else None
-    return found if found is not None and kitchen.rounds_as_known(found) else None
+    return known.dtype if rounds and known.is_known(known.dtype) else None
 
 
 def takes_rounded(layer: Any) -> bool:
@@ -216,7 +173,7 @@ def multiplying_in_full(module: torch.nn.Module) -> Iterator[None]:
             if multiplies_as_stored(layer):
                 cast = comfy.ops.manual_cast.Linear.forward_comfy_cast_weights
                 found: dict[str, Any] = {"forward_comfy_cast_weights": partial(cast, layer)}
-            elif quantised_as(layer) is not None and may_be_multiplied_by(layer):
+            elif formats.of(layer) is not None and may_be_multiplied_by(layer):
                 found = {"_full_precision_mm": True, "_forward": _product_in_full}
             else:
                 continue

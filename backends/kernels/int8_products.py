@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from ..host_api import activations, kitchen, layers
+from ..host_api import activations, formats, kitchen, layers
 from ..torch_api.device import current_stream
 from .int8_rows import WIDEST, Int8Rows, results_for
 from .ways import KEPT, Ways
@@ -65,9 +65,9 @@ class Int8Products:
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
-        may_be_ours = layers.quantised_as(layer) == kitchen.INT8 and layers.may_be_multiplied_by(
-            layer
-        )
+        form = formats.of(layer)
+        may_be_ours = form is not None and form.quantises_rows
+        may_be_ours = may_be_ours and layers.may_be_multiplied_by(layer)
         with layers.multiplying_by(layer, self.multiply) if may_be_ours else nullcontext():
             result: torch.Tensor = layer(input)
         return result

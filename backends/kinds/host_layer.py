@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import linear
 
-from ..host_api import activations
-from ..host_api.kitchen import multiply_rounded, rounded_input
+from ..host_api import activations, formats
 from ..host_api.layers import (
     rounds_inputs_to,
     takes_rounded,
@@ -272,7 +271,10 @@ def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> str | None
     """
     for path, layer in layers:
         if not takes_rounded(layer):
-            return f"the weights of {path} are patched at each call, so its product is not in fp8"
+            form = getattr(formats.of(layer), "people", "")
+            return (
+                f"the weights of {path} are patched at each call, so its product is not in {form}"
+            )
     return None
 
 
@@ -314,9 +316,10 @@ def _run_rounded(
     def compute() -> torch.Tensor:
         rows = values.reshape(-1, values.shape[-1])
         one = _one(values.device) if scale is None else scale
+        known = formats.rounding_to(values.dtype)
         if given is not None:
-            return multiply_rounded(rows, one, *given, wanted).reshape(shape)
-        rounded = rounded_input(rows, one, wanted)
+            return known.multiply(rows, one, *given, wanted).reshape(shape)
+        rounded = known.given(rows, one, wanted)
         result: torch.Tensor = module.get_submodule(path)(rounded)
         return result.reshape(shape)
 

@@ -1,73 +1,75 @@
-"""The layers that a region's graph leaves to the host, counted in words: for reports."""
+"""The layers that a region's graph leaves to the host, counted by how they compute: for reports."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..host_api.layers import (
-    better_files,
-    multiplies_as_stored,
-    quantised_as,
-    quick_files,
-    unpacks_quantised,
-    unpacks_stored,
-)
+from ..host_api import formats
+from ..host_api.layers import multiplies_as_stored, unpacks_quantised, unpacks_stored
 from .host_layer import NORMS, paths, rounded_paths
 from .packs import is_known, owner_of
 
 
-def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """Count layers of a live module by what they are and how they compute, in words: those that are
-    the host's, and those that multiply by weights that are unpacked at each call.
+class Left(NamedTuple):
+    """What is equal of such layers.
+
+    Attributes:
+        what: "norms", "products", "convolutions", "parts"; "unpacked" products are a graph's.
+        how: they compute, as a key of the words for it (`sessions.left_words`).
+        name: of their format, of their weight's class, or of their own and whose that is.
+        files: which the device multiplies as they are, where it does not do so with these.
+    """
+
+    what: str
+    how: str
+    name: str = ""
+    files: tuple[str, ...] = ()
+
+
+def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[Left]:
+    """Count layers of a live module: those that are the host's, and those that multiply by weights
+    that are unpacked at each call.
 
     Args:
         description: of the module as a graph has it.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    found: Counter[Left] = Counter()
     rounded, left = set(rounded_paths(description)), set(paths(description))
     there = dict(module.named_modules())
     for path in sorted(left & there.keys()):  # another node may have taken one away since
-        layer = there[path]
-        what = "norms" if isinstance(layer, NORMS) else "products"
-        found[what, _why(layer, path in rounded)] += 1
+        found[_left(there[path], path in rounded)] += 1
     unpacked = [
         layer
         for path, layer in there.items()
         if path not in left and isinstance(layer, torch.nn.Linear) and unpacks_stored(layer)
     ]
     if unpacked:
-        found["unpacked", f"weights in fp8{_better(quick_files())}"] = len(unpacked)
+        found[Left("unpacked", "stored", files=tuple(formats.quick_files()))] = len(unpacked)
     return found
 
 
-def _why(layer: torch.nn.Module, is_rounded: bool) -> str:
-    form = quantised_as(layer)
+def _left(layer: torch.nn.Module, is_rounded: bool) -> Left:
+    what = "norms" if isinstance(layer, NORMS) else "products"
+    form = formats.of(layer)
     if form is not None:
-        return f"quantised, {form}: {_product(layer, is_rounded)}"
+        files = tuple(formats.better_files(layer))
+        return Left(what, "unpacked" if files else _product(layer, is_rounded), form.name, files)
     if multiplies_as_stored(layer):
-        return "weights in fp8, multiplied as they are"
+        return Left(what, "stored_multiplied")
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
-        return f"the weight is a {type(weight).__name__}{_better(quick_files())}"
+        return Left(what, "packed", type(weight).__name__, tuple(formats.quick_files()))
     if is_known(type(layer).__module__):
-        return "plain weights in a quantised file"
-    return f"{type(layer).__qualname__.rpartition('<locals>.')[2]} of {owner_of(type(layer))}"
+        return Left(what, "plain")
+    name = type(layer).__qualname__.rpartition("<locals>.")[2]
+    return Left(what, "others", f"{name} of {owner_of(type(layer))}")
 
 
 def _product(layer: torch.nn.Module, is_rounded: bool) -> str:
-    """How a quantised layer multiplies, and which files would be quicker where it does not."""
-    if others := better_files(layer):
-        return f"this device unpacks it at each call{_better(others)}"
+    """How a quantised layer multiplies that its device does not unpack."""
     if unpacks_quantised(layer):
-        return "unpacked at each call, for its file asks for full precision"
-    if is_rounded:
-        return "multiplied as it is, by what is rounded within the graph"
-    return "multiplied as it is"
-
-
-def _better(files: Sequence[str]) -> str:
-    return f"; {' or '.join(files)} files are multiplied as they are" if files else ""
+        return "unpacked_asked"
+    return "rounded" if is_rounded else "multiplied"

@@ -20,6 +20,7 @@ from ..host_api.options import ATTENTION
 from . import host_layer, live_arguments, operators
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .layout import memory_format
+from .left_layers import Left
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.
@@ -113,23 +114,22 @@ def _shape_of(layer: Any) -> dict[str, list[int]] | None:
     return {name: list(value or ()) for name, value in found.items()}
 
 
-def count(
-    description: dict[str, Any], live: Live, words: Mapping[str, str]
-) -> Counter[tuple[str, str]]:
-    """Count the parts that a graph calls, by what they are and why, in words.
+def count(description: dict[str, Any], live: Live, words: Mapping[str, str]) -> Counter[Left]:
+    """Count the parts that a graph calls, by what they are and why.
 
     Args:
         description: of the module as the graph has it.
         words: what others did, by the paths of the parts.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    found: Counter[Left] = Counter()
     pending = [description]
     while pending:
         part = pending.pop()
         pending += [child for _, child in part["modules"]]
         if part["class"] in LIVE:
             path = part["attributes"]["path"]
-            found[_what(part, path in live.parts), words.get(path, _NEIGHBOUR)] += 1
+            what = _what(part, path in live.parts)
+            found[Left(what, "others", words.get(path, _NEIGHBOUR))] += 1
     return found
 
 

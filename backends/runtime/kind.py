@@ -13,6 +13,7 @@ from ..contract import Description
 from ..errors import DescriptionError
 from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
 from ..kinds import left_layers, live_parts
+from ..kinds.left_layers import Left
 from ..kinds.live_parts import Live
 from ..kinds.watch import Watch
 from .graph import Graph
@@ -44,7 +45,7 @@ class Kind:
     called: dict[Live, Kind] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
     guests: dict[str, Guests] = field(default_factory=dict)
-    _left_at: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
+    _left_at: dict[str, Counter[Left]] = field(default_factory=dict)
 
     @property
     def here(self) -> list[Place]:
@@ -52,20 +53,20 @@ class Kind:
         return [place for place in self.places if place.name not in self.away]
 
     @property
-    def left(self) -> Counter[tuple[str, str]]:
+    def left(self) -> Counter[Left]:
         """How many layers of these are the host's, or unpack their weights, by what they are and
         how they compute.
         """
-        return sum(map(self._left_in, self.here), Counter[tuple[str, str]]())
+        return sum(map(self._left_in, self.here), Counter[Left]())
 
-    def _left_in(self, place: Place) -> Counter[tuple[str, str]]:
+    def _left_in(self, place: Place) -> Counter[Left]:
         """Counted when first asked for: it takes a tenth of what describing takes."""
         found = self._left_at.get(place.name)
         if found is None:
             found = self._left_at[place.name] = self._count_left(place)
         return found
 
-    def _count_left(self, place: Place) -> Counter[tuple[str, str]]:
+    def _count_left(self, place: Place) -> Counter[Left]:
         if self.graph is None:
             return Counter()
         if (others := self.guests.get(place.name)) is not None:

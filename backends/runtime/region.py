@@ -21,8 +21,8 @@ from ..kinds.layout import aligned
 from ..kinds.recorded import Record
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
-from ..weights.casting import same_device
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
+from ..weights.source import same_device
 from .faults import Faults
 from .graph import Graph
 from .trust import Sample, Trust

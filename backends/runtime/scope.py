@@ -19,7 +19,7 @@ from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
-from ..weights.casting import same_device
+from ..weights.source import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet

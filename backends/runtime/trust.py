@@ -70,7 +70,7 @@ class Trust:
         """Tell whether a call needs no comparison.
 
         Args:
-            weight_class: of the weights that it takes (`weights.CLASSES`).
+            weight_class: of the weights that it takes (`WeightSource.name`).
             elements: of its largest tensor.
         """
         known = self.others, weight_class

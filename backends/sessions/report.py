@@ -17,6 +17,7 @@ from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
+from .left_words import in_words
 from .lines import Line, in_english, plain
 from .stages import Stage, stage_of
 from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
@@ -237,7 +238,7 @@ def _kind(kind: Any) -> dict[str, Any]:
         "reason": graph.reason if known else kind.reason,
         "layers": [
             {"what": what, "why": why, "count": count}
-            for (what, why), count in sorted(kind.left.items())
+            for (what, why), count in sorted(in_words(kind.left).items())
         ],
         "key": graph.key if known else None,
         **{
@@ -251,7 +252,7 @@ def _left(kinds: Sequence[Kind]) -> Counter[tuple[str, str]]:
     """Count the layers within compiled blocks that are the host's, by what they are and why."""
     layers: Counter[tuple[str, str]] = Counter()
     for kind in kinds:
-        layers.update(kind.left)
+        layers.update(in_words(kind.left))
     return layers
 
 

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..host_api import dynamic_vram, kitchen
-from ..host_api.layers import has_functions, quantised_as
-from .casting import parts_of, same_device
+from ..host_api import formats
+from ..host_api.layers import has_functions
 from .fetching import ModelWeights
+from .source import same_device
+from .streamed import parts_of
 
 MOVED = "weights moved since the last step"
 
@@ -54,6 +55,7 @@ class AddressBook:
         #: Where they are used.
         self.device = weights.device
         self._weights = weights
+        self._dynamic = weights.dynamic
         self._modules: list[Any] = list(root.modules())
         self._epoch = -1
         self._addresses: Addresses | None = None
@@ -78,11 +80,7 @@ class AddressBook:
 
     def settle(self) -> None:
         """Note after a step by the host's own calls which modules it left alone."""
-        idle = frozenset(
-            id(m)
-            for m in self._modules
-            if dynamic_vram.has_place(m) and dynamic_vram.mark(m) is None
-        )
+        idle = self._dynamic.empty(self._modules)
         if idle != self._idle:
             self._idle = idle
             self._move()
@@ -96,11 +94,11 @@ class AddressBook:
         """Keep the pages in place; `let_go` must follow if this is true."""
         if addresses.pages is None:
             return True
-        signature = self._weights.hold_range()
+        signature = self._dynamic.hold()
         if signature is None:
             return False
         if signature != addresses.pages:
-            self._weights.let_range_go()
+            self._dynamic.release()
             self._move()
             return False
         return True
@@ -108,18 +106,17 @@ class AddressBook:
     def let_go(self, addresses: Addresses) -> None:
         """Undo `hold` once the work is queued."""
         if addresses.pages is not None:
-            self._weights.let_range_go()
+            self._dynamic.release()
 
     def marks(self) -> list[Any]:
         """What tells whether the host brought a module's weights over meanwhile."""
-        return [dynamic_vram.mark(m) for m in self._modules]
+        return [self._dynamic.mark(m) for m in self._modules]
 
     def undo(self, marks: Sequence[Any]) -> None:
         """Have the host bring over anew what it brought over, or began to, since these marks: what
         was captured may not have been done.
         """
-        for module, mark in zip(self._modules, marks, strict=True):
-            dynamic_vram.undo_copy(module, mark)
+        self._dynamic.undo(self._modules, marks)
         self._move()
 
     def _move(self) -> None:
@@ -139,13 +136,14 @@ class AddressBook:
             if has_functions(module):
                 self.problem = "weights are computed anew at each call"
                 return None
-            form = quantised_as(module)
-            if form is not None and form not in kitchen.MAY_BE_CAPTURED:
-                self.problem = f"products of {form} weights cannot be replayed"
-                return None
-            by_stream |= form in kitchen.TAKES_MEMORY_BY_STREAM
-            dynamic = dynamic_vram.has_place(module)
-            if dynamic and not (dynamic_vram.mark(module) is None and id(module) in self._idle):
+            form = formats.of(module)
+            if form is not None:
+                if not form.may_be_captured:
+                    self.problem = f"products of {form.name} weights cannot be replayed"
+                    return None
+                by_stream |= form.takes_memory_by_stream
+            dynamic = self._dynamic.has(module)
+            if dynamic and not (self._dynamic.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -168,7 +166,7 @@ class AddressBook:
                 return None
         self._slots, self._found = slots, found
         self.problem = None
-        places = frozenset(map(dynamic_vram.place, fixed))
+        places = self._dynamic.places(fixed)
         pointers = [tensor.data_ptr() for tensor in loose]
         return Addresses(loose, pointers, places, pages, by_stream)
 
@@ -176,14 +174,14 @@ class AddressBook:
         """The signature of the range in which every module's weights are the ones the host put
         there.
         """
-        signature = self._weights.hold_range()
+        signature = self._dynamic.hold()
         if signature is None:
             self.problem = "the model does not fit into VRAM as a whole"
             return None
         try:
-            if not dynamic_vram.are_filled(fixed):
+            if not self._dynamic.are_filled(fixed):
                 self.problem = MOVED
                 return None
             return signature
         finally:
-            self._weights.let_range_go()
+            self._dynamic.release()

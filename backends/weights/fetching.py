@@ -1,16 +1,11 @@
 """Live weights: the tensors that the host's own forward would use in this very call.
 
-A module's weights are in one of four *classes*:
+How a module's weights come is a `WeightSource`, of which a model has an ordered list: resident,
+cast, streamed, dynamic. Each module is fetched by the last one that takes it, all of a region at
+once, and a mixture is called by the last one that gave any.
 
-- resident: the parameter itself, on the device in the compute dtype;
-- cast: on the device in another dtype or with functions on top (fp8, weight wrappers): made anew a
-  call;
-- streamed: elsewhere, brought over for one call (partly loaded model, VRAM full);
-- dynamic: in the host's dynamic VRAM, at a virtual address that is fixed for the model's life.
-
-Whatever is not resident comes from the host's own functions, all modules of a region at once. Lists
-of resident and dynamic weights are kept until an *epoch* ends: a load, a change of patches or
-residency, an evicted page.
+What may be kept (resident and dynamic weights) is, until an *epoch* ends: a load, a change of
+patches or residency, an evicted page.
 """
 
 from __future__ import annotations
@@ -24,27 +19,16 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import WeightSpec
-from ..host_api import dynamic_vram
 from ..host_api.given import multiplies_as_given
 from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
-from .casting import (
-    ALIGNMENT,
-    NoRoomError,
-    fetch_away,
-    fetch_dynamic,
-    fetch_loose,
-    fetch_plain,
-    is_dynamic,
-    lies_elsewhere,
-    same_device,
-)
-from .lanes import Lanes
-from .small import SmallTensors
+from .casting import ALIGNMENT, Cast, OneByOne, Resident, fetch_loose
+from .dynamic import Dynamic
+from .source import NoRoomError, Pairs, WeightSource, same_device
+from .streamed import Streamed
 
 logger = logging.getLogger(__name__)
 
-CLASSES = ("resident", "cast", "streamed", "dynamic")
 #: What the host's functions give of a layer; whatever else belongs to it is a parameter by itself.
 _OF_A_LAYER = ("weight", "bias")
 
@@ -91,8 +75,12 @@ class ModelWeights:
         room for weights that lie elsewhere.
         """
         self.together = together
-        self.lanes = Lanes(device, room)
-        self.small = SmallTensors(device)
+        self.dynamic = Dynamic(model, device, dtype, may_hold=together)
+        far: tuple[WeightSource, ...] = (OneByOne(device, dtype),)
+        if together:
+            far = Streamed(device, dtype, room), self.dynamic
+        #: Those that lie furthest away come last.
+        self.sources: tuple[WeightSource, ...] = (Resident(), Cast(device, dtype), *far)
         self.model = model
         self.device = device
         self.dtype = dtype
@@ -100,21 +88,14 @@ class ModelWeights:
         self._short_epoch = -1
         self._state: tuple[Any, ...] = ()
         self._watched: list[tuple[dict[str, Any], str, torch.Tensor | None]] = []
-        self._range_fits = True
-        self._pages: Any = None  # while they are held
-        self._held = 0
-        self._holders = 0
-        self._signature = b""
 
     def begin_run(self) -> None:
         """Forget all lists: the host may have loaded, moved or patched anything between two
         runs.
         """
         self._new_epoch()
-        self._range_fits = True
-        if self._holders:  # an exception came between
-            self._holders = 1
-            self.let_range_go()
+        for source in self.sources:
+            source.begin_run()
 
     def end_run(self) -> None:
         """Keep no weights: the host may load the model anew, and needs the room."""
@@ -122,7 +103,8 @@ class ModelWeights:
 
     def begin_step(self) -> None:
         """Start a new epoch if weights were moved or replaced since the last step."""
-        self.lanes.begin_step()
+        for source in self.sources:
+            source.begin_step()
         state = loaded_state(self.model)
         if state != self._state:
             self._state = state
@@ -149,45 +131,18 @@ class ModelWeights:
         for owner, name in slots:
             self._watched.append((owner._parameters, name, owner._parameters.get(name)))
 
-    def hold_range(self) -> bytes | None:
-        """Bring the model's whole range of dynamic VRAM in and keep its pages there.
-
-        `let_range_go` must follow once the work that uses them is queued. The pages may not stay
-        for longer: the host makes room for a step's activations by taking pages that nobody holds.
-
-        Returns:
-            The signature of the pages, None when they do not all fit or there is no such range.
-        """
-        if self._holders:  # the pages cannot have changed since
-            self._holders += 1
-            return self._signature
-        if not self._range_fits or not self.together:
-            return None
-        pages, size = dynamic_vram.page_range(self.model, self.device)
-        if not size:
-            return None
-        signature = dynamic_vram.hold(pages, size)
-        if signature is None:
-            self._range_fits = False  # until the next run; weights come one region at a time
-            return None
-        self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
-        return signature
-
-    def let_range_go(self) -> None:
-        """Undo one `hold_range` that gave a signature; the last one lets the pages go.
-
-        Pages are held once, however many hold them: the host counts, and a page whose count does
-        not come back to zero is never freed.
-        """
-        self._holders = max(0, self._holders - 1)
-        if self._holders == 0 and self._held:
-            dynamic_vram.let_go(self._pages, self._held)
-            self._pages, self._held = None, 0
+    def by_source(self, modules: Sequence[Any]) -> dict[WeightSource, list[Any]]:
+        """Return which source brings which of these modules now, in the order of the sources."""
+        found: dict[WeightSource, list[Any]] = {source: [] for source in self.sources}
+        for module in modules:
+            found[next(s for s in reversed(self.sources) if s.takes(module))].append(module)
+        return {source: taken for source, taken in found.items() if taken}
 
     def _new_epoch(self) -> None:
         self.epoch += 1
         self._watched.clear()
-        self.small.forget()
+        for source in self.sources:
+            source.begin_epoch()
 
 
 class RegionWeights:
@@ -215,7 +170,9 @@ class RegionWeights:
         self._owners = list(dict.fromkeys(layers))
         self._fetched: Fetched | None = None
         self._epoch = -1
-        self._signature: bytes | None = None  # of the pages that `_fetched` lies in
+        #: Of what `_fetched` is of, and what that was called by.
+        self._kept_by: WeightSource = source.sources[0]
+        self._signature: bytes | None = None
 
     def let_go(self) -> None:
         """Keep no weights: the host may load the model anew, and needs the room."""
@@ -232,15 +189,12 @@ class RegionWeights:
         Raises:
             ValueError: the host's weights do not have the shapes, dtypes or layout the graph takes.
         """
-        source = self._source
-        if self._fetched is not None and self._epoch == source.epoch:
-            if self._fetched.weight_class != "dynamic":
-                return self._fetched
-            signature = source.hold_range()
+        if self._fetched is not None and self._epoch == self._source.epoch:
+            signature = self._kept_by.hold()
             if signature is not None:
                 if signature == self._signature:
                     return self._fetched
-                source.let_range_go()
+                self._kept_by.release()
         return self._fetch_anew()
 
     def _fetch_anew(self) -> Fetched:
@@ -270,54 +224,38 @@ class RegionWeights:
         be let go of is put into `releases`, whatever happens.
         """
         source = self._source
-        found: dict[int, tuple[Any, Any]] = {}
-        classes = set()
-        owners = [*self._owners, *left.values()]
-        dynamic = [m for m in owners if is_dynamic(m, source.device)] if source.together else []
-        away = []
-        for owner in owners:
-            if owner in dynamic or not is_operator(owner):
-                continue
-            if source.together and lies_elsewhere(owner, source.device):
-                away.append(owner)
-                continue
-            weight_class, found[id(owner)] = fetch_plain(owner, source.device, source.dtype)
-            classes.add(weight_class)
-        if away:
-            pairs, done = fetch_away(away, source.device, source.dtype, source.lanes, source.small)
-            found.update(pairs)
-            if done is not None:
-                releases.append(done)
-            classes.add("streamed")
-        keepable = True
-        if dynamic:
-            pairs, resident, release = fetch_dynamic(dynamic, source.device, source.dtype)
-            found.update(pairs)
-            releases.append(release)
-            keepable = resident
-            classes.add("dynamic" if resident else "streamed")
+        owners = [m for m in (*self._owners, *left.values()) if is_operator(m)]
+        found: Pairs = {}
+        names, held, may_be_kept = {Resident.name}, set[int](), True
+        for each, modules in source.by_source(owners).items():
+            brought = each.fetch(modules)
+            found.update(brought.pairs)
+            names.add(brought.name)
+            may_be_kept &= brought.may_be_kept
+            if brought.release is not None:
+                releases.append(brought.release)
+            if each.holds:
+                held.update(brought.pairs)
         tensors = []
         for slot, (_, dtype) in zip(self._slots, self._specs, strict=True):
             both = found.get(id(slot.owner))
             if both is None or slot.attribute not in _OF_A_LAYER:
-                parameter = getattr(slot.owner, slot.attribute)
-                weight_class, tensor = fetch_loose(parameter, source.device, dtype)
+                name, tensor = fetch_loose(
+                    getattr(slot.owner, slot.attribute), source.device, dtype
+                )
                 tensors.append(tensor)
-                classes.add(weight_class)
+                names.add(name)
+                may_be_kept &= name == Resident.name
             else:
                 tensors.append(both[0 if slot.attribute == "weight" else 1])
-        weight_class = max(classes or {"resident"}, key=CLASSES.index)
         self._check(tensors)
         given = {path: found[id(layer)] for path, layer in left.items()}
-        if keepable and not classes & {"cast", "streamed"}:
+        last = next(each for each in reversed(source.sources) if each.name in names)
+        if may_be_kept:
             slots = [*self._slots, *(_Slot(m, a) for m in left.values() for a in _OF_A_LAYER)]
-            source.watch([slot for slot in slots if slot.owner not in dynamic])
-            if not dynamic:
-                self._keep(Fetched(tensors, given, weight_class, None))
-            elif (signature := source.hold_range()) is not None:
-                self._keep(Fetched(tensors, given, weight_class, source.let_range_go), signature)
-                releases.append(source.let_range_go)
-        return Fetched(tensors, given, weight_class, partial(_all, releases) if releases else None)
+            source.watch([slot for slot in slots if id(slot.owner) not in held])
+            self._keep(Fetched(tensors, given, last.name, None), last, releases)
+        return Fetched(tensors, given, last.name, partial(_all, releases) if releases else None)
 
     def _multiplied_as_given(self) -> dict[str, Any]:
         """The layers that the graph leaves to the host and that may be multiplied by what is
@@ -332,8 +270,16 @@ class RegionWeights:
             if multiplies_as_given(layer, dtype, rounded=is_rounded)
         }
 
-    def _keep(self, fetched: Fetched, signature: bytes | None = None) -> None:
-        self._fetched, self._signature, self._epoch = fetched, signature, self._source.epoch
+    def _keep(self, fetched: Fetched, by: WeightSource, releases: list[Callable[[], None]]) -> None:
+        """Keep weights for the next calls, if they can be held; they are in this one, too."""
+        signature = by.hold()
+        if signature is None:
+            return
+        if by.holds:
+            releases.append(by.release)
+            fetched = fetched._replace(release=by.release)
+        self._fetched, self._kept_by = fetched, by
+        self._signature, self._epoch = signature, self._source.epoch
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         device = self._source.device

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from warmgraph_backends.weights.addresses import AddressBook
-from warmgraph_backends.weights.casting import fetch_dynamic, fetch_plain
+from warmgraph_backends.weights.casting import OneByOne
+from warmgraph_backends.weights.dynamic import Dynamic
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
 
@@ -32,23 +33,23 @@ def weights(pages: Range) -> ModelWeights:
 
 def test_pages_are_held_once_by_all_that_hold_them(weights: ModelWeights, pages: Range) -> None:
     """A captured call holds them, and so does each region within it."""
-    outer = weights.hold_range()
+    outer = weights.dynamic.hold()
     for _ in range(3):
-        assert weights.hold_range() == outer == b"\x07"
-        weights.let_range_go()
+        assert weights.dynamic.hold() == outer == b"\x07"
+        weights.dynamic.release()
     assert (pages.pins, pages.faults, pages.floor) == (1, 1, pages.offset)
-    weights.let_range_go()
+    weights.dynamic.release()
     assert (pages.pins, pages.floor) == (0, 0)
-    assert weights.hold_range() == outer
-    weights.let_range_go()
+    assert weights.dynamic.hold() == outer
+    weights.dynamic.release()
     assert (pages.pins, pages.faults, pages.floor) == (0, 2, 0)
 
 
 def test_a_run_that_ended_in_the_middle_leaves_nothing_held(
     weights: ModelWeights, pages: Range
 ) -> None:
-    weights.hold_range()
-    weights.hold_range()
+    weights.dynamic.hold()
+    weights.dynamic.hold()
     weights.begin_run()
     assert (pages.pins, pages.floor) == (0, 0)
 
@@ -57,20 +58,20 @@ def test_pages_that_do_not_fit_are_not_asked_for_again_in_a_run(
     weights: ModelWeights, pages: Range
 ) -> None:
     pages.fits = False
-    assert weights.hold_range() is None and weights.hold_range() is None
-    weights.let_range_go()
+    assert weights.dynamic.hold() is None and weights.dynamic.hold() is None
+    weights.dynamic.release()
     assert (pages.pins, pages.faults, pages.floor) == (0, 1, 0)
     pages.fits = True
     weights.begin_run()
-    assert weights.hold_range() is not None
-    weights.let_range_go()
+    assert weights.dynamic.hold() is not None
+    weights.dynamic.release()
     assert pages.pins == 0
 
 
 def test_where_weights_may_not_come_together_no_page_is_asked_for(pages: Range) -> None:
     model = SimpleNamespace(dynamic_vbars={DEVICE: pages})
     weights = ModelWeights(model, DEVICE, torch.float16, together=False)
-    assert weights.hold_range() is None
+    assert weights.dynamic.hold() is None
     assert (pages.pins, pages.faults, pages.floor) == (0, 0, 0)
 
 
@@ -96,10 +97,14 @@ class Module(NamedTuple):
     lora: LoRA
 
     def fetch(self) -> torch.Tensor:
-        found, _, release = fetch_dynamic([self.layer], DEVICE, torch.float32)
-        release()
-        weight: torch.Tensor = found[id(self.layer)][0]
+        brought = Dynamic(None, DEVICE, torch.float32).fetch([self.layer])
+        assert brought.release is not None
+        brought.release()
+        weight: torch.Tensor = brought.pairs[id(self.layer)][0]
         return weight
+
+    def weights(self) -> ModelWeights:
+        return ModelWeights(self.layer, DEVICE, torch.float32)
 
 
 @pytest.fixture
@@ -132,8 +137,9 @@ def test_where_weights_may_not_come_together_it_comes_as_a_copy_by_the_hosts_fun
     monkeypatch.setattr(comfy.model_management, "is_device_cpu", lambda _: False)
     other = torch.device("cpu", 1)  # the layer's own weight is not there
     for _ in range(2):
-        kind, (weight, bias) = fetch_plain(module.layer, other, torch.float32)
-        assert (kind, bias) == ("streamed", None)
+        brought = OneByOne(other, torch.float32).fetch([module.layer])
+        weight, bias = brought.pairs[id(module.layer)]
+        assert (brought.name, brought.may_be_kept, bias) == ("streamed", False, None)
         assert torch.equal(weight, PATCHED) and module.memory.pins == 0
         assert weight.data_ptr() != module.memory.bytes.data_ptr()
 
@@ -170,8 +176,7 @@ def test_what_was_brought_over_while_a_call_was_captured_is_brought_over_again(
     module: Module,
 ) -> None:
     """The copies were captured and not made; the host's notes say that the weights are there."""
-    source = SimpleNamespace(device=DEVICE, epoch=0)
-    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    book = AddressBook(module.layer, module.weights())
     marks = book.marks()
     module.fetch()
     module.memory.bytes.zero_()
@@ -184,9 +189,8 @@ def test_what_was_brought_over_while_a_call_was_captured_is_brought_over_again(
 
 def test_what_was_broken_off_in_a_capture_is_let_go_and_brought_over_again(module: Module) -> None:
     """The host began to bring a module over and never resolved it: its signature is the old one."""
-    source = SimpleNamespace(device=DEVICE, epoch=0)
     module.fetch()
-    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    book = AddressBook(module.layer, module.weights())
     marks = book.marks()
     module.memory.bytes.zero_()
     module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": False}
@@ -196,9 +200,8 @@ def test_what_was_broken_off_in_a_capture_is_let_go_and_brought_over_again(modul
 
 
 def test_what_was_there_all_along_is_not_brought_over_again(module: Module) -> None:
-    source = SimpleNamespace(device=DEVICE, epoch=0)
     module.fetch()
-    book = AddressBook(module.layer, source)  # type: ignore[arg-type]
+    book = AddressBook(module.layer, module.weights())
     marks = book.marks()
     module.layer._prefetch = {"signature": module.memory.fault(0, 1), "resident": True}
     book.undo(marks)

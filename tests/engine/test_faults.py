@@ -28,7 +28,7 @@ BROKEN = {
     "reading the call": ("runtime.scope", "read_call"),
     "a region": ("runtime.region", "Region._problem"),
     "weights": ("weights.fetching", "RegionWeights._gather"),
-    "the host's weights": ("weights.fetching", "fetch_plain"),
+    "the host's weights": ("weights.casting", "Resident.fetch"),
     "trust": ("runtime.trust", "Trust.covers"),
     "comparing": ("runtime.trust", "difference"),
     "remembering a comparison": ("storing.comparisons", "Comparisons.add"),

@@ -17,6 +17,7 @@ from warmgraph_backends.host_api import casting
 from warmgraph_backends.host_api.given import multiplies_as_given
 from warmgraph_backends.weights.fetching import ModelWeights, RegionWeights
 from warmgraph_backends.weights.lanes import Lanes
+from warmgraph_backends.weights.streamed import Streamed
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -214,7 +215,8 @@ def test_parts_come_with_the_regions_own_weights_in_one_turn(
     block_on: Callable[..., Block],
 ) -> None:
     block = block_on(ELSEWHERE)
-    block.source.lanes = turns = Turns()
+    (streamed,) = (each for each in block.source.sources if isinstance(each, Streamed))
+    streamed.lanes = turns = Turns()
     left = {"img_mlp.0": False, "img_mlp.2": False, "txt_mlp.0": True}
     given = block.weights(left).fetch().given
     assert given.keys() == {"img_mlp.0", "img_mlp.2"}, "no fp8 layer"

@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api import memory
-from warmgraph_backends.weights.casting import fetch_away, fetch_loose, lies_elsewhere
-from warmgraph_backends.weights.lanes import Lanes
+from warmgraph_backends.weights.casting import fetch_loose
 from warmgraph_backends.weights.small import MOST, SmallTensors
+from warmgraph_backends.weights.streamed import Streamed
 from warmgraph_tools.inprocess import Host
 
 #: Of a layer here none is on it.
 ELSEWHERE = torch.device("cpu", 1)
-IN_ORDER = Lanes(ELSEWHERE, None)
-SMALL = SmallTensors(ELSEWHERE)
 
 
 @pytest.fixture
@@ -48,8 +46,9 @@ def test_each_is_what_the_host_computes_with(layer: Any, dtype: torch.dtype, pat
         layer.weight_function = [lambda weight: weight.mul_(2), lambda weight: weight + 1]
         layer.bias_function = [lambda bias: bias - 3]
     before = [layer.weight.clone(), layer.bias.clone()]
-    found, release = fetch_away([layer, other], ELSEWHERE, dtype, IN_ORDER, SMALL)
-    assert release is None
+    brought = Streamed(ELSEWHERE, dtype, None).fetch([layer, other])
+    found = brought.pairs
+    assert brought.release is None and not brought.may_be_kept
     for module in (layer, other):
         for mine, his in zip(found[id(module)], theirs(module, dtype), strict=True):
             assert (mine is his is None) or (mine.dtype is dtype and torch.equal(mine, his))
@@ -60,9 +59,9 @@ def test_each_is_what_the_host_computes_with(layer: Any, dtype: torch.dtype, pat
 def test_a_layer_of_which_the_bias_alone_is_elsewhere_is_brought_over(layer: Any) -> None:
     meta = torch.device("meta")
     layer.weight = torch.nn.Parameter(layer.weight.to(meta), requires_grad=False)
-    assert lies_elsewhere(layer, meta)
-    found, _ = fetch_away([layer], meta, torch.float32, Lanes(meta, None), SmallTensors(meta))
-    weight, bias = found[id(layer)]
+    streamed = Streamed(meta, torch.float32, None)
+    assert streamed.takes(layer)
+    weight, bias = streamed.fetch([layer]).pairs[id(layer)]
     assert weight is layer.weight and bias.device == meta and bias.shape == (4,)
 
 

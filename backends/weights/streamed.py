@@ -1,0 +1,133 @@
+"""Weights that lie elsewhere, brought over for one call (partly loaded model, VRAM full)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..host_api import casting
+from .lanes import Lanes
+from .small import SmallTensors
+from .source import Brought, Pairs, WeightSource, is_final, lies_elsewhere, pair_of
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Streamed(WeightSource):
+    """Those of several modules at once, in one turn of the streams for them; small parts of
+    quantised ones are kept for the epoch.
+
+    They are cast and patched in order with the work that is queued, as the host does it: what a
+    patch reads may be the result of that.
+    """
+
+    name = "streamed"
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, room: Callable[[], int] | None
+    ) -> None:
+        """Args: where they come, in which dtype, and `Lanes`' room for them."""
+        self._device, self._dtype = device, dtype
+        self.lanes = Lanes(device, room)
+        self.small = SmallTensors(device)
+
+    def takes(self, module: Any) -> bool:
+        return lies_elsewhere(module, self._device)
+
+    def fetch(self, modules: Sequence[Any]) -> Brought:
+        coming = [_Coming(module, self.small) for module in modules]
+        with self.lanes.turn(sum(each.size for each in coming)) as release:
+            pairs = [each.brought(self._device) for each in coming]
+        found: Pairs = {}
+        try:
+            for module, pair in zip(modules, pairs, strict=True):
+                found[id(module)] = self._finished(module, pair)
+        except BaseException:
+            if release is not None:
+                release()
+            raise
+        done = None if release is None else partial(_let_go, release, pairs)
+        return Brought(found, self.name, False, done)
+
+    def begin_step(self) -> None:
+        self.lanes.begin_step()
+
+    def begin_epoch(self) -> None:
+        self.small.forget()
+
+    def _finished(self, module: Any, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        if is_final(module, pair, self._dtype):
+            return pair
+        return casting.finish(module, pair, self._dtype, self._device)
+
+
+class _Apart(NamedTuple):
+    """What a quantised weight consists of, by name, its numbers first; and the rest of it."""
+
+    parts: dict[str, torch.Tensor]
+    context: Any
+
+
+def parts_of(tensor: Any) -> list[torch.Tensor] | None:
+    """The plain tensors that a parameter consists of, None where that is not known."""
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    apart = _taken_apart(tensor)
+    return list(apart.parts.values()) if apart is not None else None
+
+
+def _taken_apart(tensor: Any) -> _Apart | None:
+    """What a tensor of a class of its own says that it consists of; None of any other."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}
+    known = parts and all(type(part) in _PLAIN for part in parts.values())
+    return _Apart(parts, context) if known else None
+
+
+class _Coming:
+    """A module's weights on their way to a device."""
+
+    def __init__(self, module: Any, small: SmallTensors) -> None:
+        """Args: what keeps the small parts of quantised ones; their numbers are none."""
+        self._weight, self._bias = pair_of(module)
+        self._apart = _taken_apart(self._weight)
+        self._kept: dict[str, torch.Tensor] = {}
+        #: What is to be brought, by name.
+        self._away: dict[str, torch.Tensor] = {}
+        if self._apart is not None:
+            for i, (name, part) in enumerate(self._apart.parts.items()):
+                there = small.bring(part) if i else None
+                if there is None:
+                    self._away[name] = part
+                else:
+                    self._kept[name] = there
+        elif self._weight is not None:
+            self._away["weight"] = self._weight
+        coming = [*self._away.values(), *([] if self._bias is None else [self._bias])]
+        #: In bytes, of what is not there.
+        self.size = sum(each.nbytes for each in coming)
+
+    def brought(self, device: torch.device) -> tuple[Any, Any]:
+        """Bring them over; the copies are complete once the stream's work is."""
+        found = {name: casting.bring(part, device) for name, part in self._away.items()}
+        if self._apart is None:
+            weight = found.get("weight")
+        else:
+            whole, given = self._weight, found | self._kept
+            weight = type(whole).__tensor_unflatten__(
+                {name: given[name] for name in self._apart.parts},
+                self._apart.context,
+                whole.shape,
+                whole.stride(),
+            )
+        return weight, None if self._bias is None else casting.bring(self._bias, device)
+
+
+def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
+    release()
+    pairs.clear()  # of which others may have been computed: not before
