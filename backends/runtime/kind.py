@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..contract import Description
+from ..device.gpu import is_gpu
 from ..errors import DescriptionError
 from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
 from ..kinds import host_layer, left_layers, live_parts
@@ -216,7 +217,7 @@ def _describe(
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
-    if place.form.widens and device.type == "cuda":
+    if place.form.widens and is_gpu(device):
         kind.widen(graph_of)
     kind.add_second_graphs(graph_of)
     return kind

@@ -12,6 +12,7 @@ from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import WhenMissing
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
+from ..device.gpu import is_gpu
 from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
@@ -83,7 +84,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             and not (g.description.is_special and g.is_missed)
         ],
         "disk_bytes": sum(g.bytes or 0 for g in ready),
-        "vram_bytes": sum(g.binary_bytes for g in ready if g.description.device == "cuda"),
+        "vram_bytes": sum(g.binary_bytes for g in ready if is_gpu(g.description.device)),
         "seconds_saved": round(
             sum(g.build_seconds or 0.0 for g in ready if g.source == "loaded"), 1
         ),
