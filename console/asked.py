@@ -159,7 +159,7 @@ def _gpu() -> dict[str, Any]:
         "name": gpu.name(),
         "total": total,
         "free": free,
-        "cuda": f"compute capability {gpu.capability()}",
+        "capability": f"compute capability {gpu.capability()}",
     }
 
 

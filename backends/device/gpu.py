@@ -16,6 +16,7 @@ import torch
 from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
 
 
+@cache  # a device takes microseconds to say its type
 def is_gpu(device: torch.device | str) -> bool:
     """Tell whether a device, or a type of devices, is a GPU for us: `Kind.has_queue`."""
     return (device if isinstance(device, str) else device.type) in GPU_TYPES
@@ -23,13 +24,14 @@ def is_gpu(device: torch.device | str) -> bool:
 
 def kind_of(device: torch.device | str) -> Kind:
     """Return what sort a device, or a type of devices, is for this PyTorch."""
-    cuda, hip = torch.version.cuda, torch.version.hip
-    built_for = NVIDIA if cuda is not None else AMD if hip is not None else ""
-    return _kind(device if isinstance(device, str) else device.type, built_for)
+    return _kind(device, torch.version.cuda, torch.version.hip)
 
 
 @cache
-def _kind(type: str, built_for: str) -> Kind:
+def _kind(device: torch.device | str, cuda: str | None, hip: str | None) -> Kind:
+    """Return the row of a type; PyTorch is built for one of the two that it calls "cuda"."""
+    type = device if isinstance(device, str) else device.type
+    built_for = NVIDIA if cuda is not None else AMD if hip is not None else ""
     fit = (k for k in KINDS if k.type == type and (type != CUDA or k.vendor == built_for))
     return next(fit, other(type))
 

@@ -115,7 +115,7 @@ class _Meaning:
             if any(path.exists() for path in (below / alias.name, below / f"{alias.name}.py")):
                 self._modules[name] = ""
             else:
-                self._imported.add(f"{alias.name} as {name}")
+                self._imported.add(f"{alias.name}={name}")
 
     def _of(self, node: ast.AST) -> str:
         parts = [type(node).__name__]
@@ -133,7 +133,7 @@ class _Meaning:
         if isinstance(value, ast.Name) and value.id in self._modules:
             if not self._modules[value.id]:
                 count = sum(bool(given) for given in self._modules.values())
-                self._modules[value.id] = f"(module {count})"
+                self._modules[value.id] = f"<{count}>"
             return self._modules[value.id]
         return self._of(value) if isinstance(value, ast.AST) else repr(value)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.device import gpu, kinds
@@ -70,17 +71,15 @@ def test_an_amd_card_gets_what_its_row_has_and_no_more(
     built_for: BuiltFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything that is asked before something of CUDA's is used says no."""
-    built_for(hip="6.4.4")
-    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode():  # before it is asked whether there is a card
         rows = torch.empty(1, 4096, 24, 128, dtype=torch.bfloat16, device="cuda")
         table = torch.empty(1, 4096, 1, 64, 2, 2, device="cuda")
-        assert not head_rotation.is_for(rows, rows, table)
-        assert not attention_choice._is_open(rows)
-        assert not int8_products._is_open(rows.view(1, 4096, -1))
-        built_for(cuda="13.0")
-        assert head_rotation.is_for(rows, rows, table)
-        assert int8_products._is_open(rows.view(1, 4096, -1))
+        joint = rows.view(1, 4096, -1)
+    built_for(cuda="13.0")
+    assert head_rotation.is_for(rows, rows, table) and int8_products._is_open(joint)
     built_for(hip="6.4.4")
+    assert not head_rotation.is_for(rows, rows, table) and not int8_products._is_open(joint)
+    assert not attention_choice._is_open(rows)
     resolution = resolve_backend("auto", "cuda")
     assert resolution.backend.name == "eager" and "runs on NVIDIA GPUs so far" in str(resolution)
 
