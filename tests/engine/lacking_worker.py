@@ -14,7 +14,7 @@ from typing import Any
 
 WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
 LACKS, ROLL = "WARMGRAPH_TEST_LACKS", "WARMGRAPH_TEST_ROLL"
-COMPILER = "WARMGRAPH_TEST_COMPILER"
+COMPILER = "WARMGRAPH_TEST_MADE_UP_COMPILER"
 
 
 def main() -> None:
