@@ -1,9 +1,9 @@
 """The words that all parts share: what a region is, and what a backend must offer.
 
 A *kind* is one region of a model, written down as plain data (`Description`): everything that
-decides its graph and nothing else. A `Backend` turns a description's exported program into a
+decides its graph and nothing else. A `Backend` turns a description's exported `Program` into a
 payload of bytes and such bytes back into a callable. Graphs are pure functions of (weights,
-activations).
+activations). Importing this imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .device.kinds import CUDA
 from .errors import RequirementError
+
+if TYPE_CHECKING:
+    import torch
 
 #: Names of backends; `AUTO` leaves the choice to what works here.
 AUTO, INDUCTOR, EAGER = "auto", "inductor", "eager"
@@ -113,7 +118,7 @@ class Description:
         inputs: the activations, in call order.
         symbols: every symbolic size that `inputs` names.
         sources: hashes of the functions that the region runs through (`sources.fingerprint`).
-        device: "cuda" or "cpu".
+        device: its type, as PyTorch names it.
         layout: how four-dimensional inputs and the output lie in memory (`layout`).
         wide: whether elements are counted with 64 bits, for calls of 2**31 of them and more.
         packs: files that a worker runs first, in this order; not part of the key, which `sources`
@@ -127,7 +132,7 @@ class Description:
     inputs: tuple[InputSpec, ...]
     symbols: tuple[Symbol, ...]
     sources: dict[str, str] = field(default_factory=dict)
-    device: str = "cuda"
+    device: str = CUDA
     layout: str = CONTIGUOUS
     wide: bool = False
     packs: tuple[PackFile, ...] = field(default=(), compare=False)
@@ -176,45 +181,199 @@ class WeightSpec(NamedTuple):
     dtype: str
 
 
+#: `(weights, inputs) -> results`.
+Eager = Callable[[list["torch.Tensor"], list[Any]], tuple["torch.Tensor", ...]]
+
+
+class Example(Protocol):
+    """Makes what a program may be called with."""
+
+    def __call__(
+        self, sizes: Mapping[str, int] | None = None
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """Return random weights and inputs on the run device.
+
+        Args:
+            sizes: by symbol; those that are not named have their example's.
+        """
+
+
+@dataclass(frozen=True)
+class Program:
+    """An exported region, ready for a backend.
+
+    Attributes:
+        description: the kind it was made from.
+        graph_module: `(*weights, *inputs) -> results`, a tuple, of PyTorch's operators and of ours
+            (`warmgraph::`), which call what stays the host's when a graph runs; placeholders carry
+            fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The backend's
+            to change.
+        weights: the weights in call order, named below the region's module.
+        run: computes the region eagerly with real tensors, for checks.
+        run_in_full: as `run`, where no layer's input is rounded.
+        example: makes weights and inputs.
+        work: elements of the largest tensor anywhere in the region, per element of its first input.
+        attends: whether the region has an attention, whose cost is the square of its rows.
+    """
+
+    description: Description
+    graph_module: torch.fx.GraphModule
+    weights: Sequence[WeightSpec]
+    run: Eager
+    run_in_full: Eager
+    example: Example
+    work: float
+    attends: bool
+
+
 class Compiled(NamedTuple):
-    """What a backend made of an exported program; `source` is for developers to read."""
+    """What a backend made of an exported program.
+
+    Attributes:
+        payload: all that `Backend.load` needs; the same for any weights and any size in the ranges
+            of the description's symbols. It is stored, signed and may be loaded on another machine
+            of the same target.
+        facts: plain data for the file's manifest: "binary_bytes", what a loaded graph takes of the
+            device's memory.
+        source: what was generated, for developers to read.
+    """
 
     payload: bytes
     facts: dict[str, Any]
     source: str = ""
 
 
+class KernelFacts(NamedTuple):
+    """One kernel of a graph.
+
+    Attributes:
+        name: as the source calls it.
+        sort: for example "Triton" or "C++".
+        bytes: of its binary.
+        choices: what it was compiled with after it was measured: block sizes, warps, stages.
+    """
+
+    name: str
+    sort: str
+    bytes: int
+    choices: dict[str, int | str | bool]
+
+    @property
+    def words(self) -> str:
+        """The kernel in a line."""
+        chosen = ", ".join(f"{name} {value}" for name, value in self.choices.items())
+        return f"{self.name}: {self.sort}, {self.bytes} bytes{f', {chosen}' if chosen else ''}"
+
+
+class PayloadFacts(NamedTuple):
+    """What people may read of a payload: its generated source, and its kernels."""
+
+    source: str
+    kernels: list[KernelFacts]
+
+
 class Requirement(NamedTuple):
-    """One thing a backend needs: whether it is there, and in words what is missing and what to
-    do.
+    """One thing a backend needs.
+
+    Attributes:
+        name: what it is, for people.
+        met: whether it is there.
+        reason: in words, what is missing.
+        remedy: in words, what to do.
+        is_final: whether it stays as it is while this process lives: nothing is tried again.
     """
 
     name: str
     met: bool
     reason: str = ""
     remedy: str = ""
+    is_final: bool = False
 
 
 class Backend(Protocol):
-    """A way to turn a region into a graph. One module per backend; they never import one
-    another.
+    """A way to turn a region into a graph: one module of `compilers/`, listed in its `registry`.
+
+    Backends never import one another. Making one, and asking it what stands here under *anywhere*,
+    imports no PyTorch: the console's commands do without.
     """
 
     name: str
+    """Anywhere. How users choose it, and part of every key; it never changes."""
 
     def requirements(self, device: str) -> Sequence[Requirement]:
-        """Say what this backend needs on this machine for `device`; never raises."""
+        """Say what this backend needs on this machine: to load its graphs, and to build them.
+
+        In the server, before a session starts, and in a worker, before its first job by this
+        backend. All that is needed is listed, met or not; empty: it works anywhere. Never raises.
+
+        Args:
+            device: its type, as PyTorch names it; any.
+        """
+
+    def needs_to_build(self, device: str) -> Sequence[Requirement]:
+        """Say what builds need besides, of which a user is told, and nothing is refused for it.
+
+        Anywhere; never raises.
+        """
 
     def fingerprint(self, device: str) -> dict[str, Any]:
-        """Return every fact that changes generated code, as plain data; part of each key."""
+        """Return every fact besides device and PyTorch that changes generated code, as plain data.
 
-    def compile(self, program: Any, *, measure: Measure) -> Compiled:
-        """Compile a `export.Program`; worker side only. Raises BuildError."""
+        In the server and in workers, where its requirements are met; part of each key. A graph
+        serves wherever all facts are equal, so what is missing here ends in wrong graphs.
+        """
+
+    def installed_fingerprint(self, device: str) -> dict[str, Any]:
+        """Return the same as the installed files tell. Anywhere."""
+
+    def prepare_worker(self, folder: Path, *, suffix: str) -> None:
+        """Make a worker's process ready for `compile`; once, before its first job.
+
+        Called for each backend of the registry, whatever jobs come. Where its requirements are not
+        met it does nothing; never raises.
+
+        Args:
+            folder: shared by the workers of a server; it may keep files there for the next one.
+            suffix: with which their names end.
+        """
+
+    def compile(self, program: Program, *, measure: Measure) -> Compiled:
+        """Compile a program; in workers only, where its requirements are met.
+
+        What comes back is loaded at once and compared with `program.run` at the ends of every
+        range: results are new tensors in the description's layout, and no input is written into.
+
+        Args:
+            program: its graph module may be changed.
+            measure: to be entered while anything is timed on the device.
+
+        Raises:
+            BuildError: it cannot be compiled; the region stays the host's, with this reason.
+        """
 
     def explain_failure(self, device: str) -> RequirementError | None:
-        """Say why a build failed if no other one can succeed here either; worker side only."""
+        """Say why a build that failed had to: no other can succeed here either.
+
+        In workers only, after any failure of a build. None: it was that region's own, or is not
+        known. A final error ends all building while the server lives. Never raises.
+        """
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
-        """Rebuild the callable of a verified payload; it takes the list [*weights, *inputs] and
-        empties it.
+        """Rebuild the callable of a payload whose signature and hash were right.
+
+        In the server, in a thread of its own, and in the worker that built it.
+
+        Returns:
+            What takes the list [*weights, *inputs], empties it, and returns the results in order,
+            as a tuple or list. Sizes are in the declared ranges; no gradient is wanted.
+
+        Raises:
+            Any error: it cannot be loaded here; the region stays the host's, with this reason.
+        """
+
+    def describe_payload(self, payload: bytes) -> PayloadFacts:
+        """Say what is in a payload, for people, running nothing of it. Anywhere.
+
+        Raises:
+            ValueError: it is none of this backend's.
         """

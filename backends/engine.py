@@ -27,6 +27,7 @@ from .cuda_graphs.memory import CapturedMemory
 from .debugging import OFF, Debugging
 from .deepcache.cache import DeepCache
 from .deepcache.run import Options as CacheOptions
+from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .host import deepcache as attach_deepcache
@@ -495,5 +496,4 @@ class Engine:
 
 def _machine() -> str:
     """A name for this machine's device, for the memory of comparisons."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
-    return f"{platform.node()}/{device}/{sys.platform}"
+    return f"{platform.node()}/{gpu.name()}/{sys.platform}"

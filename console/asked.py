@@ -94,15 +94,14 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
         tell(**{"no torch": f"{type(error).__name__}: {error}"})
         return
     from warmgraph_backends.compilers.preflight import needs
-    from warmgraph_backends.compilers.self_test import self_test
-    from warmgraph_backends.errors import RequirementError
-    from warmgraph_backends.kinds.target import has_driver
+    from warmgraph_backends.compilers.registry import BACKENDS
+    from warmgraph_backends.device import gpu, libcuda
 
-    on_gpu = torch.cuda.is_available() and torch.version.cuda is not None
-    device = device if device != "auto" else "cuda" if on_gpu else "cpu"
+    on_gpu = gpu.is_gpu(gpu.compiled_for())
+    device = device if device != "auto" else gpu.compiled_for()
     triton, broken = _triton()
     found = []
-    for name, met, reason, remedy in needs(device):
+    for name, met, reason, remedy, _ in needs(device):
         if name == "Triton" and met and broken:
             met, reason = False, f"Triton is installed but cannot be imported ({broken})"
         found.append((name, met, reason, remedy, _detail(name, triton)))
@@ -110,18 +109,15 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
         torch=torch.__version__,
         device=device,
         gpu=_gpu() if on_gpu else None,
-        driver=has_driver(),
+        driver=libcuda.capability() is not None,
         triton=triton,
         requirements=found,
     )
     if not all(met for _, met, *_ in found):
         return
     started = time.monotonic()
-    try:
-        self_test(device)
-        problem = ""
-    except RequirementError as error:
-        problem = str(error).splitlines()[0]
+    why = BACKENDS[0].explain_failure(device)
+    problem = "" if why is None else str(why).splitlines()[0]
     tell(self_test=problem, seconds=round(time.monotonic() - started, 1))
 
 
@@ -139,12 +135,14 @@ def _detail(name: str, triton: str | None) -> str:
     """What is there of something that a backend requires."""
     import torch
 
+    from warmgraph_backends.device import gpu
+
     if name == "torch":
         return f"{torch.__version__}, with all private names that compiling needs"
     if name == "Triton":
         return f"{triton}"
     if name == "NVIDIA CUDA":
-        return f"{torch.version.cuda}"
+        return f"{gpu.toolkit()}"
     if name == "C compiler":
         names: tuple[str, ...] = (os.environ.get("CC", "gcc"), "gcc", "clang")
     else:
@@ -154,22 +152,21 @@ def _detail(name: str, triton: str | None) -> str:
 
 
 def _gpu() -> dict[str, Any]:
-    import torch
+    from warmgraph_backends.device import gpu
 
-    free, total = torch.cuda.mem_get_info()
-    major, minor = torch.cuda.get_device_capability()
+    free, total = gpu.free_and_total_bytes()
     return {
-        "name": torch.cuda.get_device_name(),
+        "name": gpu.name(),
         "total": total,
         "free": free,
-        "cuda": f"compute capability {major}.{minor}",
+        "capability": f"compute capability {gpu.capability()}",
     }
 
 
 def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> None:
     """Import the host as a worker does, and look at the names that we ask it for."""
     sys.path.insert(0, str(folder))
-    sys.argv = ["main.py", *(["--cpu"] if device != "cuda" else [])]
+    sys.argv = ["main.py", *(["--cpu"] if device == "cpu" else [])]
     import comfy.options
 
     comfy.options.enable_args_parsing()

@@ -89,13 +89,13 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         name, met, reason, remedy, detail = requirement
         yield Line(name, met, detail if met else f"{reason}; {remedy}")
     if gpu is not None:
-        yield Line("GPU", True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['cuda']}")
+        yield Line("GPU", True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['capability']}")
     elif facts["driver"]:
         remedy = "install a PyTorch with CUDA (pytorch.org), or look whether the driver is too old"
         yield Line("GPU", False, f"there is one, but this PyTorch cannot use it; {remedy}")
-    elif facts["device"] != "cuda":
+    elif facts["device"] == "cpu":
         yield Line("GPU", True, "no NVIDIA one; models are compiled for the processor")
-    if facts["device"] != "cuda":
+    if facts["device"] == "cpu":
         yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
     if not all(met for _, met, *_ in facts["requirements"]):
         return  # nothing can be compiled

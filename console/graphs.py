@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from warmgraph_backends.compilers.installed import installed_target
+from warmgraph_backends.compilers.registry import BACKENDS
+from warmgraph_backends.device.kinds import CPU, GPU_TYPES
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.kinds.target import explain_target, installed_target
+from warmgraph_backends.kinds.target import explain_target
 from warmgraph_backends.storing.files import write_whole
 from warmgraph_backends.storing.graph_file import (
     SUFFIX,
@@ -22,6 +25,8 @@ from warmgraph_backends.storing.graph_file import (
 from warmgraph_backends.storing.signing import Signer
 
 from .output import say, stop, words
+
+_DEVICES = {CPU, *GPU_TYPES}
 
 
 def trust(folder: Path, signer: Signer) -> int:
@@ -111,7 +116,7 @@ def _fit(facts: dict[str, Any]) -> list[str]:
     here = installed_target(str(facts.get("device")), str(facts.get("backend")))
     if here is None and importlib.util.find_spec("torch") is None:
         return ["fits: not known, this Python has no PyTorch; use the one that runs ComfyUI"]
-    if here is None or facts.get("device") not in ("cuda", "cpu"):
+    if here is None or facts.get("device") not in _DEVICES:
         return [_unknown(facts)]
     if reasons := explain_target(facts, here):
         return [f"does not fit: {reason}" for reason in reasons]
@@ -124,13 +129,12 @@ def _fit(facts: dict[str, Any]) -> list[str]:
 def _fit_by_torch(facts: dict[str, Any]) -> list[str]:
     """Say whether a graph fits, and whether its backend can work here; imports PyTorch."""
     try:
-        from warmgraph_backends.compilers.registry import BACKENDS
         from warmgraph_backends.kinds.keys import target
     except ImportError as error:
         return [f"fits: not known, this Python cannot import PyTorch ({error})"]
     device, name = facts.get("device"), facts.get("backend")
     backend = next((backend for backend in BACKENDS if backend.name == name), None)
-    if backend is None or device not in ("cuda", "cpu"):
+    if backend is None or device not in _DEVICES:
         return [_unknown(facts)]
     unmet = [item.reason for item in backend.requirements(device) if not item.met]
     if reasons := unmet or explain_target(facts, target(device, backend)):

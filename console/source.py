@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.compilers.registry import backend_named
+from warmgraph_backends.errors import GraphFileError, RequirementError
 from warmgraph_backends.storing.graph_file import (
     read_for_trust,
     read_header,
@@ -12,7 +13,6 @@ from warmgraph_backends.storing.graph_file import (
     unpack_payload,
 )
 from warmgraph_backends.storing.signing import Signer
-from warmgraph_backends.torch_api.payload import read_payload
 
 from .output import say, say_lines, stop, words
 
@@ -30,8 +30,9 @@ def source(path: Path, signer: Signer) -> int:
         header = read_header(path)
         manifest, payload = read_for_trust(path)
         signed = signer.path.exists() and header.is_signed(signer)
-        facts = read_payload(unpack_payload(payload))
-    except (GraphFileError, OSError, ValueError, MemoryError) as error:
+        backend = backend_named(str(manifest.target.get("backend")))
+        facts = backend.describe_payload(unpack_payload(payload))
+    except (GraphFileError, RequirementError, OSError, ValueError, MemoryError) as error:
         say(f"refused: {path.name}: {words(error)}")
         return 1
     say(f"# {manifest.kind}")

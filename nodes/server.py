@@ -17,6 +17,7 @@ import folder_paths
 from server import PromptServer
 
 from ..backends.debugging import VARIABLE, Debugging, read_debugging
+from ..backends.device.gpu import compiled_for
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
@@ -109,7 +110,7 @@ def _look_ahead() -> None:
         for warning in of_machine():
             how = f" ({warning.command})" if warning.command else ""
             logger.warning("%s: %s%s", warning.title, warning.text, how)
-        own_fingerprint()
+        own_fingerprint(compiled_for())
     except Exception:  # the thread ends here
         logger.exception("This machine could not be looked at")
 

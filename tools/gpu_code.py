@@ -86,7 +86,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
     import torch
 
-    from warmgraph_backends.compilers.inductor import _config
+    from warmgraph_backends.compilers.lowering import _config
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.families.plan import describe_place
     from warmgraph_backends.kernels import products

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from ..contract import EAGER, Compiled, Measure, Requirement
+from ..contract import EAGER, Compiled, Measure, PayloadFacts, Program, Requirement
 from ..errors import BuildError, GraphFileError, RequirementError
 
 
@@ -18,11 +19,22 @@ class Eager:
         """Nothing is needed."""
         return ()
 
+    def needs_to_build(self, device: str) -> Sequence[Requirement]:
+        """Nothing is built."""
+        return ()
+
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Nothing is generated."""
         return {}
 
-    def compile(self, program: Any, *, measure: Measure) -> Compiled:
+    def installed_fingerprint(self, device: str) -> dict[str, Any]:
+        """Nothing is generated."""
+        return {}
+
+    def prepare_worker(self, folder: Path, *, suffix: str) -> None:
+        """Nothing is built."""
+
+    def compile(self, program: Program, *, measure: Measure) -> Compiled:
         """Never called: eager has no graphs."""
         self._refuse(BuildError)
 
@@ -34,5 +46,12 @@ class Eager:
         """Never called: eager has no graphs."""
         self._refuse(GraphFileError)
 
+    def describe_payload(self, payload: bytes) -> PayloadFacts:
+        """Never called with any of its own: eager has no graphs."""
+        raise ValueError(_NONE)
+
     def _refuse(self, error: type[BuildError] | type[GraphFileError]) -> NoReturn:
-        raise error("backend eager has no graphs")
+        raise error(_NONE)
+
+
+_NONE = "backend eager has no graphs"

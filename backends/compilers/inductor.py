@@ -6,22 +6,19 @@ https://docs.pytorch.org/docs/stable/torch.compiler.html
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..contract import INDUCTOR, Compiled, Description, Measure, Requirement
-from ..errors import BuildError, RequirementError
-from ..host_api.attention import host_order
-from ..kernels import attention, products
-from ..kernels import head_rotation as head_rotation  # graphs call its operator
-from ..kinds.layout import CHANNELS_LAST
-from ..kinds.options import CHANNELS_LAST_CONFIG, base_config, inductor_fingerprint
-from ..torch_api import compiling, loading, packing, present
-from .self_test import self_test
+from ..contract import INDUCTOR, Compiled, Measure, PayloadFacts, Program, Requirement
+from ..device.kinds import CPU, KINDS
+from ..errors import RequirementError
+from ..kinds.options import inductor_fingerprint
+from ..torch_api import payload as payloads
+from ..torch_api.version_files import constants_of
 
 
 class Inductor:
@@ -33,93 +30,66 @@ class Inductor:
 
     def requirements(self, device: str) -> Sequence[Requirement]:
         """Say what is missing here; never raises."""
-        missing = present.missing_api()
-        found = [
-            Requirement("torch", missing is None, missing or "", "update torch to 2.10 or newer")
+        return [_torch(), *_of_device(device)]
+
+    def needs_to_build(self, device: str) -> Sequence[Requirement]:
+        """Triton compiles its launchers with the C compiler that it finds."""
+        if device == CPU or sys.platform == "win32":  # triton-windows brings one along
+            return ()
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        return [
+            Requirement(
+                "C compiler",
+                compiler is not None,
+                "Triton needs one (gcc or clang) for its first kernel, and there is none",
+                "install gcc, or name another with CC",
+            )
         ]
-        if device == "cuda":
-            found.append(
-                Requirement(
-                    "NVIDIA CUDA",
-                    torch.cuda.is_available() and torch.version.cuda is not None,
-                    "this backend runs on NVIDIA GPUs so far, and this torch has none",
-                    "use an NVIDIA GPU, with a PyTorch that has CUDA",
-                )
-            )
-            found.append(
-                Requirement(
-                    "Triton",
-                    importlib.util.find_spec("triton") is not None,
-                    "Triton is not installed",
-                    "on Windows install triton-windows, on Linux reinstall torch",
-                )
-            )
-        elif device == "cpu":
-            compiler = "cl" if sys.platform == "win32" else "g++"
-            found.append(
-                Requirement(
-                    "C++ compiler",
-                    any(shutil.which(c) for c in (compiler, "c++", "clang++")),
-                    f"no C++ compiler ({compiler}) on the path",
-                    "install one",
-                )
-            )
-        else:
-            found.append(
-                Requirement(
-                    "device",
-                    False,
-                    f"this backend does not run on {device}",
-                    "use an NVIDIA GPU",
-                )
-            )
-        return found
 
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Versions and options that change generated code."""
-        if device != "cuda":
+        if device == CPU:
             return inductor_fingerprint(device, None)
         import triton
 
         return inductor_fingerprint(device, triton.__version__)
 
-    def compile(self, program: Any, *, measure: Measure) -> Compiled:
-        """Compile a `capture.Program`; the kernels measure themselves on one call at the example
-        sizes.
+    def installed_fingerprint(self, device: str) -> dict[str, Any]:
+        """The same by Triton's files."""
+        triton = None
+        if device != CPU:
+            triton = constants_of("triton", "__init__.py").get("__version__")
+        return inductor_fingerprint(device, triton)
+
+    def prepare_worker(self, folder: Path, *, suffix: str) -> None:
+        """Compile in this process, for the instructions that targets name; remember in the folder
+        what C++ compilers can do and the headers that they compiled, where graphs are the CPU's.
+        """
+        from ..device.gpu import is_there
+        from ..torch_api import compiling, present
+
+        if present.missing_api() is not None:
+            return
+        compiling.start_no_compilers()
+        compiling.use_named_instructions()
+        if not is_there():
+            compiling.remember_vector_instructions(folder, suffix=suffix)
+            compiling.remember_headers(folder, suffix=suffix)
+
+    def compile(self, program: Program, *, measure: Measure) -> Compiled:
+        """Compile a program; the kernels measure themselves on one call at the example sizes.
 
         Raises:
             BuildError: Inductor failed, or the graph is no pure function.
         """
-        description = program.description
-        try:
-            on_gpu = description.device == "cuda"
-            if description.is_special and on_gpu:
-                attention.choose(program.graph_module, measure)
-                products.pair(program.graph_module, measure)
-            with host_order():
-                module, source = compiling.compile_wrapper(
-                    program.graph_module,
-                    _config(description),
-                    wide=description.wide,
-                    last_pass=products.finish if on_gpu else products.round_once,
-                )
-            weights, inputs = program.example()
-            with torch.no_grad(), measure():
-                module.call([*weights, *inputs])
-                if on_gpu:
-                    torch.cuda.synchronize()
-            payload, binary_bytes = packing.pack(module, source)
-        except BuildError:
-            raise
-        except Exception as error:
-            raise BuildError(
-                f"Inductor failed on {description.label}: {type(error).__name__}: "
-                f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-            ) from error
-        return Compiled(payload, {"binary_bytes": binary_bytes}, source)
+        from .lowering import lower
+
+        return lower(program, measure)
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Try a one-line graph: where that fails, too, it is torch and not the region."""
+        from .self_test import self_test
+
         try:
             self_test(device)
         except RequirementError as error:
@@ -128,17 +98,52 @@ class Inductor:
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
-        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        return loading.unpack(payload, device_index=index)
+        from ..device.gpu import current_index
+        from ..kernels import head_rotation as head_rotation  # graphs call its operator
+        from ..torch_api import loading
+
+        return loading.unpack(payload, device_index=current_index())
+
+    def describe_payload(self, payload: bytes) -> PayloadFacts:
+        """Read the source and the kernels of a packed graph."""
+        return payloads.read_payload(payload)
 
 
-def _config(description: Description) -> dict[str, Any]:
-    """Inductor's settings for a kind; what they add to the device's follows from its key."""
-    config = base_config(description.device)
-    if description.layout == CHANNELS_LAST:
-        config.update(CHANNELS_LAST_CONFIG)
-    if description.wide:
-        config["assume_32bit_indexing"] = False
-    if description.is_special:  # only these call kernels of our own
-        config[compiling.OWN_KERNELS] = True
-    return config
+def _torch() -> Requirement:
+    from ..torch_api import present
+
+    missing = present.missing_api()
+    remedy = "update torch to 2.10 or newer"
+    return Requirement("torch", missing is None, missing or "", remedy, is_final=True)
+
+
+def _of_device(device: str) -> list[Requirement]:
+    from ..device.gpu import is_there, kind_of
+
+    if device == CPU:
+        compiler = "cl" if sys.platform == "win32" else "g++"
+        return [
+            Requirement(
+                "C++ compiler",
+                any(shutil.which(c) for c in (compiler, "c++", "clang++")),
+                f"no C++ compiler ({compiler}) on the path",
+                "install one",
+            )
+        ]
+    if not any(kind.has_packed_kernels for kind in KINDS if kind.type == device):
+        reason = f"this backend does not run on {device}"
+        return [Requirement("device", False, reason, "use an NVIDIA GPU")]
+    return [
+        Requirement(
+            "NVIDIA CUDA",
+            is_there(device) and kind_of(device).has_packed_kernels,
+            "this backend runs on NVIDIA GPUs so far, and this torch has none",
+            "use an NVIDIA GPU, with a PyTorch that has CUDA",
+        ),
+        Requirement(
+            "Triton",
+            importlib.util.find_spec("triton") is not None,
+            "Triton is not installed",
+            "on Windows install triton-windows, on Linux reinstall torch",
+        ),
+    ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..contract import INDUCTOR, Requirement
-from .registry import backend_named
+from ..contract import Requirement
+from .registry import BACKENDS
 
 _TRITON = "triton"
 _COMPILER = "compiler"
@@ -26,21 +25,14 @@ _PACKAGES = {
 
 
 def needs(device: str) -> Iterator[Requirement]:
-    """Yield what compiling for a device needs: the compiler's own requirements, and, for Triton's
-    kernels, a C compiler.
+    """Yield what compiling for a device needs, by the backend that is preferred.
 
     Args:
-        device: "cuda" or "cpu".
+        device: its type, as PyTorch names it.
     """
-    yield from backend_named(INDUCTOR).requirements(device)
-    if device == "cuda" and sys.platform != "win32":  # triton-windows brings one along
-        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        yield Requirement(
-            "C compiler",
-            compiler is not None,
-            "Triton needs one (gcc or clang) for its first kernel, and there is none",
-            "install gcc, or name another with CC",
-        )
+    preferred = BACKENDS[0]
+    yield from preferred.requirements(device)
+    yield from preferred.needs_to_build(device)
 
 
 def install_command(

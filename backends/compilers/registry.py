@@ -35,7 +35,7 @@ def backend_named(name: str) -> Backend:
 
 
 def resolve_backend(choice: str, device: str) -> Resolution:
-    """Choose a backend for a device ("cuda", "cpu", ...).
+    """Choose a backend for a device, by its type.
 
     "auto" takes the first whose requirements are met; an explicit choice never falls back.
 

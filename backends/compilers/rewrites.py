@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..device.gpu import is_gpu
 from ..host_api import kitchen
 from ..kernels import head_rotation, host_attention
 from ..kernels.head_rotation import norm, rotate
@@ -262,7 +263,7 @@ class _Rewrites(TorchFunctionMode):
         elif func is torch.Tensor.contiguous:
             if kwargs == _BY_CHANNELS and len(args) == 1:
                 # On a CPU sizes say in which order a convolution's result comes: all is turned.
-                if args[0].device.type != "cuda":
+                if not is_gpu(args[0].device):
                     return args[0]
                 func, kwargs = by_channels, {}
         elif func is torch.cat:

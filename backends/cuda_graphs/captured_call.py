@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import is_capturing
 from ..host_api.execution import is_interrupt
-from ..torch_api.device import is_capturing
 from ..weights.addresses import Addresses
 from . import streams
 from .constants import Constants

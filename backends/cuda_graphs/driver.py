@@ -8,14 +8,11 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import sys
 from typing import Any
 
 import torch
 
-logger = logging.getLogger(__name__)
+from ..device.libcuda import library
 
 _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -30,7 +27,7 @@ def reserved_bytes(device: torch.device) -> int:
     """Return a number that grows by what a capture takes."""
     if not is_driver_allocator():
         return torch.cuda.memory_reserved(device)
-    driver = _driver()
+    driver = library()
     if driver is None:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
@@ -44,32 +41,9 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def mark(device: torch.device) -> Any:
-    """Mark where the device's queue is now; None where there is no queue."""
-    if device.type != "cuda":
-        return None
-    make: Any = torch.cuda.Event
-    event = make(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def is_passed(mark: Any) -> bool:
-    """Tell whether the device has come to a mark; nothing waits where there is none."""
-    return mark is None or bool(mark.query())
-
-
-def seconds_between(begin: Any, end: Any) -> float:
-    """Return the time between two marks, once the second is passed; 0.0 without marks."""
-    if begin is None or end is None:
-        return 0.0
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000.0
-
-
 def trim(device: torch.device) -> None:
     """Give back what no graph uses."""
-    driver = _driver() if is_driver_allocator() else None
+    driver = library() if is_driver_allocator() else None
     if driver is not None:
         driver.cuDeviceGraphMemTrim(_index(device))
 
@@ -80,7 +54,7 @@ def make_stream(device: torch.device) -> Any:
     Raises:
         RuntimeError: the driver's library was not found, or it gives none.
     """
-    driver = _driver()
+    driver = library()
     if driver is None:
         raise RuntimeError("the CUDA driver's library was not found")
     stream = ctypes.c_void_p()
@@ -91,17 +65,6 @@ def make_stream(device: torch.device) -> Any:
         raise RuntimeError(f"the CUDA driver gives no stream (error {status})")
     external: Any = torch.cuda.ExternalStream
     return external(stream.value, device=device)
-
-
-@functools.cache
-def _driver() -> Any:
-    try:
-        if sys.platform == "win32":
-            return ctypes.WinDLL("nvcuda.dll")
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        logger.debug("The CUDA driver's library was not found: %s", error)
-        return None
 
 
 def _index(device: torch.device) -> int:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ..device import gpu
 from ..host_api.execution import check_cancelled
 from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
@@ -179,7 +180,7 @@ class Replays:
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
-        known.marks = None if result is not None else (driver.mark(call.tensors[0].device), None)
+        known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
         form = None if result is None else made
         return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
 
@@ -187,7 +188,7 @@ class Replays:
         """Note what a call gave that was not replayed."""
         known = attempt.known
         if known.marks is not None:
-            known.marks = (known.marks[0], driver.mark(book.device))
+            known.marks = (known.marks[0], gpu.mark(book.device))
         book.settle()
         known.like = None
         if not attempt.in_place:  # the call that comes next may meet weights of another kind
@@ -266,9 +267,9 @@ class Replays:
         if known.marks is None:
             return True
         problem = None
-        if not complete and not driver.is_passed(known.marks[1]):
+        if not complete and not gpu.is_passed(known.marks[1]):
             problem = _NO_WAIT
-        elif (seconds := driver.seconds_between(*known.marks)) > self._limit_s():
+        elif (seconds := gpu.seconds_between(*known.marks)) > self._limit_s():
             problem = _NO_GAIN.format(seconds)
         if known.clean >= CLEAN_CALLS:
             known.refused = problem

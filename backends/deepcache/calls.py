@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..device.gpu import random_states
 from ..host_api.patcher import call_within
 from ..host_api.unets import ARGUMENTS
 from .features import Place
@@ -81,7 +82,4 @@ class Before(NamedTuple):
 
 def random_state(device: torch.device) -> bytes:
     """Return where PyTorch's random numbers are, without waiting for the GPU."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return b"".join(state.numpy().tobytes() for state in states)
+    return b"".join(state.numpy().tobytes() for state in random_states(device))

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import is_passed, mark, seconds_between
+
 FULL, SHALLOW = "full", "shallow"
 _ROLES = ("positive", "negative")
 
@@ -66,7 +68,8 @@ def _role(chunk: Any) -> str:
 
 def _stopwatch(device: torch.device) -> Callable[[], Callable[[], float | None]]:
     """Begin to measure; what comes back ends it, and gives the way to ask for the seconds."""
-    if device.type != "cuda":
+    begun = mark(device)
+    if begun is None:
         begin = time.perf_counter()
 
         def end() -> Callable[[], float | None]:
@@ -74,12 +77,9 @@ def _stopwatch(device: torch.device) -> Callable[[], Callable[[], float | None]]
             return lambda: seconds
 
         return end
-    event: Any = torch.cuda.Event
-    begun, done = event(enable_timing=True), event(enable_timing=True)
-    begun.record()
 
     def record() -> Callable[[], float | None]:
-        done.record()
-        return lambda: begun.elapsed_time(done) / 1e3 if done.query() else None
+        done = mark(device)
+        return lambda: seconds_between(begun, done) if is_passed(done) else None
 
     return record

@@ -220,7 +220,7 @@ def describe_place(
 
     Args:
         dtype: the compute dtype of the model; operators of the host get their weights in it.
-        device: "cuda" or "cpu".
+        device: its type, as PyTorch names it.
         watch: gets the names of the host's code that the kind hangs on.
 
     Raises:

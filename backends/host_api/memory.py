@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import free_and_total_bytes, is_gpu
+
 _SAMPLING_VRAM = 2 << 30
 
 
@@ -31,12 +33,12 @@ def total_vram(device: torch.device) -> int:
 def spare_vram(patchers: Iterable[Any]) -> int | None:
     """Return the bytes of VRAM that sampling with all these models will not need.
 
-    None without CUDA.
+    None without a GPU.
     """
-    models = {id(p.model): p for p in patchers if p.load_device.type == "cuda"}
+    models = {id(p.model): p for p in patchers if is_gpu(p.load_device)}
     if not models:
         return None
-    free, _ = torch.cuda.mem_get_info(next(iter(models.values())).load_device)
+    free, _ = free_and_total_bytes(next(iter(models.values())).load_device)
     to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())
     return max(0, int(free - to_load - _SAMPLING_VRAM))
 
@@ -44,12 +46,12 @@ def spare_vram(patchers: Iterable[Any]) -> int | None:
 def room_for_weights(device: torch.device) -> Callable[[], int] | None:
     """Return what tells how many bytes of a device are free beside what the host keeps so.
 
-    None where the host brings no weights over beside the work that is queued: not on a GPU of
-    NVIDIA or AMD, or --disable-async-offload.
+    None where the host brings no weights over beside the work that is queued: not on a GPU that is
+    known here, or --disable-async-offload.
     """
     import comfy.model_management as management
 
-    if device.type != "cuda" or not management.NUM_STREAMS:
+    if not is_gpu(device) or not management.NUM_STREAMS:
         return None
     return lambda: int(management.get_free_memory(device) - management.minimum_inference_memory())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import kind_of
 from .ways import Ways
 
 FILE_NAME = "attention.json"
@@ -69,8 +70,7 @@ class AttentionChoice:
 def _is_open(query: torch.Tensor) -> bool:
     """Whether there is a choice at all in this process, as it is set now."""
     return (
-        query.is_cuda
-        and torch.version.cuda is not None
+        kind_of(query.device).has_cudnn_attention
         and query.dtype in (torch.float16, torch.bfloat16)
         and _BACKENDS.cuda.cudnn_sdp_enabled()
         and _BACKENDS.cudnn.enabled

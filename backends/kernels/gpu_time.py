@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..contract import Measure
-from ..torch_api import device
+from ..torch_api.cuda_queue import pause
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def by_turns(
             taken[name] = run
     marks: dict[str, list[Any]] = {name: [] for name in taken}
     if are_short:
-        device.pause(_PAUSE_CYCLES)
+        pause(_PAUSE_CYCLES)
     for _ in range(rounds):
         for name, run in taken.items():
             begin, end = event(enable_timing=True), event(enable_timing=True)
@@ -116,7 +116,7 @@ def _each_call(run: Callable[[], Any]) -> list[float]:
     while len(times) < _CALLS * _ROUNDS:
         marks = [event(enable_timing=True) for _ in range(_CALLS + 1)]
         torch.cuda.synchronize()
-        device.pause(cycles)
+        pause(cycles)
         marks[0].record()
         for mark in marks[1:]:
             run()

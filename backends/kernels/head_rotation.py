@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import is_capturing, kind_of
 from ..kinds import operators
 from ..torch_api.cuda_source import Launch, compile_or_warn
 
@@ -53,8 +54,7 @@ def is_for(query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> bool:
     """
     width = query.shape[3]
     return (
-        query.is_cuda
-        and torch.version.cuda is not None
+        kind_of(query.device).has_nvrtc
         and query.dtype in (torch.bfloat16, torch.float16)
         and key.dtype is query.dtype
         and type(width) is int
@@ -76,7 +76,7 @@ class _Kernels:
     def of(self, like: torch.Tensor) -> Launch | None:
         form = like.device, like.dtype
         if form not in self._launches:
-            if torch.cuda.is_current_stream_capturing():  # no code can be loaded meanwhile
+            if is_capturing(like.device):  # no code can be loaded meanwhile
                 return None
             source = source_for(like.dtype)
             self._launches[form] = compile_or_warn(source, "norm_and_rotate", WHAT, like.device)

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear
 
+from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
-from ..torch_api.device import current_stream
+from ..torch_api.cuda_queue import current_stream
 from .int8_rows import WIDEST, Int8Rows, results_for
 from .ways import KEPT, Ways
 
@@ -194,8 +195,7 @@ def _is_open(input: torch.Tensor) -> bool:
     """Whether there may be a choice for these rows at all."""
     width = input.shape[-1]
     return (
-        input.is_cuda
-        and torch.version.cuda is not None
+        kind_of(input.device).has_nvrtc
         and input.dtype in (torch.float16, torch.bfloat16)
         and width % GROUP == 0
         and input.numel() >= FEWEST_ROWS * width

@@ -1,8 +1,7 @@
-"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place;
-and what several multiply, rounded once.
+"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place.
 
-`pair` changes an exported graph of fixed sizes, before it is compiled; `finish` and its two parts
-what Inductor is about to lower.
+`pair` changes an exported graph of fixed sizes, before it is compiled; `finish` what Inductor is
+about to lower.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import Measure
-from ..kinds import host_layer
 from ..torch_api import compiling, tracing
 from .gpu_time import accepted, compare
+from .rounding import calls, round_once
 
 aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments may be of any type
@@ -29,12 +28,6 @@ FEW_ROWS = 512
 #: What `twin_product` computes whole blocks of.
 MULTIPLE = 64
 _MUST_SAVE_US = 1.0  # per pair
-_ROUNDING = (
-    torch.ops.prims.convert_element_type.default,
-    aten.clamp.default,
-    aten.clamp_min.default,
-    aten.clamp_max.default,
-)
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
@@ -159,7 +152,7 @@ class _Product(NamedTuple):
 
 
 def finish(graph: torch.fx.Graph) -> None:
-    """What suits a GPU of `round_once` and `add_in_place`: both."""
+    """What suits a GPU: `round_once` and `add_in_place`."""
     round_once(graph)
     add_in_place(graph)
 
@@ -194,15 +187,15 @@ def _is_returned(node: Node) -> bool:
 def _product(term: Any) -> _Product | None:
     """The product that nothing but this term, a view of it, reads."""
     flat = term
-    while _calls(flat, *_VIEWS) and len(flat.users) == 1:
+    while calls(flat, *_VIEWS) and len(flat.users) == 1:
         flat = flat.args[0]
-    if not _calls(flat, aten.addmm.default, aten.add.Tensor) or len(flat.users) > 1 or flat.kwargs:
+    if not calls(flat, aten.addmm.default, aten.add.Tensor) or len(flat.users) > 1 or flat.kwargs:
         return None
     if flat.target is aten.addmm.default:
         bias, *factors = flat.args
     else:  # Inductor takes a bias out of its product where it may be added elsewhere
-        bias, product = flat.args if _calls(flat.args[1], aten.mm.default) else flat.args[::-1]
-        if not _calls(product, aten.mm.default) or len(product.users) > 1:
+        bias, product = flat.args if calls(flat.args[1], aten.mm.default) else flat.args[::-1]
+        if not calls(product, aten.mm.default) or len(product.users) > 1:
             return None
         if not _are_alike(product, flat):
             return None
@@ -216,7 +209,7 @@ def _can_become(total: Any, product: _Product, result: Node) -> bool:
     dimension of all is the product's columns.
     """
     return (
-        _calls(total, aten.add.Tensor)
+        calls(total, aten.add.Tensor)
         and _are_equal(result.meta["val"].shape[-1:], (product.columns,))
         and _are_alike(total, product.term, result)
         and all(node.meta["val"].is_contiguous() for node in (total, product.term, result))
@@ -245,10 +238,6 @@ def _are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
     )
 
 
-def _calls(node: Any, *targets: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and node.target in targets
-
-
 def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Node) -> None:
     def call(target: Any, args: tuple[Any, ...], like: Node) -> Node:
         made = graph.call_function(target, args)
@@ -264,32 +253,3 @@ def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Nod
     result.replace_all_uses_with(biased)
     graph.erase_node(result)
     graph.eliminate_dead_code()
-
-
-def round_once(graph: torch.fx.Graph) -> None:
-    """Let layers of the host's that round the same input, such as queries, keys and values, read
-    what was rounded once: Inductor would write it for each.
-
-    Args:
-        graph: as `add_in_place` takes it; changed.
-    """
-    readers: dict[Any, list[Node]] = {}
-    for node in graph.nodes:
-        if node.target is host_layer.ROUNDED:
-            readers.setdefault(_rounding(node.args[0]), []).append(node)
-    for first, *others in readers.values():
-        values = first.args[0]
-        for node in others:
-            node.replace_input_with(node.args[0], values)
-        if others:
-            compiling.keep(values)
-            graph.eliminate_dead_code()
-
-
-def _rounding(values: Node) -> tuple[Any, ...]:
-    """What is rounded, and by which steps."""
-    steps: list[Any] = []
-    while _calls(values, *_ROUNDING):
-        steps.append((values.target, values.args[1:]))
-        values = values.args[0]
-    return (values, *steps)

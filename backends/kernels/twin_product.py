@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
+from ..device.gpu import is_gpu
+
 #: Quickest of 32-128 rows, 32-128 columns, 64 and 128 deep, 4 and 8 warps, 3-6 stages over 77-308
 #: rows of SDXL's texts (H200), where the blocks of both products are at once on the GPU.
 _ROWS = 64
@@ -92,7 +94,7 @@ def twin_product(
 
 
 def _processors(device: torch.device) -> int:
-    on_gpu = device.type == "cuda"
+    on_gpu = is_gpu(device)
     return torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import linear
 
+from ..device.gpu import is_capturing
 from ..host_api import activations, formats
 from ..host_api.layers import (
     rounds_inputs_to,
@@ -337,7 +338,7 @@ def _one(device: torch.device) -> torch.Tensor:
     found = _ones.get(device)
     if found is None:
         found = torch.ones((), dtype=torch.float32, device=device)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if not is_capturing(device):
             _ones[device] = found
     return found
 

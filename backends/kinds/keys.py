@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..contract import Backend, Description
+from ..device import gpu
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.manifest import FORMAT, Manifest
 from .target import TorchFacts, compose_target
@@ -24,18 +25,15 @@ def target(device: str, backend: Backend) -> dict[str, Any]:
     """Return what generated code depends on besides the region, as plain data.
 
     Args:
-        device: "cuda" or "cpu".
+        device: its type, as PyTorch names it.
         backend: adds its own name, version and options.
     """
-    capability = None
-    if device == "cuda":
-        capability = ".".join(map(str, torch.cuda.get_device_capability()))
     facts = TorchFacts(
         version=str(torch.__version__),
         git_version=getattr(torch.version, "git_version", None),
-        cuda=torch.version.cuda or torch.version.hip,
+        cuda=gpu.toolkit(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        capability=capability,
+        capability=gpu.capability() if gpu.is_gpu(device) else None,
     )
     return compose_target(device, backend.name, backend.fingerprint(device), facts)
 

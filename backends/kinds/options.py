@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..device.kinds import CPU
 from .instructions import instructions
 from .own_code import own_fingerprint
 
@@ -54,8 +55,8 @@ INSTRUCTIONS = "instructions"
 
 
 def base_config(device: str) -> dict[str, Any]:
-    """Return the settings of every graph for a device, "cuda" or "cpu"."""
-    return {**CONFIG, **CPU_CONFIG} if device == "cpu" else dict(CONFIG)
+    """Return the settings of every graph for a device's type."""
+    return {**CONFIG, **CPU_CONFIG} if device == CPU else dict(CONFIG)
 
 
 def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
@@ -63,18 +64,18 @@ def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
     generates.
 
     Args:
-        device: "cuda" or "cpu".
+        device: its type, as PyTorch names it.
         triton: Triton's version, which counts on GPUs.
     """
     facts: dict[str, Any] = {
-        OWN_CODE: own_fingerprint(),
+        OWN_CODE: own_fingerprint(device),
         "options": dict(sorted(base_config(device).items())),
         "channels_last": CHANNELS_LAST_CONFIG,
         "persistent_row": PERSISTENT_ROW,
         "persistent_any": PERSISTENT_ANY,
     }
-    if device == "cuda":
-        facts["triton"] = triton
-    else:
+    if device == CPU:
         facts[INSTRUCTIONS] = instructions()
+    else:
+        facts["triton"] = triton
     return facts

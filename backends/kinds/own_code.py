@@ -1,8 +1,9 @@
 """A fingerprint of the code of ours that makes graphs: known without importing it, or PyTorch.
 
 Two graphs of one kind may differ because a kernel, a pass or the packing was mended. So every key
-holds a hash of the files that decide what a graph is. What they say counts, and not how it is
-written down: comments, docstrings, line breaks and quotes may change as they like.
+holds a hash of the files that decide what a graph for its device is. What they say counts, and
+neither how it is written down nor where: comments, docstrings, line breaks and quotes may change as
+they like, and modules be moved and renamed.
 """
 
 from __future__ import annotations
@@ -12,22 +13,19 @@ import hashlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 #: What decides the code of a graph, from the host's code on to the packed bytes; a test walks
 #: through what a build imports, and says why each other module is not here.
 MAKERS = (
-    "compilers/inductor.py",
+    "compilers/lowering.py",
     "compilers/rewrites.py",
     "host_api/activations.py",
     "host_api/attention.py",
     "host_api/layers.py",
-    "kernels/attention.py",
-    "kernels/cross_attention.py",
-    "kernels/gpu_time.py",
     "kernels/head_rotation.py",
     "kernels/host_attention.py",
-    "kernels/products.py",
-    "kernels/twin_product.py",
+    "kernels/rounding.py",
     "kinds/attention_layer.py",
     "kinds/describe.py",
     "kinds/host_layer.py",
@@ -44,51 +42,111 @@ MAKERS = (
     "worker/build.py",
     "worker/export.py",
 )
+#: The same, of graphs for GPUs alone.
+GPU_MAKERS = (
+    "device/kinds.py",
+    "kernels/attention.py",
+    "kernels/cross_attention.py",
+    "kernels/gpu_time.py",
+    "kernels/products.py",
+    "kernels/twin_product.py",
+)
 
 _BACKENDS = Path(__file__).resolve().parents[1]
 
 
 @cache
-def own_fingerprint() -> str:
-    """Return 16 hex digits for what `MAKERS` say, read once in a process.
+def own_fingerprint(device: str) -> str:
+    """Return 16 hex digits for what makes graphs for a device, read once in a process.
+
+    Args:
+        device: its type, as PyTorch names it.
 
     Raises:
         OSError: a file of ours cannot be read.
     """
-    return hash_files(_BACKENDS, MAKERS)
+    return hash_files(_BACKENDS, makers(device))
+
+
+def makers(device: str) -> tuple[str, ...]:
+    """Return the files that decide what a graph for a device is."""
+    return MAKERS if device == "cpu" else (*MAKERS, *GPU_MAKERS)
 
 
 def hash_files(folder: Path, names: Iterable[str]) -> str:
-    """Return 16 hex digits for what Python files say, and for their names."""
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(f"{name}\n{_meaning(ast.parse((folder / name).read_bytes()))}\n".encode())
-    return digest.hexdigest()[:16]
+    """Return 16 hex digits for what Python files say, wherever they lie and whatever their names
+    are.
 
-
-def _meaning(node: ast.AST) -> str:
-    """Write a syntax tree down without positions, texts that stand for themselves (docstrings) and
-    empty fields, which Python's versions differ in.
+    Args:
+        folder: in which all modules of ours lie, those that are not named, too.
+        names: of the files, relative to it.
     """
-    parts = [type(node).__name__]
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, list):
-            items = [_part(item) for item in value if not _is_remark(item)]
-            if items:
-                parts.append(f"{name}=[{','.join(items)}]")
-        elif value is not None:
-            parts.append(f"{name}={_part(value)}")
-    return f"({' '.join(parts)})"
+    digests = sorted(
+        hashlib.sha256(_Meaning(folder, folder / name).text().encode()).hexdigest()
+        for name in names
+    )
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
 
-def _part(value: object) -> str:
-    return _meaning(value) if isinstance(value, ast.AST) else repr(value)
+class _Meaning:
+    """What a file says, without positions and texts that stand for themselves (docstrings), empty
+    fields, which Python's versions differ in, and the names of modules of ours.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self._path = path
+        self._tree = ast.parse(path.read_bytes())
+        #: Names of modules of ours in this file, by the order in which they are used.
+        self._modules: dict[str, str] = {}
+        #: What else is imported from them, by the name there and here.
+        self._imported: set[str] = set()
+        for node in ast.walk(self._tree):
+            if _is_from_ours(node):
+                self._note(folder, node)
+
+    def text(self) -> str:
+        """Write it down."""
+        return "\n".join((self._of(self._tree), *sorted(self._imported)))
+
+    def _note(self, folder: Path, node: ast.ImportFrom) -> None:
+        below = Path(self._path.parents[node.level - 1], *(node.module or "").split("."))
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if any(path.exists() for path in (below / alias.name, below / f"{alias.name}.py")):
+                self._modules[name] = ""
+            else:
+                self._imported.add(f"{alias.name}={name}")
+
+    def _of(self, node: ast.AST) -> str:
+        parts = [type(node).__name__]
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                items = [self._part(item) for item in value if not _says_nothing(item)]
+                if items:
+                    parts.append(f"{name}=[{','.join(items)}]")
+            elif value is not None:
+                parts.append(f"{name}={self._part(value)}")
+        return f"({' '.join(parts)})"
+
+    def _part(self, value: object) -> str:
+        if isinstance(value, ast.Name) and value.id in self._modules:
+            if not self._modules[value.id]:
+                count = sum(bool(given) for given in self._modules.values())
+                self._modules[value.id] = f"<{count}>"
+            return self._modules[value.id]
+        return self._of(value) if isinstance(value, ast.AST) else repr(value)
 
 
-def _is_remark(node: object) -> bool:
-    return (
+def _is_from_ours(node: object) -> TypeGuard[ast.ImportFrom]:
+    return isinstance(node, ast.ImportFrom) and node.level > 0
+
+
+def _says_nothing(node: object) -> bool:
+    """Whether a statement is a remark, or says only where a module of ours lies."""
+    is_remark = (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
+    return is_remark or _is_from_ours(node)

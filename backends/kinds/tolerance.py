@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..device.gpu import is_gpu
+
 #: cuDNN's fp32 convolutions round their factors to 10 bits unless told not to, and another layout
 #: or algorithm rounds other ones.
 TF32_L2 = 2e-3
@@ -123,7 +125,7 @@ def bound(reference: torch.Tensor, inputs: Sequence[Any]) -> float:
     """
     dtype = reference.dtype
     own = RELATIVE_L2[str(dtype).removeprefix("torch.")]
-    if dtype is torch.float32 and reference.is_cuda and torch.backends.cudnn.allow_tf32:
+    if dtype is torch.float32 and is_gpu(reference.device) and torch.backends.cudnn.allow_tf32:
         own = max(own, TF32_L2)
     given = {str(each.dtype) for each in inputs if isinstance(each, torch.Tensor)}
     return max(own, *(RELATIVE_L2.get(name.removeprefix("torch."), 0.0) for name in given), 0.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import is_gpu
 from ..families.plan import Plan
 from ..host_api.memory import room_for_weights
 from ..weights.addresses import AddressBook
@@ -49,7 +50,7 @@ class Bound:
             room=room_for_weights(device) if weights_ahead else None,
         )
         #: Where weights lie, for captured calls; None where there are none.
-        self.book = AddressBook(root, self.weights) if device.type == "cuda" else None
+        self.book = AddressBook(root, self.weights) if is_gpu(device) else None
         self.foreign = Foreign(root, plan, kinds, device, whole_calls=whole_calls)
 
     def is_for(self, device: torch.device, dtype: torch.dtype) -> bool:

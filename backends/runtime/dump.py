@@ -2,7 +2,7 @@
 
     description.json   the kind as it was described
     exported.txt       what was exported, before the compiler took it (from the worker)
-    generated.py       all that Inductor generated, with the kernels' text (from the worker)
+    generated.py       all that the compiler generated, with the kernels' text (from the worker)
     source.py          what of it is in the graph file
     kernels.json       each kernel, and what was chosen for it by measurement
 
@@ -16,7 +16,6 @@ import logging
 import re
 from pathlib import Path
 
-from ..torch_api.payload import read_payload
 from .graph import Graph
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def dump_graph(root: Path, graph: Graph, payload: bytes) -> None:
     """
     folder = dump_description(root, graph)
     try:
-        facts = read_payload(payload)
+        facts = graph.backend.describe_payload(payload)
     except ValueError as error:
         logger.warning("%s is not written down: %s", graph.description.label, error)
         return

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..cuda_graphs import driver
+from ..device import gpu
 from ..host_api.models import LatentScale
 from ..host_api.options import conditionings, run_sigmas
 from .gains import KEPT_SIZES, SLOWER, Gain, Gains, Size
@@ -309,14 +309,14 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _mark(device: torch.device) -> Any:
-    return driver.mark(device) or time.perf_counter()
+    return gpu.mark(device) or time.perf_counter()
 
 
 def _is_passed(mark: Any) -> bool:
-    return isinstance(mark, float) or driver.is_passed(mark)
+    return isinstance(mark, float) or gpu.is_passed(mark)
 
 
 def _milliseconds(begin: Any, end: Any) -> float:
     if isinstance(begin, float):
         return 1000.0 * float(end - begin)
-    return 1000.0 * driver.seconds_between(begin, end)
+    return 1000.0 * gpu.seconds_between(begin, end)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..contract import Description
+from ..device.gpu import is_gpu
 from ..families.plan import Form
 from ..kinds import host_layer
 
@@ -46,7 +47,7 @@ def _unrounded(first: Description) -> Description:
 
 
 #: Counts elements with 64 bits: for calls of 2**31 of them and more.
-WIDE = Variation("wide", "64-bit", _widened, lambda form, device: form.widens and device == "cuda")
+WIDE = Variation("wide", "64-bit", _widened, lambda form, device: form.widens and is_gpu(device))
 #: Rounds no layer's input: for calls in which a layer of the host's would not.
 UNROUNDED = Variation("unrounded", "not rounded", _unrounded)
 #: All of them, in the order in which they are tried.

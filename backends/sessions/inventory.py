@@ -9,9 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ..compilers.registry import backend_named
+from ..device.gpu import is_there
 from ..errors import GraphFileError, RequirementError
 from ..families.catalogue import family_title
 from ..kinds import keys
@@ -126,7 +125,7 @@ class _Targets:
 
 
 def _target(device: str, backend: str) -> Mapping[str, Any] | None:
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+    if not is_there(device):
         return None
     try:
         return keys.target(device, backend_named(backend))

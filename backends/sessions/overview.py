@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..building.builder import Builder
 from ..cuda_graphs.memory import CapturedMemory
 from ..deepcache.cache import DeepCache
+from ..device.gpu import current
 from ..events import Event, Events
 from ..host_api.memory import empty_cache
 from ..host_api.needs import Feature
@@ -140,6 +139,5 @@ class Overview:
         self._events.publish(Event.CLEARED)
 
     def _budget_bytes(self) -> int:
-        if not torch.cuda.is_available():
-            return 0
-        return self._captured.budget_bytes(torch.device("cuda", torch.cuda.current_device()))
+        device = current()
+        return 0 if device is None else self._captured.budget_bytes(device)

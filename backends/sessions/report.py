@@ -12,6 +12,7 @@ from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import WhenMissing
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
+from ..device.gpu import is_gpu
 from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
@@ -85,7 +86,7 @@ def model_report(session: Session | None, builder: Builder, note: str | None) ->
             and not (g.description.is_special and g.is_missed)
         ],
         "disk_bytes": sum(each.bytes or 0 for _, each in loaded),
-        "vram_bytes": sum(each.binary_bytes for device, each in loaded if device == "cuda"),
+        "vram_bytes": sum(each.binary_bytes for device, each in loaded if is_gpu(device)),
         "seconds_saved": round(
             sum(each.build_seconds or 0.0 for _, each in loaded if each.source == "loaded"), 1
         ),

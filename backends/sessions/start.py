@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
-
 from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
 from ..cuda_graphs.replays import Replays
+from ..device.gpu import is_gpu, kind_of
 from ..errors import RequirementError
 from ..families.catalogue import may_be_captured, may_be_swapped, special_pays
 from ..families.plan import Plan
@@ -131,7 +130,7 @@ class Starter:
     def _lacks(self, attached: Attached) -> list[str]:
         """What a session would have with another version of the host."""
         wanted = [Feature.WORKFLOWS]
-        if attached.target().device.type == "cuda":
+        if is_gpu(attached.target().device):
             wanted += [Feature.CAPTURED_CALLS, Feature.WEIGHTS_TOGETHER, Feature.WEIGHTS_AHEAD]
         reasons = (why_off(self._shared.off, feature) for feature in wanted)
         return [reason for reason in reasons if reason is not None]
@@ -145,7 +144,7 @@ class Starter:
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return None
         device = attached.target().device
-        if device.type != "cuda" or device.index or torch.version.cuda is None:
+        if device.index or not kind_of(device).has_cuda_graphs:
             return None
         if not may_be_captured(attached.root):
             return None
@@ -166,5 +165,5 @@ class Starter:
 
 def _special_pays(attached: Attached) -> bool:
     """Whether graphs of one size were measured to be quicker: not yet on CPUs."""
-    on_gpu = attached.target().device.type == "cuda"
+    on_gpu = is_gpu(attached.target().device)
     return on_gpu and attached.root is not None and special_pays(attached.root)

@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ..compilers.preflight import install_command, needs
 from ..contract import Requirement
+from ..device.gpu import compiled_for
 from ..errors import BuildError, console_command
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
@@ -65,8 +64,8 @@ class Warning(NamedTuple):
 @cache
 def of_machine() -> tuple[Warning, ...]:
     """Look at what compiling needs here; once a process, for it costs milliseconds."""
-    device = "cuda" if torch.cuda.is_available() and torch.version.cuda is not None else "cpu"
-    return tuple(_missing(requirement) for requirement in needs(device) if not requirement.met)
+    found = needs(compiled_for())
+    return tuple(_missing(requirement) for requirement in found if not requirement.met)
 
 
 def of_settings(settings: Settings, off: Mapping[Feature, str]) -> Iterator[Warning]:

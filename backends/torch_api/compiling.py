@@ -36,8 +36,10 @@ OWN_KERNELS = "static_launch_user_defined_triton_kernels"
 
 def start_no_compilers() -> None:
     """Have Inductor compile in this process: a worker is a process for that already."""
-    from torch._inductor import config
-
+    try:
+        from torch._inductor import config
+    except ImportError:
+        return
     settings: Any = config
     if hasattr(settings, "compile_threads"):
         settings.compile_threads = 1

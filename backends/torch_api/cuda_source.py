@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .device import current_stream
+from .cuda_queue import current_stream
 
 logger = logging.getLogger(__name__)
 

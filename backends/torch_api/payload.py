@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
+
+from ..contract import KernelFacts, PayloadFacts
 
 #: The classes that a payload may name; `loading` makes no others.
 ALLOWED = frozenset(
@@ -27,35 +29,6 @@ ALLOWED = frozenset(
         ("torch", "device"),
     )
 )
-
-
-class KernelFacts(NamedTuple):
-    """One kernel of a graph.
-
-    Attributes:
-        name: as the source calls it.
-        sort: "Triton" or "C++".
-        bytes: of its binary.
-        choices: what it was compiled with after it was measured: block sizes, warps, stages.
-    """
-
-    name: str
-    sort: str
-    bytes: int
-    choices: dict[str, int | str | bool]
-
-    @property
-    def words(self) -> str:
-        """The kernel in a line."""
-        chosen = ", ".join(f"{name} {value}" for name, value in self.choices.items())
-        return f"{self.name}: {self.sort}, {self.bytes} bytes{f', {chosen}' if chosen else ''}"
-
-
-class PayloadFacts(NamedTuple):
-    """A graph's generated source and its kernels."""
-
-    source: str
-    kernels: list[KernelFacts]
 
 
 def read_payload(payload: bytes) -> PayloadFacts:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..device.gpu import current_stream, new_stream, on_stream
+
 
 class Lanes:
     """Two streams by turns, one turn a region: what comes takes memory beside what computes."""
@@ -24,7 +26,7 @@ class Lanes:
         self._device, self._room = device, room
         self._left: int | None = None
         self._before = 0
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams: list[Any] = []
 
     def begin_step(self) -> None:
         """Look at the room anew."""
@@ -43,18 +45,17 @@ class Lanes:
             yield None
             return
         lane = self._pick(size, self._room)
-        queue = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(lane):
+        queue = current_stream(self._device)
+        with on_stream(lane):
             yield partial(lane.wait_stream, queue)
         queue.wait_stream(lane)
 
-    def _pick(self, size: int, room: Callable[[], int]) -> torch.cuda.Stream:
+    def _pick(self, size: int, room: Callable[[], int]) -> Any:
         """The stream of a turn: the one of the turn before, whose memory is then free, where there
         is no room for both.
         """
         if not self._streams:
-            made: Any = torch.cuda.Stream
-            self._streams = [made(self._device) for _ in range(2)]
+            self._streams = [new_stream(self._device) for _ in range(2)]
         if self._left is None:
             self._left = room()
         if self._before + size <= self._left:

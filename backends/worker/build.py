@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..building.messages import REMEMBERED
+from ..compilers import registry
 from ..compilers.registry import backend_named
-from ..contract import Backend, Description, Measure
+from ..contract import Backend, Description, Measure, Program
+from ..device.gpu import empty_cache, is_gpu
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..families.plan import region_sources
@@ -22,15 +24,26 @@ from ..kinds import host_layer, keys
 from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import difference, relative_l2
-from ..torch_api import compiling, present
-from .export import Program, export
+from ..torch_api import present
+from .export import export
 from .notebook import Notebook
 from .transplant import Guests, transplanted
 
-#: Elements that one check may touch, by device; extremes beyond it are tried as far as it allows.
-_CHECK_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 22}
-#: Rows that one check may attend over: the cost of attention is their square.
-_CHECK_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 11}
+
+class _Limits(NamedTuple):
+    """What one check may touch; extremes beyond it are tried as far as it allows.
+
+    Attributes:
+        elements: of a tensor.
+        tokens: that are attended over: the cost of attention is their square.
+    """
+
+    elements: int
+    tokens: int
+
+
+_ON_GPU = _Limits(1 << 27, 1 << 14)
+_ON_PROCESSOR = _Limits(1 << 22, 1 << 11)
 
 
 def prepare(hello: dict[str, Any]) -> None:
@@ -41,14 +54,10 @@ def prepare(hello: dict[str, Any]) -> None:
             builder's own folder).
     """
     import_host(hello["argv"], hello["host"])
-    if (missing := present.missing_api()) is not None:
+    if (missing := present.missing_to_export()) is not None:
         raise RequirementError(missing, final=True)
-    compiling.start_no_compilers()
-    compiling.use_named_instructions()
-    if not torch.cuda.is_available():
-        spool = Path(hello["spool"])
-        compiling.remember_vector_instructions(spool, suffix=REMEMBERED)
-        compiling.remember_headers(spool, suffix=REMEMBERED)
+    for backend in registry.BACKENDS:
+        backend.prepare_worker(Path(hello["spool"]), suffix=REMEMBERED)
 
 
 def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any]]:
@@ -64,13 +73,15 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
         "phases".
 
     Raises:
-        BuildError: this process would build another graph than asked for, the build failed, or the
-            graph differs from eager; a final one where no build can succeed with this torch.
+        BuildError: this process would build another graph than asked for, or lacks what the
+            backend needs, the build failed, or the graph differs from eager; a final one where no
+            build can succeed with this torch.
     """
     description = Description.from_dict(task["description"])
     if description.packs:  # as in the server: the host was there before the packs came
         named_code(description.module)
     backend = backend_named(task["backend"])
+    _check_requirements(backend, description.device)
     form = form_of(description.family, description.form)
     started = time.monotonic()
     with transplanted(description.packs) as guests:
@@ -86,6 +97,13 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             if not broken.final:  # what failed is of interest, too
                 words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
             raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
+
+
+def _check_requirements(backend: Backend, device: str) -> None:
+    """What the server found may be missing here."""
+    unmet = next((each for each in backend.requirements(device) if not each.met), None)
+    if unmet is not None:
+        raise BuildError(unmet.reason, remedy=unmet.remedy, final=unmet.is_final)
 
 
 def _build(
@@ -104,8 +122,8 @@ def _build(
     notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
     checks = _check(program, backend.load(compiled.payload))
-    if description.device == "cuda":
-        torch.cuda.empty_cache()
+    if is_gpu(description.device):
+        empty_cache()
     facts = {
         **compiled.facts,
         "weights": [list(spec) for spec in program.weights],
@@ -215,7 +233,7 @@ def _extremes(program: Program) -> Iterator[dict[str, int]]:
     special graph has one size only.
     """
     symbols = program.description.symbols
-    device = program.description.device
+    limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR
     small = {
         s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
     }
@@ -226,8 +244,8 @@ def _extremes(program: Program) -> Iterator[dict[str, int]]:
     for symbol in symbols:
         top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}
         if program.attends and symbol.name != "batch":
-            top[symbol.name] = min(symbol.maximum, _CHECK_TOKENS[device])
-        while _elements(program, top) > _CHECK_ELEMENTS[device] and top[symbol.name] > 2:
+            top[symbol.name] = min(symbol.maximum, limits.tokens)
+        while _elements(program, top) > limits.elements and top[symbol.name] > 2:
             top[symbol.name] = math.ceil(top[symbol.name] / 2)
         yield top
 

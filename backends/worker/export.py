@@ -8,17 +8,16 @@ https://docs.pytorch.org/docs/stable/export.html
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
 from ..compilers.rewrites import tracing
-from ..contract import Description, InputSpec, Symbol, WeightSpec
+from ..contract import Description, Eager, InputSpec, Program, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kernels import host_attention
 from ..kinds import host_layer
@@ -27,49 +26,6 @@ from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..kinds.stand_in import refuse_questions
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
-
-#: `(weights, inputs) -> results`.
-Eager = Callable[[list[torch.Tensor], list[Any]], tuple[torch.Tensor, ...]]
-
-
-@dataclass
-class Program:
-    """An exported region, ready for a backend.
-
-    Attributes:
-        description: the kind it was made from.
-        graph_module: `(*weights, *inputs) -> results`, a tuple; placeholders carry fakes in
-            `meta["val"]`.
-        weights: the weights in call order, named below the region's module.
-        run: computes the region eagerly with real tensors, for checks.
-        run_in_full: as `run`, where no layer's input is rounded.
-        work: elements of the largest tensor anywhere in the region, per element of its first input.
-        attends: whether the region has an attention, whose cost is the square of its rows.
-    """
-
-    description: Description
-    graph_module: torch.fx.GraphModule
-    weights: list[WeightSpec]
-    run: Eager
-    run_in_full: Eager
-    work: float
-    attends: bool
-
-    def example(self, sizes: dict[str, int] | None = None) -> tuple[list[torch.Tensor], list[Any]]:
-        """Make random weights and inputs on the run device, at the example sizes unless told."""
-        device = torch.device(self.description.device)
-        generator = torch.Generator(device).manual_seed(0)
-        chosen = {s.name: s.example for s in self.description.symbols} | (sizes or {})
-        weights = []
-        for spec in self.weights:
-            fan_in = max(1, math.prod(spec.shape[1:]))
-            values = torch.randn(spec.shape, device=device, generator=generator)
-            weights.append((values / math.sqrt(fan_in)).to(getattr(torch, spec.dtype)))
-        layout = self.description.layout
-        inputs = [
-            example_input(i, chosen, device, layout, generator) for i in self.description.inputs
-        ]
-        return weights, inputs
 
 
 class _Region(torch.nn.Module):
@@ -129,11 +85,38 @@ def export(description: Description, form: Any) -> Program:
         description,
         exported.graph_module,
         weights,
-        _eager(description, form),
-        _eager(description, form, in_full=True),
-        _work(description, exported.graph_module),
-        any(_attends(node) for node in exported.graph.nodes),
+        run=_eager(description, form),
+        run_in_full=_eager(description, form, in_full=True),
+        example=_Example(description, weights),
+        work=_work(description, exported.graph_module),
+        attends=any(_attends(node) for node in exported.graph.nodes),
     )
+
+
+class _Example(NamedTuple):
+    """Makes random weights and inputs of a kind."""
+
+    description: Description
+    weights: Sequence[WeightSpec]
+
+    def __call__(
+        self, sizes: Mapping[str, int] | None = None
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """Make them on the run device, at the example sizes unless told."""
+        description = self.description
+        device = torch.device(description.device)
+        generator = torch.Generator(device).manual_seed(0)
+        chosen = {s.name: s.example for s in description.symbols} | dict(sizes or {})
+        weights = []
+        for spec in self.weights:
+            fan_in = max(1, math.prod(spec.shape[1:]))
+            values = torch.randn(spec.shape, device=device, generator=generator)
+            weights.append((values / math.sqrt(fan_in)).to(getattr(torch, spec.dtype)))
+        inputs = [
+            example_input(spec, chosen, device, description.layout, generator)
+            for spec in description.inputs
+        ]
+        return weights, inputs
 
 
 def example_input(

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from warmgraph_backends.contract import Description
+from warmgraph_backends.contract import Description, Program
 from warmgraph_backends.families.catalogue import form_of, plan_model
 from warmgraph_backends.families.plan import describe_place
-from warmgraph_backends.kernels import gpu_time, products
+from warmgraph_backends.kernels import gpu_time, products, rounding
 from warmgraph_backends.kinds.host_layer import HostLayer
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.torch_api import compiling, loading, packing, tracing
-from warmgraph_backends.worker.export import Program, export
+from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
 
 aten = torch.ops.aten
@@ -405,7 +405,7 @@ def test_what_several_products_take_is_rounded_and_written_once() -> None:
     with torch.no_grad(), tracing.size_oblivious():
         exported = torch.export.export(module, (x,), dynamic_shapes={"x": {1: rows}})
     compiled, source = compiling.compile_wrapper(
-        exported.graph_module, compiling.CONFIG, last_pass=products.round_once
+        exported.graph_module, compiling.CONFIG, last_pass=rounding.round_once
     )
     calls = re.findall(r"host_layer_of_rounded.default\((\w+), (\w+), '(\w)'", source)
     assert len(calls) == 6

@@ -197,6 +197,8 @@ def test_vector_instructions_and_compilers_of_another_torch_stop_no_worker(
 ) -> None:
     from torch._inductor import config, cpu_vec_isa
 
+    with without("torch._inductor", "config"):
+        compiling.start_no_compilers()
     with without("torch._inductor", "cpu_vec_isa"):
         compiling.remember_vector_instructions(tmp_path, suffix=".works")
     with without("torch._inductor", "cpp_builder"):

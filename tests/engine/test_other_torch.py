@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from warmgraph_backends.compilers import registry
+from warmgraph_backends.debugging import Debugging
 from warmgraph_tools.inprocess import Host
 
-from .lab import Lab
-from .lacking_worker import LACKS, ROLL
+from . import made_up_compiler
+from .lab import TOLERANCE, Lab
+from .lacking_worker import COMPILER, LACKS, ROLL
 from .probed import Probed
 
 WORKER = Path(__file__).with_name("lacking_worker.py")
@@ -98,3 +101,51 @@ def test_a_server_that_cannot_load_says_why_and_leaves_its_files(
     model = Probed(make_lab(), host, when_missing="never")
     model.lab.settle()
     model.check()
+
+
+@pytest.fixture
+def another_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is made up, here and in workers, with a torch whose own cannot be called."""
+    monkeypatch.delattr(torch._inductor, "standalone_compile")
+    monkeypatch.setenv(LACKS, "torch._inductor:standalone_compile")
+    monkeypatch.setenv(ROLL, str(tmp_path / "roll"))
+    monkeypatch.setenv(COMPILER, str(made_up_compiler.__file__))
+    monkeypatch.setattr(registry, "BACKENDS", registry.BACKENDS)
+    made_up_compiler.add()
+
+
+@pytest.mark.usefixtures("another_compiler")
+def test_another_compiler_needs_nothing_of_inductors(
+    host: Host, make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dump = tmp_path / "dump"
+    lab = make_lab(empty=True, debugging=Debugging(dump=dump))
+    monkeypatch.setattr(lab.engine._builder, "_script", WORKER)
+    model = Probed(lab, host, when_missing="wait", backend="auto")
+    model.sample()
+    report = model.report()
+    assert report["backend"] == "traced" and "has no standalone_compile" in report["notes"][0]
+    assert lab.builds() == KINDS
+    assert max(call.error for call in model.probe.calls) <= TOLERANCE
+    before = report["calls"]
+    model.sample(size=(8, 16))
+    calls = model.report()["calls"]
+    assert calls["compiled"] > before["compiled"] and calls["eager"] == before["eager"]
+    assert lab.builds() == KINDS and max(c.error for c in model.probe.calls) <= TOLERANCE
+    sources = [path.read_text() for path in dump.glob("*/source.py")]
+    assert len(sources) == KINDS and all("def forward" in source for source in sources)
+
+
+@pytest.mark.usefixtures("another_compiler")
+def test_what_a_compiler_lacks_in_a_worker_alone_is_said_once(
+    host: Host, make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lab = make_lab(empty=True)
+    monkeypatch.setattr(lab.engine._builder, "_script", WORKER)
+    model = Probed(lab, host, when_missing="wait", backend="traced")
+    monkeypatch.setenv(made_up_compiler.UNMET, "it is on holiday")
+    assert torch.equal(model.sample(), model.sample(model.plain))
+    kinds = model.report()["kinds"]
+    assert [kind["state"] for kind in kinds] == ["failed"] * KINDS
+    assert all("it is on holiday; install it" in kind["reason"] for kind in kinds)
+    assert lab.builds() == 0 and len((tmp_path / "roll").read_text().splitlines()) <= 2

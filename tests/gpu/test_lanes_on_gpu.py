@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warmgraph_backends.torch_api.device import pause
+from warmgraph_backends.torch_api.cuda_queue import pause
 from warmgraph_backends.weights.lanes import Lanes
 
 pytestmark = pytest.mark.gpu

@@ -94,6 +94,53 @@ def test_backends_know_neither_nodes_nor_the_server() -> None:
                 assert not heads & {"nodes", "server", "aiohttp", "comfy_api"}, name
 
 
+#: Where a sort of GPU may be named: the seam, CUDA graphs, CUDA and Triton source of ours, and what
+#: only PyTorch itself may do with CUDA.
+NAMES_GPUS = ("device.", "cuda_graphs.", "kernels.", "torch_api.cuda_")
+#: Constants that are names of something else: a target's fact, the toolkit's version.
+OTHER_NAMES = {
+    ("kinds.target", "cuda"),
+    ("compilers.installed", "cuda"),
+    ("compilers.installed", "hip"),
+}
+
+
+def _gpus_named(name: str, path: Path) -> Iterator[str]:
+    """Where a module says what only `device` is to know: CUDA's half of PyTorch, what PyTorch was
+    built for, and the types of devices.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        said = ""
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if (owner == "torch" and node.attr in ("cuda", "xpu", "hip")) or (
+                owner == "torch.version" and node.attr in ("cuda", "hip", "xpu")
+            ):
+                said = ast.unparse(node)
+            elif node.attr in ("is_cuda", "is_xpu"):
+                said = node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            kind = node.value.partition(":")[0]
+            if kind in ("cuda", "xpu", "hip") and (name, node.value) not in OTHER_NAMES:
+                said = repr(node.value)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [getattr(node, "module", None) or "", *(each.name for each in node.names)]
+            said = next((each for each in modules if each.startswith("torch.cuda")), "")
+        if said:
+            yield f"{name}:{node.lineno} says {said}"
+
+
+def test_sorts_of_gpus_are_named_in_one_room() -> None:
+    """Another sort of card is a row of `device.kinds` and what `device.gpu` asks for it."""
+    modules = _modules()
+    found = {name: list(_gpus_named(name, path)) for name, path in modules.items()}
+    assert found["device.gpu"] and found["cuda_graphs.driver"]  # else this sees nothing
+    there = [said for name in found for said in found[name] if not name.startswith(NAMES_GPUS)]
+    assert there == []
+    console = {path.stem: path for path in (ROOT / "console").glob("*.py")}
+    assert [said for name, path in console.items() for said in _gpus_named(name, path)] == []
+
+
 def test_no_module_has_grown_beyond_one_idea() -> None:
     lines = {name: path.read_text("utf-8").count("\n") for name, path in _modules().items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}

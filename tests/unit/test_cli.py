@@ -356,7 +356,8 @@ def source_file(tmp_path: Path, parts: Any = PARTS) -> tuple[Path, Path, Path]:
     """Put a graph of another machine into a folder; returns it and both machines' user folders."""
     there = Signer(tmp_path / "other" / "__warmgraph")
     payload = compress_payload(pickle.dumps(parts, protocol=4))
-    path, user = planted(tmp_path, encode(saved.manifest(KEY), payload, there))
+    target = {"device": "cpu", "torch": "2.11.0", "backend": "inductor", "options": {"a": True}}
+    path, user = planted(tmp_path, encode(saved.manifest(KEY, target=target), payload, there))
     return path, user, tmp_path / "other"
 
 
@@ -392,6 +393,21 @@ class _Harmful:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("eager", "backend eager has no graphs"), ("tensorrt", "backend must be one of")],
+)
+def test_source_of_a_backend_that_can_show_none_says_so(
+    tmp_path: Path, backend: str, words: str
+) -> None:
+    target = {"device": "cpu", "torch": "2.11.0", "backend": backend}
+    there = Signer(tmp_path / "other" / "__warmgraph")
+    manifest = saved.manifest(KEY, target=target)
+    path, user = planted(tmp_path, encode(manifest, compress_payload(b"bytes"), there))
+    done = run("source", path, "--user-directory", user)
+    assert done.returncode == 1 and words in done.stdout and not done.stderr
 
 
 def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path) -> None:

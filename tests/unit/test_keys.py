@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.inductor import Inductor
+from warmgraph_backends.compilers.installed import installed_target
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.families.catalogue import plan_model
@@ -23,7 +24,7 @@ from warmgraph_backends.families.plan import Place, describe_place
 from warmgraph_backends.kinds import keys
 from warmgraph_backends.kinds.options import inductor_fingerprint
 from warmgraph_backends.kinds.own_code import own_fingerprint
-from warmgraph_backends.kinds.target import explain_target, installed_target
+from warmgraph_backends.kinds.target import explain_target
 from warmgraph_backends.storing.manifest import read_manifest
 from warmgraph_backends.torch_api import compiling
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
@@ -354,7 +355,7 @@ def test_every_fact_of_the_target_is_in_it_and_changes_the_key(fact: str) -> Non
 
 def test_our_own_code_is_part_of_every_graphs_target() -> None:
     for device in ("cpu", "cuda"):
-        assert inductor_fingerprint(device, "3.6.0")["warmgraph"] == own_fingerprint()
+        assert inductor_fingerprint(device, "3.6.0")["warmgraph"] == own_fingerprint(device)
     assert "warmgraph" not in keys.target("cpu", backend_named("eager"))
 
 

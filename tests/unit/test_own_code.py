@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.kinds.own_code import MAKERS, hash_files, own_fingerprint
+from warmgraph_backends.kinds.own_code import (
+    GPU_MAKERS,
+    MAKERS,
+    hash_files,
+    makers,
+    own_fingerprint,
+)
 
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 #: What a build imports besides, and why a graph is the same whatever it says. A folder stands for
@@ -21,9 +28,11 @@ ELSEWHERE = {
     "storing/": "what files say of graphs, with format numbers of their own",
     "cleanup/": "folders and their owners",
     "compilers/eager.py": "has no graphs",
+    "compilers/inductor.py": "says what is needed, and who makes, loads and reads graphs",
     "compilers/registry.py": "a list; the backend's name is part of the target",
     "compilers/self_test.py": "says why nothing compiles, after a build has failed",
     "contract.py": "words; what a description says is in the key itself",
+    "device/gpu.py": "which GPU it is, and with which CUDA, is in the target",
     "errors.py": "words",
     "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/formats.py": "what of a format a graph hangs on is in its description",
@@ -45,30 +54,48 @@ ELSEWHERE = {
     "kinds/tolerance.py": "compares with eager, as each first call does once more",
     "kinds/watch.py": "notices changes in a running server",
     "torch_api/cuda_source.py": "compiles and launches what operators run, when a graph calls them",
-    "torch_api/device.py": "lets the GPU wait while kernels are timed",
+    "torch_api/cuda_queue.py": "lets the GPU wait while kernels are timed",
     "torch_api/loading.py": "reads graphs; one that it cannot read is refused and built anew",
     "torch_api/payload.py": "reads graphs for people",
     "torch_api/present.py": "says whether anything can be built",
+    "torch_api/version_files.py": "makes the target",
     "worker/notebook.py": "writes down what was built, for people",
     "worker/transplant.py": "the worker compares what it leaves behind with the key's sources",
 }
 
 
+ALL = makers("cuda")
+
+
 def test_every_module_that_a_build_imports_is_in_it_or_left_out_for_a_reason() -> None:
     reached = imported("worker/build.py")
     assert {"torch_api/packing.py", "kernels/twin_product.py", "worker/export.py"} <= reached
-    unknown = {name for name in reached if name not in MAKERS and not left_out(name)}
+    unknown = {name for name in reached if name not in ALL and not left_out(name)}
     assert not unknown, f"in neither list: {sorted(unknown)}"
-    assert not [name for name in MAKERS if name not in reached or left_out(name)]
+    assert not [name for name in ALL if name not in reached or left_out(name)]
     assert not [part for part in ELSEWHERE if not any(name.startswith(part) for name in reached)]
+
+
+def test_what_counts_for_gpus_alone_is_imported_by_nothing_that_others_go_through() -> None:
+    """But for a plain table: a build for a processor can run none of it."""
+    reached = imported("worker/build.py", always=True) | imported(
+        "compilers/lowering.py", always=True
+    )
+    assert set(MAKERS) <= reached
+    assert reached & set(GPU_MAKERS) == {"device/kinds.py"}
+    assert not set(MAKERS) & set(GPU_MAKERS)
 
 
 def left_out(name: str) -> bool:
     return any(name == part or (part[-1] == "/" and name.startswith(part)) for part in ELSEWHERE)
 
 
-def imported(start: str) -> set[str]:
-    """The modules of `backends/` that one imports, directly or not, itself among them."""
+def imported(start: str, *, always: bool = False) -> set[str]:
+    """The modules of `backends/` that one imports, directly or not, itself among them.
+
+    Args:
+        always: those that are imported with it, and not by what a function does.
+    """
     found: set[str] = set()
     pending = [start]
     while pending:
@@ -76,7 +103,8 @@ def imported(start: str) -> set[str]:
         if name in found:
             continue
         found.add(name)
-        for node in ast.walk(ast.parse((BACKENDS / name).read_bytes())):
+        tree = ast.parse((BACKENDS / name).read_bytes())
+        for node in tree.body if always else ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 room = (BACKENDS / name).parents[node.level - 1]
                 below = Path(room, *(node.module or "").split("."))
@@ -87,15 +115,14 @@ def imported(start: str) -> set[str]:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A folder with the files that count, for a test to change."""
-    for name in MAKERS:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(BACKENDS / name, tmp_path / name)
-    return tmp_path
+    """A folder with our modules, for a test to change."""
+    folder = tmp_path / "backends"
+    shutil.copytree(BACKENDS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
 
 
 def test_comments_docstrings_and_formatting_do_not_count(copied: Path) -> None:
-    for name in MAKERS:
+    for name in ALL:
         path = copied / name
         tree = ast.parse(path.read_bytes())
         for node in ast.walk(tree):
@@ -105,7 +132,56 @@ def test_comments_docstrings_and_formatting_do_not_count(copied: Path) -> None:
         written_anew = ast.unparse(ast.fix_missing_locations(tree))
         assert written_anew != path.read_text("utf-8")
         path.write_text(f"# A comment.\r\n{written_anew}  # Another.\r\n", "utf-8", newline="")
-    assert hash_files(copied, MAKERS) == own_fingerprint()
+    assert hash_files(copied, ALL) == own_fingerprint("cuda")
+
+
+def move(folder: Path, old: str, new: str, changes: dict[str, str]) -> None:
+    """Move a module into a new room, and change what other modules, and itself, say of where things
+    are: patterns, and what stands in their places.
+    """
+    (folder / new).parent.mkdir()
+    (folder / old).rename(folder / new)
+    room = Path(old).parent.name
+    text = (folder / new).read_text("utf-8")
+    (folder / new).write_text(re.sub(r"from \.(?=\w)", f"from ..{room}.", text), "utf-8")
+    for path in folder.rglob("*.py"):
+        text = path.read_text("utf-8")
+        for pattern, instead in changes.items():
+            text = re.sub(pattern, instead, text)
+        path.write_text(text, "utf-8")
+
+
+def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
+    """One that others take functions of, and one that they call by its own name."""
+    move(
+        copied,
+        "kinds/layout.py",
+        "shapes/order.py",
+        {
+            r"\.\.kinds\.layout import": "..shapes.order import",
+            r"(?<=from )\.layout\b": "..shapes.order",
+        },
+    )
+    move(
+        copied,
+        "kernels/host_attention.py",
+        "operators/attending.py",
+        {
+            r"from \.\.kernels import head_rotation, host_attention": (
+                "from ..kernels import head_rotation\nfrom ..operators import attending"
+            ),
+            r"from \.\.kernels import host_attention": "from ..operators import attending",
+            r"\bhost_attention\.(?=\w)": "attending.",
+        },
+    )
+    assert "from ..shapes.order import" in (copied / "worker/export.py").read_text("utf-8")
+    assert "attending.OPERATOR" in (copied / "worker/export.py").read_text("utf-8")
+    there = {
+        "kinds/layout.py": "shapes/order.py",
+        "kernels/host_attention.py": "operators/attending.py",
+    }
+    assert not [name for name in there if (copied / name).exists()]
+    assert hash_files(copied, (there.get(name, name) for name in ALL)) == own_fingerprint("cuda")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +195,8 @@ def test_comments_docstrings_and_formatting_do_not_count(copied: Path) -> None:
         ("torch_api/packing.py", "protocol=4", "protocol=5"),
         ("torch_api/lean_source.py", '"triton", ', ""),
         ("kinds/layout.py", "strides.insert(1, 1)", "strides.insert(1, 2)"),
+        ("worker/export.py", "tracing import fake_mode,", "tracing import realized as fake_mode,"),
+        ("torch_api/packing.py", "import pickle\n", "import marshal as pickle\n"),
     ],
 )
 def test_a_change_of_what_is_computed_or_packed_counts(
@@ -128,16 +206,17 @@ def test_a_change_of_what_is_computed_or_packed_counts(
     text = path.read_text("utf-8")
     assert before in text
     path.write_text(text.replace(before, after, 1), "utf-8")
-    assert hash_files(copied, MAKERS) != own_fingerprint()
+    assert hash_files(copied, ALL) != own_fingerprint("cuda")
+    is_unchanged = hash_files(copied, MAKERS) == own_fingerprint("cpu")
+    assert is_unchanged is (name in GPU_MAKERS)
 
 
-def test_a_fingerprint_is_of_the_list_as_well(copied: Path) -> None:
-    assert hash_files(copied, MAKERS[1:]) != own_fingerprint()
-    first, second, *rest = MAKERS
-    contents = [(copied / name).read_bytes() for name in (second, first)]
-    for name, content in zip((first, second), contents, strict=True):
-        (copied / name).write_bytes(content)
-    assert hash_files(copied, (first, second, *rest)) != own_fingerprint()
+def test_a_fingerprint_is_of_the_list_as_well() -> None:
+    for device in ("cpu", "cuda"):
+        assert hash_files(BACKENDS, makers(device)) == own_fingerprint(device)
+        assert hash_files(BACKENDS, makers(device)[1:]) != own_fingerprint(device)
+    assert own_fingerprint("cpu") != own_fingerprint("cuda")
+    assert own_fingerprint("xpu") == own_fingerprint("cuda")
 
 
 _ALONE = """
@@ -145,7 +224,7 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("own_code", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print(module.own_fingerprint(), "torch" in sys.modules)
+print(module.own_fingerprint("cpu"), "torch" in sys.modules)
 """
 
 
@@ -153,4 +232,4 @@ def test_it_is_known_without_pytorch_and_the_same_in_another_process() -> None:
     file = BACKENDS / "kinds" / "own_code.py"
     command = [sys.executable, "-c", _ALONE, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [own_fingerprint(), "False"]
+    assert done.stdout.split() == [own_fingerprint("cpu"), "False"]

@@ -45,6 +45,7 @@ EXPLAINED = [text for found, _, _ in _rows() for text in found]
 #: Modules whose texts are no reasons, or parts of one that is explained as a whole.
 NO_REASONS_IN = {
     "building/messages.py": "parts of `is no message (...)`",
+    "device/kinds.py": "why other cards are off, for who brings them on",
     "events.py": "names of events",
     "host_api/models.py": "names of models",
     "host_api/needs.py": "how the host's functions are called, and names of features",

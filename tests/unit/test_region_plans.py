@@ -144,9 +144,8 @@ def test_weights_of_a_module_without_a_patcher_are_looked_at_once_a_run() -> Non
 
 def test_spare_vram_counts_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def patcher(model: object, kind: str, left: int) -> Any:
-        device = SimpleNamespace(type=kind)
         sizes = {"model_size": lambda: left + 5, "loaded_size": lambda: 5}
-        return SimpleNamespace(model=model, load_device=device, **sizes)
+        return SimpleNamespace(model=model, load_device=torch.device(kind), **sizes)
 
     one, two = object(), object()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 << 30, 80 << 30))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.contract import Description, InputSpec, Symbol
+from warmgraph_backends.contract import Description, InputSpec, Program, Symbol
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.families.plan import Form
 from warmgraph_backends.kinds import host_layer
-from warmgraph_backends.worker.export import Program, export
+from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
 
 WIDTH = 16

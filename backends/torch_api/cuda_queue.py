@@ -1,4 +1,4 @@
-"""What PyTorch lets only itself do with a GPU."""
+"""What PyTorch lets only itself do with a CUDA stream; all else is in `device`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,3 @@ def current_stream(device: int) -> int:
     if ask is None:
         return int(torch.cuda.current_stream(device).cuda_stream)
     return int(ask(device))
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Tell whether the current stream of a GPU is being captured into a CUDA graph, by whomever."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

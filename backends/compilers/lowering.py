@@ -1,0 +1,79 @@
+"""How backend `inductor` makes a graph; only workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..contract import Compiled, Description, Measure, Program
+from ..device.gpu import is_gpu, synchronize
+from ..errors import BuildError
+from ..host_api.attention import host_order
+from ..kernels.rounding import round_once
+from ..kinds.layout import CHANNELS_LAST
+from ..kinds.options import CHANNELS_LAST_CONFIG, base_config
+from ..torch_api import compiling, packing
+
+
+def lower(program: Program, measure: Measure) -> Compiled:
+    """Compile a program and pack what came out.
+
+    Args:
+        program: changed.
+        measure: held while kernels measure themselves, on one call at the example sizes.
+
+    Raises:
+        BuildError: Inductor failed, or the graph is no pure function.
+    """
+    description = program.description
+    try:
+        last_pass = _suited_to_device(program, measure)
+        with host_order():
+            module, source = compiling.compile_wrapper(
+                program.graph_module,
+                _config(description),
+                wide=description.wide,
+                last_pass=last_pass,
+            )
+        weights, inputs = program.example()
+        with torch.no_grad(), measure():
+            module.call([*weights, *inputs])
+            if is_gpu(description.device):
+                synchronize(torch.device(description.device))
+        payload, binary_bytes = packing.pack(module, source)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise BuildError(
+            f"Inductor failed on {description.label}: {type(error).__name__}: "
+            f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
+        ) from error
+    return Compiled(payload, {"binary_bytes": binary_bytes}, source)
+
+
+def _suited_to_device(program: Program, measure: Measure) -> Callable[[torch.fx.Graph], None]:
+    """Let a graph of one size call the kernels that are quickest at it, on a GPU; return what is
+    changed in a graph last of all.
+    """
+    if not is_gpu(program.description.device):
+        return round_once
+    from ..kernels import attention, products  # no part of any other graph (`own_code`)
+
+    if program.description.is_special:
+        attention.choose(program.graph_module, measure)
+        products.pair(program.graph_module, measure)
+    return products.finish
+
+
+def _config(description: Description) -> dict[str, Any]:
+    """Inductor's settings for a kind; what they add to the device's follows from its key."""
+    config = base_config(description.device)
+    if description.layout == CHANNELS_LAST:
+        config.update(CHANNELS_LAST_CONFIG)
+    if description.wide:
+        config["assume_32bit_indexing"] = False
+    if description.is_special:  # only these call kernels of our own
+        config[compiling.OWN_KERNELS] = True
+    return config

@@ -1,0 +1,149 @@
+"""What is asked of PyTorch about devices, and what they are told: outside of this room,
+`cuda_graphs/`, `kernels/` and PyTorch's private names nothing names a sort of GPU.
+
+Where a function takes no device, the first of its type that is in use is meant.
+"""
+
+from __future__ import annotations
+
+import platform
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+
+from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
+
+
+@cache  # a device takes microseconds to say its type
+def is_gpu(device: torch.device | str) -> bool:
+    """Tell whether a device, or a type of devices, is a GPU for us: `Kind.has_queue`."""
+    return (device if isinstance(device, str) else device.type) in GPU_TYPES
+
+
+def kind_of(device: torch.device | str) -> Kind:
+    """Return what sort a device, or a type of devices, is for this PyTorch."""
+    return _kind(device, torch.version.cuda, torch.version.hip)
+
+
+@cache
+def _kind(device: torch.device | str, cuda: str | None, hip: str | None) -> Kind:
+    """Return the row of a type; PyTorch is built for one of the two that it calls "cuda"."""
+    type = device if isinstance(device, str) else device.type
+    built_for = NVIDIA if cuda is not None else AMD if hip is not None else ""
+    fit = (k for k in KINDS if k.type == type and (type != CUDA or k.vendor == built_for))
+    return next(fit, other(type))
+
+
+def is_there(type: str = CUDA) -> bool:
+    """Tell whether there is a device of a type that graphs may be compiled for."""
+    return type == CPU or (type in GPU_TYPES and torch.cuda.is_available())
+
+
+def compiled_for() -> str:
+    """Return the type of device that models are compiled for here, where nobody chose another."""
+    return CUDA if is_there() and kind_of(CUDA).has_packed_kernels else CPU
+
+
+def name() -> str:
+    """Return what the GPU is called, or the processor where there is none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+
+
+def capability() -> str:
+    """Return the compute capability of the GPU, for example "9.0"."""
+    return ".".join(map(str, torch.cuda.get_device_capability()))
+
+
+def toolkit() -> str | None:
+    """Return the version of CUDA or HIP that this PyTorch was built with."""
+    return torch.version.cuda or torch.version.hip
+
+
+def current_index() -> int:
+    """Return the number of the GPU that is in use; 0 without one."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
+def current() -> torch.device | None:
+    """Return the GPU that is in use; None without one."""
+    return torch.device(CUDA, torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+# --- its memory ------------------------------------------------------------------------------
+
+
+def free_and_total_bytes(device: torch.device | None = None) -> tuple[int, int]:
+    """Return what of a GPU's memory nobody holds, what PyTorch keeps for later included in the
+    taken, and all that it has.
+    """
+    return torch.cuda.mem_get_info(device)
+
+
+def empty_cache() -> None:
+    """Give back to the GPU what PyTorch only keeps."""
+    torch.cuda.empty_cache()
+
+
+# --- its queue -------------------------------------------------------------------------------
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Wait for all that a GPU was asked for."""
+    torch.cuda.synchronize(device)
+
+
+def new_stream(device: torch.device) -> Any:
+    """Return one of PyTorch's streams, which others may have, too."""
+    make: Any = torch.cuda.Stream
+    return make(device)
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream on which what is computed now is queued."""
+    return torch.cuda.current_stream(device)
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """While this lasts, what this thread computes is queued on a stream."""
+    return torch.cuda.stream(stream)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Tell whether a device's current stream is being captured into a CUDA graph, by whomever."""
+    return is_gpu(device) and torch.cuda.is_current_stream_capturing()
+
+
+def mark(device: torch.device) -> Any:
+    """Mark where the device's queue is now; None where there is no queue."""
+    if not is_gpu(device):
+        return None
+    make: Any = torch.cuda.Event
+    event = make(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def is_passed(mark: Any) -> bool:
+    """Tell whether the device has come to a mark; nothing waits where there is none."""
+    return mark is None or bool(mark.query())
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the time between two marks, once the second is passed; 0.0 without marks."""
+    if begin is None or end is None:
+        return 0.0
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000.0
+
+
+# --- its random numbers ----------------------------------------------------------------------
+
+
+def random_states(device: torch.device) -> list[torch.Tensor]:
+    """Return where PyTorch's random numbers are, the processor's and a GPU's, without waiting."""
+    states = [torch.get_rng_state()]
+    if is_gpu(device):
+        states.append(torch.cuda.get_rng_state(device))
+    return states

@@ -1,0 +1,49 @@
+"""NVIDIA's driver library, for what PyTorch does not pass on, and what is asked without PyTorch.
+
+https://docs.nvidia.com/cuda/cuda-driver-api
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import sys
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+@functools.cache
+def library() -> Any:
+    """Return the driver's library; None where there is none."""
+    try:
+        if sys.platform == "win32":
+            return ctypes.WinDLL("nvcuda.dll")
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        logger.debug("The CUDA driver's library was not found: %s", error)
+        return None
+
+
+def capability() -> str | None:
+    """Ask the driver for the first GPU's compute capability; no context is made on it.
+
+    Returns:
+        For example "9.0"; None where no GPU is found, whatever PyTorch makes of it.
+    """
+    driver = library()
+    device, parts = ctypes.c_int(), []
+    try:
+        if driver is None or driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+            return None
+        for attribute in _CAPABILITY:
+            value = ctypes.c_int()
+            if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+                return None
+            parts.append(str(value.value))
+    except AttributeError:  # none that knows these
+        return None
+    return ".".join(parts)

@@ -1,0 +1,30 @@
+"""What the files of an installed package say of its version, read without importing it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+
+def constants_of(package: str, file: str) -> dict[str, Any]:
+    """Read the constants that a file of an installed package assigns, without running it."""
+    try:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            return {}
+        tree = ast.parse(Path(spec.origin).with_name(file).read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+        else:
+            continue
+        if isinstance(node.value, ast.Constant):
+            found[name] = node.value.value
+    return found
