@@ -75,7 +75,7 @@ class Residual(Form):
         )
 
 
-class Block(Form):
+class Block(dit.Attending):
     """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
     shape.
     """
@@ -97,7 +97,7 @@ class Block(Form):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, context = inputs
-        return host_forward(module, x, context=context, transformer_options={})
+        return host_forward(module, x, context=context, transformer_options=dit.options())
 
 
 class Down(Form):
@@ -226,8 +226,6 @@ def patched(options: dict[str, Any]) -> str | None:
             table = replaced.get(name)
             if table and (place in table or block in table):
                 return f"another node replaces {name}"
-    if "optimized_attention_override" in options:
-        return "another node overrides the attention function"
     return None
 
 

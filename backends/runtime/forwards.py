@@ -212,6 +212,7 @@ class Forwards:
             self._faults,
             shared.verification,
             shared.choices,
+            len(self._kinds[place.name].places),
         )
 
     def _special(self, graphs: Mapping[str, Graph], name: str, region: Region) -> Any:

@@ -57,10 +57,11 @@ class Region:
         faults: Faults,
         verification: Verification | None = None,
         choices: Choices = HOSTS,
+        alike: int = 1,
     ) -> None:
         """Args: the place, its ready graph, the model's weights, the memory of comparisons, what
-        of ours failed in this session, what is kept where every call is compared, and what chooses
-        the kernels of its operators.
+        of ours failed in this session, what is kept where every call is compared, what chooses
+        the kernels of its operators, and how many places of the model are alike.
         """
         self.place = place
         self.graph = graph
@@ -97,6 +98,7 @@ class Region:
         )
         self._faults = faults
         self._choices = choices
+        self._alike = alike
 
     def __call__(self, *inputs: Any) -> Any:
         check_cancelled()  # as the host does before each operator
@@ -273,7 +275,7 @@ class Region:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            with host_attention.choosing_by(self._choices.attention):
+            with host_attention.choosing_by(self._choices.attention, self._alike):
                 results: tuple[torch.Tensor, ...] = tuple(call(arguments))
             if not results:
                 raise IndexError("a graph must return tensors, got none")
