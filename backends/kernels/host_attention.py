@@ -53,19 +53,22 @@ class _Thread(threading.local):
         self.must_be_named = False
 
 
-@contextlib.contextmanager
-def attending_with(
-    options: dict[str, Any], live: Mapping[str, Any] | None = None
-) -> Iterator[None]:
+class attending_with:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let the operator pass these `transformer_options` on, and attend under those
     masks, or by those functions, whose names a form's reference has (`LiveMask`, `LiveAttention`).
     """
-    before, _thread.options = _thread.options, options
-    try:
-        with live_arguments.attending_with(live or {}):
-            yield
-    finally:
-        _thread.options = before
+
+    def __init__(self, options: dict[str, Any], live: Mapping[str, Any] | None = None) -> None:
+        self._options = options
+        self._live = live_arguments.attending_with(live or {})
+
+    def __enter__(self) -> None:
+        self._before, _thread.options = _thread.options, self._options
+        self._live.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__()
+        _thread.options = self._before
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ def _describe(
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
-    if place.form.widens and device.type == "cuda":
+    if place.widens and device.type == "cuda":
         kind.widen(graph_of)
     kind.add_second_graphs(graph_of)
     return kind
