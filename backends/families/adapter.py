@@ -12,18 +12,9 @@ import torch
 
 from ..contract import InputSpec
 from . import unet
+from .binding import Forward
 from .family import Family
-from .plan import (
-    Call,
-    Dispatch,
-    Form,
-    Forward,
-    Place,
-    Plan,
-    dispatch_one,
-    host_forward,
-    shallow_copy,
-)
+from .plan import Call, Form, Place, Plan, dispatch_one, host_forward, shallow_copy
 
 NAME = "adapter"
 
@@ -34,6 +25,9 @@ class Block(Form):
     family = NAME
     name = "block"
     children: tuple[str, ...] | None = ("in_conv", "block1", "act", "block2", "skep")
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        return lambda x: call(module.down_opt(x) if module.down else x)
 
     def label(self, module: Any) -> str:
         return f"Adapter block {_first(module).in_channels}->{module.block2.out_channels}"
@@ -52,7 +46,8 @@ FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 def plan_adapter(model: Any) -> Plan:
     """Cut the host's `Adapter` into regions."""
     plan = Plan(symbols=unet.SYMBOLS)
-    plan.dispatches = [_dispatch(f"body.{i}", block) for i, block in enumerate(model.body)]
+    for i, block in enumerate(model.body):
+        plan.dispatches.append(dispatch_one(Place(f"body.{i}", block, BLOCK)))
     return plan
 
 
@@ -62,17 +57,6 @@ FAMILY = Family(
     forms=FORMS,
     special_pays=True,
 )
-
-
-def _dispatch(name: str, block: Any) -> Dispatch:
-    def make(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            result = call(block.down_opt(x) if block.down else x)
-            return host() if result is None else result
-
-        return forward
-
-    return dispatch_one(Place(name, block, BLOCK), make)
 
 
 def _first(module: Any) -> Any:

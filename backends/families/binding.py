@@ -1,8 +1,9 @@
-"""Which calls of a block a forward of ours is for: those with the arguments that it knows.
+"""Which calls of a block of the host's are ours, and what of them a region is computed from.
 
-A host of another version, or a pack, may call a block with one argument more, one less, or in
-another order. Such a call is the host's own code's, with what its caller gave, unless it means the
-same: what the host would take for it anyway says nothing new.
+A form says what becomes of each argument (`Arguments`). A host of another version, or a pack, may
+call a block with one argument more, one less, or in another order. Such a call is the host's own
+code's, with what its caller gave, unless it means the same: what the host would take for it anyway
+says nothing new.
 """
 
 from __future__ import annotations
@@ -10,156 +11,269 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 #: A block's forward, or what is in its place.
 Forward = Callable[..., Any]
 
-#: What a forward of ours returns for the host's.
-_HOSTS = object()
+#: The step's options, which come first of what is taken: all else may hang on them.
+OPTIONS = "transformer_options"
 
+_Values = tuple[Any, ...]
+_EMPTY = inspect.Parameter.empty
 #: Defaults that are compared by what they are, and not by which object.
 _PLAIN = (bool, int, float, str, bytes, tuple, list, dict)
+#: Ways to call a block that are remembered: by how many arguments, and by which names.
+_MOST = 64
 
 
-class HostsTurn:
-    """What a forward of ours calls in the host's place, to no effect: whoever called it makes the
-    call anew, with the arguments that came.
+class Taken(NamedTuple):
+    """An argument that a region is computed from.
+
+    Attributes:
+        default: what is taken where the call has none; otherwise the host's own default.
+        missing: why a call with None for it is the host's.
+        is_left_out: whether None is not even an input.
     """
 
-    def __init__(self, own: partial[Any]) -> None:
-        #: The function of the host's class.
-        self.func = own.func
+    default: Any = _EMPTY
+    missing: str | None = None
+    is_left_out: bool = False
 
-    def __call__(self) -> Any:
-        return _HOSTS
+
+#: What becomes of an argument: it is taken; it is refused, unless it is None, for a reason in
+#: words; or (None) it says nothing to us.
+Use = Taken | str | None
+
+TAKEN = Taken()
+#: Taken, or None where a call has none.
+OR_NONE = Taken(None)
+#: An input where a call has it.
+OPTIONAL = Taken(None, is_left_out=True)
+
+
+def needed(missing: str) -> Taken:
+    """Take an argument; a call without it, or with None, is the host's for this reason."""
+    return Taken(None, missing)
+
+
+class Arguments:
+    """What becomes of a block's arguments, in the host's order."""
+
+    def __init__(self, *first: str, **uses: Use) -> None:
+        """Args: those that are taken by their place, whatever the host calls them, and the others
+        by the host's names.
+        """
+        self.first = first
+        self.named = uses
+        self.uses: dict[str, Use] = {**dict.fromkeys(first, TAKEN), **uses}
+
+
+class _Way(NamedTuple):
+    """One way to call a block: so many arguments by position, and these by name.
+
+    What comes in is one row of values, those by position first; numbers are places in it.
+    """
+
+    #: Values behind those that come: what the call leaves to defaults.
+    defaults: _Values
+    #: Makes what is taken of the row; None where the host's own raises.
+    pick: Callable[[_Values], _Values] | None
+    #: Those that must be None, each with the reason.
+    refused: tuple[tuple[int, str], ...] = ()
+    #: Those that must not be.
+    required: tuple[tuple[int, str], ...] = ()
+    #: Those that we do not know: place, name, and what the host takes anyway.
+    unknown: tuple[tuple[int, str, Any], ...] = ()
+    #: Of what is taken, whether None is left out; empty where nothing is.
+    optional: tuple[bool, ...] = ()
+    #: Why every such call is the host's.
+    reason: str | None = None
+    #: Whether what comes by position is just what is taken.
+    is_plain: bool = False
+    #: Whether `why_not` has anything to look at.
+    is_unusual: bool = False
+
+    def why_not(self, values: _Values) -> str | None:
+        """Why an unusual call is the host's, or None."""
+        others = [name for i, name, idle in self.unknown if not _is_idle(values[i], idle)]
+        if others:
+            names = ", ".join(sorted(others))
+            return f"called with other arguments than Warmgraph knows: {names}"
+        return next((why for i, why in self.required if values[i] is None), self.reason)
+
+    def present(self, taken: _Values) -> _Values:
+        """What is taken, but for what is left out."""
+        pairs = zip(taken, self.optional, strict=True)
+        return tuple(value for value, may_miss in pairs if value is not None or not may_miss)
 
 
 def bound(
-    make: Callable[[HostsTurn], Forward], own: partial[Any], decline: Callable[[str], Any]
+    arguments: Arguments, serve: Forward, own: partial[Any], decline: Callable[[str], Any]
 ) -> Forward:
     """Make what takes every call of a block.
 
     Args:
-        make: makes our forward from the host's turn. Of it the names and the order of arguments
-            count; names of those that are positional only do not.
+        serve: computes the block from what is taken, in order; None where the host must.
         own: the forward of the host's class, bound to the block.
         decline: notes why a call is the host's.
     """
-    ours = make(HostsTurn(own))
-    binding = _binding(own, ours)
-    most, names, needed = binding.in_order, binding.names, binding.needed
+    binding = _binding(own, arguments)
+    ways = binding.ways
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        count = len(args)
-        if count <= most and kwargs.keys() <= names and needed[count] <= kwargs.keys():
-            result = ours(*args, **kwargs)
-        else:
-            result = binding.other(ours, decline, args, kwargs)
-        return own(*args, **kwargs) if result is _HOSTS else result
+        way = ways.get((len(args), *kwargs) if kwargs else len(args))
+        if way is None:
+            way = binding.way(len(args), *kwargs)
+        if way.is_plain:
+            result = serve(*args)
+            return own(*args) if result is None else result
+        values = (*args, *kwargs.values(), *way.defaults)
+        reason = way.why_not(values) if way.is_unusual else None
+        for i, why in way.refused:
+            if values[i] is not None:
+                reason = why
+                break
+        if reason is not None:
+            decline(reason)
+        elif way.pick is not None:
+            taken = way.pick(values)
+            result = serve(*(way.present(taken) if way.optional else taken))
+            if result is not None:
+                return result
+        return own(*args, **kwargs)
 
     return forward
 
 
 class _Binding:
-    """What the arguments of a host's forward are to one of ours."""
+    """What the arguments of a host's forward are to a form."""
 
-    def __init__(self, hosts: inspect.Signature, ours: inspect.Signature) -> None:
-        """Compare them once."""
+    def __init__(self, hosts: inspect.Signature, arguments: Arguments) -> None:
         self._hosts = hosts
-        theirs = hosts.parameters
-        kinds = {parameter.kind for parameter in theirs.values()}
-        #: Arguments by position, by the host's names and by ours.
-        self._places, self._order = _positional(theirs), _positional(ours.parameters)
-        self._unnamed = [n for n, p in ours.parameters.items() if p.kind is p.POSITIONAL_ONLY]
-        #: How many arguments by position mean what they do in the host's.
-        self.in_order = 0
-        open_ended = inspect.Parameter.VAR_POSITIONAL in kinds
-        for i, name in enumerate(self._order):
-            there = self._places[i] if i < len(self._places) else None
-            if not (open_ended if there is None else name in (there, *self._unnamed)):
-                break
-            self.in_order += 1
-        by_name = [name for name in ours.parameters if name not in self._unnamed]
-        any_name = inspect.Parameter.VAR_KEYWORD in kinds
-        #: Arguments that may come by name.
-        self.names = frozenset(name for name in by_name if name in theirs or any_name)
-        #: Ours by the names that the host has for them.
-        self._known = {name: name for name in self.names}
-        self._known.update(zip(self._places, self._unnamed, strict=False))
-        #: What the host takes for its other arguments where none is given.
-        self._others = {n: p.default for n, p in theirs.items() if n not in self._known}
-        required = [n for n, p in ours.parameters.items() if p.default is p.empty]
-        #: By how many arguments come by position: those without which ours cannot be called.
-        self.needed = [
-            frozenset(name for name in required if name not in self._order[:count])
-            for count in range(len(self._order) + 1)
-        ]
+        self._arguments = arguments
+        #: The ways that were met, by how many arguments come by position, and the others' names.
+        self.ways: dict[Any, _Way] = {}
 
-    def other(
-        self,
-        ours: Forward,
-        decline: Callable[[str], Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Make a call that is not plainly ours by our forward, where that means the same."""
-        count, more = len(args), kwargs.keys() - self.names
-        if (
-            count <= self.in_order
-            and self.needed[count] <= kwargs.keys()
-            and all(self._is_idle(name, kwargs[name]) for name in more)
-        ):
-            return ours(*args, **{n: value for n, value in kwargs.items() if n not in more})
+    def way(self, count: int, *names: str) -> _Way:
+        """Work out a way to call the block, once."""
+        key = (count, *names) if names else count
+        if len(self.ways) >= _MOST:
+            self.ways.clear()
         try:
-            given = self._hosts.bind(*args, **kwargs)
-        except TypeError:  # which the host's own raises, too
-            return _HOSTS
-        given.apply_defaults()
-        mine: dict[str, Any] = {}
-        unknown: set[str] = set()
-        for name, value in given.arguments.items():
+            places = self._hosts.bind(*range(count), **{n: count + i for i, n in enumerate(names)})
+        except TypeError:
+            way = _Way((), None)
+        else:
+            way = self._made(count, count + len(names), *self._known(places.arguments))
+        self.ways[key] = way
+        return way
+
+    def _known(self, given: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, Any]]]:
+        """Where our arguments are in a call, by our names; and the others, by the host's, with
+        their defaults.
+        """
+        arguments, order = self._arguments, list(self._arguments.uses)
+        ours = {name: name for name in arguments.named}
+        ours.update(zip(_positional(self._hosts), arguments.first, strict=False))
+        known: dict[str, int] = {}
+        others: dict[str, tuple[int, Any]] = {}
+        for name, place in given.items():
             parameter = self._hosts.parameters[name]
-            if parameter.kind is parameter.VAR_KEYWORD:
-                mine.update({key: value[key] for key in value.keys() & self.names})
-                unknown |= value.keys() - self.names
-            elif parameter.kind is parameter.VAR_POSITIONAL:
-                places = self._order[len(self._places) :]
-                mine.update(zip(places, value, strict=False))
-                unknown |= {f"*{name}"} if len(value) > len(places) else set()
-            elif name in self._known:
-                mine[self._known[name]] = value
-            elif not self._is_idle(name, value):
-                unknown.add(name)
-        unknown |= self.needed[0] - mine.keys()
-        if unknown:
-            names = ", ".join(sorted(unknown))
-            decline(f"called with other arguments than Warmgraph knows: {names}")
-            return _HOSTS
-        unnamed = [mine.pop(name) for name in self._unnamed]
-        return ours(*unnamed, **mine)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                behind = order[len(_positional(self._hosts)) :]
+                known.update(zip(behind, place, strict=False))
+                if len(place) > len(behind):
+                    others[f"*{name}"] = place[-1], _EMPTY
+                continue
+            open_ended = parameter.kind is parameter.VAR_KEYWORD
+            for each, at in place.items() if open_ended else ((name, place),):
+                if each in ours:
+                    known[ours[each]] = at
+                else:
+                    others[each] = at, _EMPTY if open_ended else parameter.default
+        return known, others
 
-    def _is_idle(self, name: str, value: Any) -> bool:
-        """Tell whether an argument that ours does not know is what the host takes anyway."""
-        default = self._others.get(name, inspect.Parameter.empty)
-        if value is default:
-            return True
-        return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
+    def _made(
+        self,
+        by_position: int,
+        count: int,
+        known: dict[str, int],
+        others: dict[str, tuple[int, Any]],
+    ) -> _Way:
+        defaults: list[Any] = []
+        taken: list[tuple[int, bool]] = []
+        refused, required = [], []
+        unknown = [(at, name, idle) for name, (at, idle) in others.items()]
+        reason = None
+        for name, use in sorted(self._arguments.uses.items(), key=lambda each: each[0] != OPTIONS):
+            if use is None:
+                continue
+            if not isinstance(use, Taken):
+                refused += [(known[name], use)] if name in known else []
+                continue
+            at = known.get(name)
+            if at is None:
+                if use.is_left_out:
+                    continue
+                at, value = count + len(defaults), self._default(name, use)
+                defaults.append(value)
+                unknown += [(at, name, None)] if value is _EMPTY else []
+                reason = reason or use.missing
+            elif use.missing is not None:
+                required.append((at, use.missing))
+            taken.append((at, use.is_left_out))
+        optional = tuple(may_miss for _, may_miss in taken)
+        picked = [at for at, _ in taken]
+        way = _Way(
+            tuple(defaults),
+            _picker(picked),
+            tuple(refused),
+            tuple(required),
+            tuple(unknown),
+            optional if any(optional) else (),
+            reason,
+            is_unusual=bool(required or unknown or reason),
+        )
+        is_whole = by_position == count and picked == list(range(count))
+        has_more = way.defaults or way.refused or way.optional or way.is_unusual
+        return way._replace(is_plain=is_whole and not has_more)
+
+    def _default(self, name: str, use: Taken) -> Any:
+        if use.default is not _EMPTY or name not in self._hosts.parameters:
+            return use.default
+        return self._hosts.parameters[name].default
 
 
-def _positional(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+def _picker(places: list[int]) -> Callable[[_Values], _Values]:
+    """What takes these of a row, as a tuple."""
+    if places == list(range(places[0], places[-1] + 1)):
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
+
+
+def _is_idle(value: Any, default: Any) -> bool:
+    """Tell whether an argument that we do not know is what the host takes anyway."""
+    if value is default:
+        return True
+    return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
+    return [name for name, each in signature.parameters.items() if each.kind in kinds]
 
 
-#: By the function of the host's class and the code of ours: a model has many blocks of a class.
-_BINDINGS: dict[tuple[Any, Any], _Binding] = {}
+#: By the function of the host's class and what becomes of its arguments: a model has many blocks of
+#: a class.
+_BINDINGS: dict[tuple[Any, Arguments], _Binding] = {}
 
 
-def _binding(own: partial[Any], ours: Forward) -> _Binding:
-    key = own.func, getattr(ours, "__code__", ours)
+def _binding(own: partial[Any], arguments: Arguments) -> _Binding:
+    key = own.func, arguments
     if key not in _BINDINGS:
-        _BINDINGS[key] = _Binding(_signature(own), inspect.signature(ours))
+        _BINDINGS[key] = _Binding(_signature(own), arguments)
     return _BINDINGS[key]
 
 

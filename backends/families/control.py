@@ -13,8 +13,9 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import unet
+from .binding import Arguments
 from .family import Family
-from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward
+from .plan import Form, Place, Plan, dispatch_one, host_forward
 
 NAME = "control"
 
@@ -28,6 +29,7 @@ class Hint(Form):
 
     family = NAME
     name = "hint"
+    arguments = Arguments("hint", emb=None, context=None)  # its layers look at nothing else
 
     def label(self, module: Any) -> str:
         return f"Hint block {module[0].in_channels}->{module[-1].out_channels}"
@@ -48,7 +50,7 @@ def plan_control(model: Any) -> Plan:
     """Cut the host's `cldm.ControlNet` into regions."""
     plan = Plan(symbols=SYMBOLS)
     hint = Place("input_hint_block", model.input_hint_block, HINT)
-    plan.dispatches.append(dispatch_one(hint, _hint))
+    plan.dispatches.append(dispatch_one(hint))
     for name, layer in unet.encoder_layers(model):
         unet.plan_layer(plan, name, layer)
     return plan
@@ -66,11 +68,3 @@ FAMILY = Family(
     may_be_captured=_has_one_control,
     special_pays=True,
 )
-
-
-def _hint(call: Call, host: Forward) -> Forward:
-    def forward(hint: torch.Tensor, /, emb: Any = None, context: Any = None) -> torch.Tensor:
-        result = call(hint)  # its layers look at nothing else
-        return host() if result is None else result
-
-    return forward

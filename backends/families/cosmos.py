@@ -13,15 +13,15 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from .family import Family, Inputs
 from .plan import (
     Call,
-    Dispatch,
     Form,
-    Forward,
     Place,
     Plan,
     dispatch_one,
+    dispatch_several,
     host_forward,
     unknown_layer,
 )
@@ -45,6 +45,14 @@ class Block(dit.Attending):
     family = NAME
     name = "block"
     parts = ("self_attn", "cross_attn", "mlp")
+    arguments = dit.takes(
+        x_B_T_H_W_D=TAKEN,
+        emb_B_T_D=TAKEN,
+        crossattn_emb=TAKEN,
+        rope_emb_L_1_1_D=needed(dit.NOT_ROTATED),
+        adaln_lora_B_T_3D=OR_NONE,
+        extra_per_block_pos_emb=_POSITIONS,
+    )
     #: The sides of its tokens, and that of what modulates them.
     tokens: tuple[str, ...] = ("img",)
     times: int | str = 1
@@ -78,20 +86,8 @@ class Block(dit.Attending):
         return result.flatten(1, 3)
 
 
-class VideoBlock(Block):
-    """As `Block`, of a model for videos: of 93 frames of 1280x720 two at once have more than 2**31
-    elements in the 14B model's.
-    """
-
-    name = "video_block"
-    widens = True
-
-    def label(self, module: Any) -> str:
-        return f"Cosmos video block {module.x_dim}"
-
-
-class FrameBlock(VideoBlock):
-    """As `VideoBlock`, with a timestep for each frame: `x [batch, frames, patches, C]`, what
+class FrameBlock(Block):
+    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what
     modulates `emb [batch, frames, C]` and `adaln [batch, frames, 3 C]`.
     """
 
@@ -123,6 +119,7 @@ class Last(Form):
 
     family = NAME
     name = "last"
+    arguments = Arguments(x_B_T_H_W_D=TAKEN, emb_B_T_D=TAKEN, adaln_lora_B_T_3D=OR_NONE)
 
     def label(self, module: Any) -> str:
         return f"Cosmos last layer {module.hidden_size}"
@@ -139,13 +136,25 @@ class Last(Form):
         x, *modulation = inputs
         return host_forward(module, x[:, None, :, None], *modulation).flatten(1, 3)
 
+    def serving(self, call: Call, module: Any) -> Forward:
+        def serve(x: torch.Tensor, emb: torch.Tensor, adaln: Any) -> torch.Tensor | None:
+            if emb.shape[1] != 1:
+                call.decline(dit.FRAMES)
+                return None
+            result = call(x.flatten(1, 3), emb, *(() if adaln is None else (adaln,)))
+            return None if result is None else result.view(*x.shape[:4], -1)
 
-BLOCK, VIDEO_BLOCK, FRAME_BLOCK, LAST = Block(), VideoBlock(), FrameBlock(), Last()
-FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, VIDEO_BLOCK, FRAME_BLOCK, LAST)}
+        return serve
+
+
+BLOCK, FRAME_BLOCK, LAST = Block(), FrameBlock(), Last()
+FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, FRAME_BLOCK, LAST)}
 
 
 def plan_cosmos(model: Any) -> Plan:
-    """Cut a Cosmos Predict2 into regions; one that takes a mask of frames is for videos."""
+    """Cut a Cosmos Predict2 into regions; one that takes a mask of frames is for videos: of 93
+    frames of 1280x720 two at once have more than 2**31 elements in the 14B model's blocks.
+    """
     from comfy.ldm.cosmos import predict2 as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -155,13 +164,13 @@ def plan_cosmos(model: Any) -> Plan:
         if type(block) is not host.Block:
             plan.outside.append((name, unknown_layer(block)))
             continue
-        places = [Place(name, block, VIDEO_BLOCK if is_for_videos else BLOCK)]
+        places = [Place(name, block, BLOCK, is_for_videos)]
         if is_for_videos:
-            places.append(Place(f"{name}:frames", block, FRAME_BLOCK))
-        plan.dispatches.append(Dispatch(block, tuple(places), _block))
+            places.append(Place(f"{name}:frames", block, FRAME_BLOCK, is_for_videos))
+        plan.dispatches.append(dispatch_several(places, _serve))
     last = model.final_layer
     if type(last) is host.FinalLayer:
-        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST), _last))
+        plan.dispatches.append(dispatch_one(Place("final_layer", last, LAST)))
     return plan
 
 
@@ -193,73 +202,29 @@ def _adaln(module: Any, times: int | str, width: int, dtype: str) -> tuple[Input
     return (InputSpec("adaln", dtype, ("batch", times, 3 * width)),)
 
 
-def _problem(options: dict[str, Any], x: torch.Tensor, table: Any, positions: Any) -> str | None:
-    """Why a block must run the host's code in this call, or None."""
-    if positions is not None:
-        return _POSITIONS
-    if table is None or table.shape[:3] != (1, x.shape[1:4].numel(), 1):
-        return dit.NOT_ROTATED
-    return dit.changed(options)
-
-
-def _block(calls: Sequence[Call], host: Forward) -> Forward:
+def _serve(
+    calls: Sequence[Call],
+    options: dit.Options,
+    x: torch.Tensor,
+    emb: torch.Tensor,
+    context: Any,
+    table: torch.Tensor,
+    adaln: torch.Tensor | None,
+) -> Any:
+    """Compute a block of one timestep, or of one for each frame."""
     plain, *more = calls
-
-    def serve(
-        x: torch.Tensor, emb: torch.Tensor, context: Any, table: Any, adaln: Any, options: Any
-    ) -> torch.Tensor | None:
-        rope, rest = table.flatten(0, 2), () if adaln is None else (adaln,)
-        result: torch.Tensor | None
-        if emb.shape[1] == 1:
-            tokens = x.flatten(1, 3)
-            result = dit.serve(plain, None, options, tokens, emb, context, rope, *rest)
-        elif more:
-            tokens = x.flatten(2, 3)
-            rope = rope.reshape(*tokens.shape[1:3], *rope.shape[1:])
-            result = dit.serve(more[0], None, options, tokens, emb, context, rope, *rest)
-        else:
-            result = plain.decline(dit.FRAMES)
-        return None if result is None else result.view(x.shape)
-
-    def forward(
-        x_B_T_H_W_D: torch.Tensor,  # noqa: N803
-        emb_B_T_D: torch.Tensor,  # noqa: N803
-        crossattn_emb: torch.Tensor,
-        rope_emb_L_1_1_D: Any = None,  # noqa: N803
-        adaln_lora_B_T_3D: torch.Tensor | None = None,  # noqa: N803
-        extra_per_block_pos_emb: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        table, adaln = rope_emb_L_1_1_D, adaln_lora_B_T_3D
-        reason = _problem(options, x_B_T_H_W_D, table, extra_per_block_pos_emb)
-        result: torch.Tensor | None
-        if reason is None:
-            result = serve(x_B_T_H_W_D, emb_B_T_D, crossattn_emb, table, adaln, options)
-        else:
-            result = plain.decline(reason)
-        if result is not None:
-            return result
-        return host()
-
-    return forward
-
-
-def _last(call: Call, host: Forward) -> Forward:
-    def forward(
-        x_B_T_H_W_D: torch.Tensor,  # noqa: N803
-        emb_B_T_D: torch.Tensor,  # noqa: N803
-        adaln_lora_B_T_3D: torch.Tensor | None = None,  # noqa: N803
-    ) -> torch.Tensor:
-        x, emb, adaln = x_B_T_H_W_D, emb_B_T_D, adaln_lora_B_T_3D
-        modulation = (emb,) if adaln is None else (emb, adaln)
-        result: torch.Tensor | None
-        if emb.shape[1] == 1:
-            result = call(x.flatten(1, 3), *modulation)
-        else:
-            result = call.decline(dit.FRAMES)
-        if result is not None:
-            return result.view(*x.shape[:4], -1)
-        return host()
-
-    return forward
+    reason = dit.changed(options)
+    if table.shape[:3] != (1, x.shape[1:4].numel(), 1):
+        reason = dit.NOT_ROTATED
+    elif emb.shape[1] != 1 and not more:
+        reason = dit.FRAMES
+    if reason is not None:
+        return plain.decline(reason)
+    rope, rest = table.flatten(0, 2), () if adaln is None else (adaln,)
+    if emb.shape[1] == 1:
+        call, tokens = plain, x.flatten(1, 3)
+    else:
+        call, tokens = more[0], x.flatten(2, 3)
+        rope = rope.reshape(*tokens.shape[1:3], *rope.shape[1:])
+    result = dit.serve(call, None, options, tokens, emb, context, rope, *rest)
+    return None if result is None else result.view(x.shape)

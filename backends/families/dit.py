@@ -5,6 +5,7 @@ another node may put into them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +15,11 @@ from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
 from ..kinds import live_arguments
-from .plan import Call, Form, Forward, Place, Plan, dispatch_one, unknown_layer
+from .binding import OR_NONE, Arguments, Forward, Use
+from .plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
+
+#: A step's `transformer_options`.
+Options = dict[str, Any] | None
 
 #: What a form's reference calls the host's block with.
 options = host_attention.options
@@ -52,19 +57,63 @@ def attention(name: str) -> Any:
     return live_arguments.given(name, host_attention.LiveAttention)
 
 
+def takes(*first: str, **uses: Use) -> Arguments:
+    """Say what becomes of a block's arguments, and take the options of its step."""
+    return Arguments(*first, **uses, transformer_options=OR_NONE)
+
+
 class Attending(Form):
-    """A block that `reference` calls with `options()`, for all attention within."""
+    """A block that `reference` calls with `options()`, for all attention within; what is taken of
+    its calls begins with those.
+    """
 
     live_attention = True
 
+    def serving(self, call: Call, module: Any) -> Forward:
+        return partial(self.serve, call)
+
+    def changed(self, options: Options) -> str | None:
+        """Return why a block must run the host's code in a call with these options, or None."""
+        return changed(options)
+
+    def serve(self, call: Call, options: Options, *inputs: Any) -> Any:
+        """Compute a place of what is taken of a call; None where the host must."""
+        return serve(call, self.changed(options), options, *inputs)
+
 
 class LastLayer(Form):
-    """`x [batch, img, C]`, what modulates `vec [batch, C]` -> x, or what its tokens unfold into."""
+    """`x [batch, img, C]`, `vec [batch, C']`, which modulates it -> x, or what its tokens unfold
+    into.
+    """
 
     name = "last"
+    arguments = Arguments("x", "vec", modulation_dims=REFERENCES, timestep_zero_index=REFERENCES)
+
+    def __init__(
+        self,
+        family: str,
+        title: str,
+        *,
+        tokens: str = "img",
+        vec: tuple[str | int, ...] = ("batch",),
+    ) -> None:
+        """Args: the family, what its models are called, the size that tokens are counted by, and
+        the sizes of `vec` but for its last one.
+        """
+        self.family = family
+        self._title, self._tokens, self._vec = title, tokens, vec
+
+    def label(self, module: Any) -> str:
+        return f"{self._title} last layer {module.linear.in_features}"
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        return modulated("vec", module.linear.in_features, dtype)
+        modulation: Any = getattr(module, "adaLN_modulation", None)
+        width = module.linear.in_features
+        given = width if modulation is None else modulation[-1].in_features
+        return (
+            InputSpec("x", dtype, ("batch", self._tokens, width)),
+            InputSpec("vec", dtype, (*self._vec, given)),
+        )
 
 
 def modulated(vector: str, width: int, dtype: str) -> tuple[InputSpec, ...]:
@@ -81,17 +130,21 @@ def cut_stack(
     stack: str,
     cls: type[torch.nn.Module],
     form: Form,
-    make: Callable[[Call, Forward], Forward],
+    *,
+    widens: bool = False,
+    serve: Forward | None = None,
 ) -> None:
     """Make each block of a stack one region; one of another class than this stays outside.
 
     Args:
         stack: where in the model.
+        widens: as a `Place`'s.
+        serve: as `dispatch_one` takes it.
     """
     for i, block in enumerate(attrgetter(stack)(model)):
         name = f"{stack}.{i}"
         if type(block) is cls:
-            plan.dispatches.append(dispatch_one(Place(name, block, form), make))
+            plan.dispatches.append(dispatch_one(Place(name, block, form, widens), serve))
         else:
             plan.outside.append((name, unknown_layer(block)))
 
@@ -100,7 +153,7 @@ def cut_last(plan: Plan, model: Any, name: str, cls: type[torch.nn.Module], form
     """Make a last layer of this very class one region; ControlNets have none."""
     last = getattr(model, name, None)
     if type(last) is cls:
-        plan.dispatches.append(dispatch_one(Place(name, last, form), last_layer))
+        plan.dispatches.append(dispatch_one(Place(name, last, form)))
 
 
 def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:
@@ -114,7 +167,7 @@ def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:
 _WITHIN = ("attn1_patch", "attn1_output_patch", "attn2_patch", "mlp_patch")
 
 
-def changed(options: dict[str, Any]) -> str | None:
+def changed(options: Options) -> str | None:
     """Return why a block must run the host's code in this call, or None.
 
     Args:
@@ -131,7 +184,7 @@ def changed(options: dict[str, Any]) -> str | None:
 def serve(
     call: Call,
     reason: str | None,
-    options: dict[str, Any],
+    options: Options,
     *inputs: Any,
     live: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -144,7 +197,7 @@ def serve(
     """
     if reason is not None:
         return call.decline(reason)
-    with host_attention.attending_with(options, live):
+    with host_attention.attending_with({} if options is None else options, live):
         return call(*inputs)
 
 
@@ -155,23 +208,3 @@ def split(joint: torch.Tensor, axis: int, *lengths: int) -> list[torch.Tensor]:
         pieces.append(joint.narrow(axis, 0, length))
         joint = joint.narrow(axis, length, joint.shape[axis] - length)
     return [*pieces, joint]
-
-
-def last_layer(call: Call, host: Forward) -> Forward:
-    """Make the forward of a last layer, which takes the tokens and what modulates them."""
-
-    def forward(
-        x: torch.Tensor,
-        vec: torch.Tensor,
-        /,
-        modulation_dims: Any = None,
-        timestep_zero_index: Any = None,
-    ) -> torch.Tensor:
-        result: torch.Tensor | None
-        if modulation_dims is None and timestep_zero_index is None:
-            result = call(x, vec)
-        else:
-            result = call.decline(REFERENCES)
-        return host() if result is None else result
-
-    return forward

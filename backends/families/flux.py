@@ -16,8 +16,9 @@ import torch
 
 from ..contract import InputSpec
 from . import dit
+from .binding import TAKEN
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_forward, host_results
+from .plan import Call, Form, Plan, host_forward, host_results
 
 NAME = "flux"
 
@@ -31,6 +32,15 @@ class Double(dit.Attending):
     name = "double"
     parts = ("img_mlp", "txt_mlp")
     writes = (0, 1)
+    arguments = dit.takes(
+        img=TAKEN,
+        txt=TAKEN,
+        vec=TAKEN,
+        pe=TAKEN,
+        attn_mask=dit.MASKED,
+        modulation_dims_img=dit.REFERENCES,
+        modulation_dims_txt=dit.REFERENCES,
+    )
 
     def label(self, module: Any) -> str:
         return f"Flux double block {module.hidden_size}"
@@ -57,6 +67,13 @@ class Double(dit.Attending):
         """The text's is bounded, in a tensor of its own, where its dtype may overflow."""
         return position == 0 or dtype is not torch.float16
 
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        img, txt, vec, pe = inputs
+        if (reason := _problem(options, pe)) is not None:
+            return call.decline(reason)
+        parts = dit.split(pe, 2, txt.shape[1])
+        return dit.serve(call, None, options, img, txt, *parts, *_parts(vec))
+
 
 class Single(dit.Attending):
     """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, and what modulates: `vec
@@ -66,6 +83,9 @@ class Single(dit.Attending):
     family = NAME
     name = "single"
     writes = (0,)
+    arguments = dit.takes(
+        x=TAKEN, vec=TAKEN, pe=TAKEN, attn_mask=dit.MASKED, modulation_dims=dit.REFERENCES
+    )
 
     def label(self, module: Any) -> str:
         return f"Flux single block {module.hidden_size}"
@@ -87,65 +107,33 @@ class Single(dit.Attending):
         """As the text of `Double`."""
         return dtype is not torch.float16
 
-
-class Last(dit.LastLayer):
-    """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
-
-    family = NAME
-
-    def label(self, module: Any) -> str:
-        return f"Flux last layer {module.linear.in_features}"
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        x, vec, pe = inputs
+        return dit.serve(call, _problem(options, pe), options, x, pe, *_parts(vec))
 
 
-class VideoDouble(Double):
-    """As `Double`, of a video: of 129 frames of 1280x720 the largest tensor passes 2**31 elements
-    where two run at once, and `Single`'s where one does.
-    """
-
-    name = "video_double"
-    widens = True
-
-    def label(self, module: Any) -> str:
-        return f"HunyuanVideo double block {module.hidden_size}"
+DOUBLE, SINGLE, LAST = Double(), Single(), dit.LastLayer(NAME, "Flux")
+FORMS: dict[str, Form] = {form.name: form for form in (DOUBLE, SINGLE, LAST)}
 
 
-class VideoSingle(Single):
-    """As `Single`, of a video."""
-
-    name = "video_single"
-    widens = True
-
-    def label(self, module: Any) -> str:
-        return f"HunyuanVideo single block {module.hidden_size}"
-
-
-DOUBLE, SINGLE, LAST = Double(), Single(), Last()
-VIDEO_DOUBLE, VIDEO_SINGLE = VideoDouble(), VideoSingle()
-FORMS: dict[str, Form] = {
-    form.name: form for form in (DOUBLE, SINGLE, LAST, VIDEO_DOUBLE, VIDEO_SINGLE)
-}
-
-
-def plan_flux(model: Any) -> Plan:
+def plan_flux(model: Any, *, widens: bool = False) -> Plan:
     """Cut a Flux, or what is made of its blocks, into regions."""
-    return _plan(model, DOUBLE, SINGLE)
-
-
-def plan_hunyuan(model: Any) -> Plan:
-    """Cut a HunyuanVideo into regions; with patches of two sides it is a HunyuanImage."""
-    if len(model.patch_size) == 2:
-        return _plan(model, DOUBLE, SINGLE)
-    return _plan(model, VIDEO_DOUBLE, VIDEO_SINGLE)
-
-
-def _plan(model: Any, double: Form, single: Form) -> Plan:
     from comfy.ldm.flux import layers as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    dit.cut_stack(plan, model, "double_blocks", host.DoubleStreamBlock, double, _double)
-    dit.cut_stack(plan, model, "single_blocks", host.SingleStreamBlock, single, _single)
+    doubles, singles = host.DoubleStreamBlock, host.SingleStreamBlock
+    dit.cut_stack(plan, model, "double_blocks", doubles, DOUBLE, widens=widens)
+    dit.cut_stack(plan, model, "single_blocks", singles, SINGLE, widens=widens)
     dit.cut_last(plan, model, "final_layer", host.LastLayer, LAST)
     return plan
+
+
+def plan_hunyuan(model: Any) -> Plan:
+    """Cut a HunyuanVideo into regions; with patches of two sides it is a HunyuanImage. Of 129
+    frames of 1280x720 the largest tensor passes 2**31 elements where two run at once, and that of
+    blocks of one stream where one does.
+    """
+    return plan_flux(model, widens=len(model.patch_size) != 2)
 
 
 def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
@@ -223,56 +211,8 @@ def _parts(modulation: Any) -> list[torch.Tensor]:
     return [modulation.shift, modulation.scale, modulation.gate]
 
 
-def _problem(options: dict[str, Any], mask: Any, pe: Any, *dims: Any) -> str | None:
+def _problem(options: dit.Options, pe: Any) -> str | None:
     """Why a block must run the host's code in this call, or None."""
-    if mask is not None:
-        return dit.MASKED
-    if any(each is not None for each in dims):
-        return dit.REFERENCES
     if not isinstance(pe, torch.Tensor) or pe.dim() != 6:
         return dit.NOT_ROTATED
     return dit.changed(options)
-
-
-def _double(call: Call, host: Forward) -> Any:
-    def forward(
-        img: torch.Tensor,
-        txt: torch.Tensor,
-        vec: Any,
-        pe: Any,
-        attn_mask: Any = None,
-        modulation_dims_img: Any = None,
-        modulation_dims_txt: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        reason = _problem(options, attn_mask, pe, modulation_dims_img, modulation_dims_txt)
-        if reason is None:
-            parts = dit.split(pe, 2, txt.shape[1])
-            results = dit.serve(call, None, options, img, txt, *parts, *_parts(vec))
-            if results is not None:
-                return results
-        else:
-            call.decline(reason)
-        return host()
-
-    return forward
-
-
-def _single(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor,
-        vec: Any,
-        pe: Any,
-        attn_mask: Any = None,
-        modulation_dims: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        reason = _problem(options, attn_mask, pe, modulation_dims)
-        result: torch.Tensor | None = dit.serve(call, reason, options, x, pe, *_parts(vec))
-        if result is not None:
-            return result
-        return host()
-
-    return forward

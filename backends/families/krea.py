@@ -12,8 +12,9 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import TAKEN
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_forward
+from .plan import Form, Plan, host_forward
 
 NAME = "krea"
 
@@ -31,6 +32,9 @@ class Single(dit.Attending):
     family = NAME
     name = "single"
     parts = ("attn", "mlp")
+    arguments = dit.takes(
+        x=TAKEN, vec=TAKEN, freqs=TAKEN, mask=dit.MASKED, timestep_zero_index=dit.REFERENCES
+    )
 
     def label(self, module: Any) -> str:
         return f"Krea block {_width(module)}"
@@ -53,6 +57,10 @@ class Text(dit.Attending):
     family = NAME
     name = "text"
     parts = ("attn", "mlp")
+    arguments = dit.takes(x=TAKEN, mask=dit.MASKED)
+
+    def changed(self, options: dit.Options) -> str | None:
+        return None  # patches are for blocks that are counted, which these are not
 
     def label(self, module: Any) -> str:
         return f"Krea text block {_width(module)}"
@@ -76,24 +84,8 @@ class Layers(Text):
         return (InputSpec("x", dtype, ("rows", "layers", _width(module))),)
 
 
-class Last(Form):
-    """LastLayer: `x [batch, tokens, C]`, `vec [batch, 1, C]` -> `[batch, tokens, patch]`."""
-
-    family = NAME
-    name = "last"
-
-    def label(self, module: Any) -> str:
-        return f"Krea last layer {module.linear.in_features}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        width = module.linear.in_features
-        return (
-            InputSpec("x", dtype, ("batch", "tokens", width)),
-            InputSpec("vec", dtype, ("batch", 1, width)),
-        )
-
-
-SINGLE, TEXT, LAYERS, LAST = Single(), Text(), Layers(), Last()
+SINGLE, TEXT, LAYERS = Single(), Text(), Layers()
+LAST = dit.LastLayer(NAME, "Krea", tokens="tokens", vec=("batch", 1))
 FORMS: dict[str, Form] = {form.name: form for form in (SINGLE, TEXT, LAYERS, LAST)}
 
 
@@ -102,12 +94,12 @@ def plan_krea(model: Any) -> Plan:
     from comfy.ldm.krea2 import model as host
 
     plan = Plan(symbols=SYMBOLS)
-    for stack, cls, form, make in (
-        ("txtfusion.layerwise_blocks", host.TextFusionBlock, LAYERS, _text),
-        ("txtfusion.refiner_blocks", host.TextFusionBlock, TEXT, _text),
-        ("blocks", host.SingleStreamBlock, SINGLE, _single),
+    for stack, cls, form in (
+        ("txtfusion.layerwise_blocks", host.TextFusionBlock, LAYERS),
+        ("txtfusion.refiner_blocks", host.TextFusionBlock, TEXT),
+        ("blocks", host.SingleStreamBlock, SINGLE),
     ):
-        dit.cut_stack(plan, model, stack, cls, form, make)
+        dit.cut_stack(plan, model, stack, cls, form)
     dit.cut_last(plan, model, "last", host.LastLayer, LAST)
     return plan
 
@@ -128,39 +120,3 @@ FAMILY = Family(
 
 def _width(module: Any) -> int:
     return int(module.prenorm.scale.shape[0])
-
-
-def _text(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor, mask: Any = None, transformer_options: dict[str, Any] | None = None
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        # Patches are for blocks that are counted, which these are not: they never act here.
-        reason = None if mask is None else dit.MASKED
-        result: torch.Tensor | None = dit.serve(call, reason, options, x)
-        return host() if result is None else result
-
-    return forward
-
-
-def _single(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor,
-        vec: torch.Tensor,
-        freqs: torch.Tensor,
-        mask: Any = None,
-        timestep_zero_index: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        reason = dit.changed(options)
-        if mask is not None:
-            reason = dit.MASKED
-        elif timestep_zero_index is not None:
-            reason = dit.REFERENCES
-        result: torch.Tensor | None = dit.serve(call, reason, options, x, vec, freqs)
-        if result is not None:
-            return result
-        return host()
-
-    return forward

@@ -16,8 +16,9 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..host_api import attention
 from . import dit
+from .binding import OR_NONE, TAKEN
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_forward, host_results
+from .plan import Call, Form, Plan, host_forward, host_results
 
 NAME = "ltx"
 
@@ -57,6 +58,25 @@ class Block(dit.Attending):
     parts = (
         *("attn1", "attn2", "audio_attn1", "audio_attn2"),
         *("audio_to_video_attn", "video_to_audio_attn", "ff", "audio_ff"),
+    )
+    arguments = dit.takes(
+        x=TAKEN,
+        v_context=OR_NONE,
+        a_context=OR_NONE,
+        attention_mask=OR_NONE,
+        v_timestep=OR_NONE,
+        a_timestep=OR_NONE,
+        v_pe=OR_NONE,
+        a_pe=OR_NONE,
+        v_cross_pe=OR_NONE,
+        a_cross_pe=OR_NONE,
+        v_cross_scale_shift_timestep=OR_NONE,
+        a_cross_scale_shift_timestep=OR_NONE,
+        v_cross_gate_timestep=OR_NONE,
+        a_cross_gate_timestep=OR_NONE,
+        self_attention_mask=OR_NONE,
+        v_prompt_timestep=OR_NONE,
+        a_prompt_timestep=OR_NONE,
     )
     #: Whether a row's first half is rotated with its second.
     halves = True
@@ -152,6 +172,15 @@ class VideoBlock(dit.Attending):
     name = "video"
     writes = (0,)
     parts = ("attn1", "attn2", "ff")
+    arguments = dit.takes(
+        x=TAKEN,
+        context=OR_NONE,
+        attention_mask=OR_NONE,
+        timestep=OR_NONE,
+        pe=OR_NONE,
+        self_attention_mask=OR_NONE,
+        prompt_timestep=OR_NONE,
+    )
     halves = False
 
     def label(self, module: Any) -> str:
@@ -186,6 +215,26 @@ class VideoBlock(dit.Attending):
         )
         return result.view(x.shape)
 
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        x, context, mask, timestep, pe, guides, prompt = inputs
+        reason = _problem(options, guides, {})
+        parts = _by_groups((timestep,), x)
+        if reason is not None or parts is None:
+            return call.decline(reason or _UNEVEN)
+        (time,), sides = parts
+        served = dit.serve(
+            call,
+            None,
+            options,
+            x.unflatten(1, sides),
+            context,
+            time,
+            pe[0].unflatten(1, sides),
+            *(() if prompt is None else (prompt,)),
+            live={_GUIDES: guides, _TEXT: mask},
+        )
+        return None if served is None else x
+
 
 class VideoHalves(VideoBlock):
     """As `VideoBlock`, where a row's first half is rotated with its second."""
@@ -205,7 +254,7 @@ def plan_video(model: Any) -> Plan:
 
     plan = Plan(symbols=SYMBOLS)
     form = VIDEO_HALVES if _rotates_halves(model) else VIDEO
-    dit.cut_stack(plan, model, "transformer_blocks", host.BasicTransformerBlock, form, _video)
+    dit.cut_stack(plan, model, "transformer_blocks", host.BasicTransformerBlock, form)
     return plan
 
 
@@ -215,8 +264,8 @@ def plan_both(model: Any) -> Plan:
 
     plan = Plan(symbols=SYMBOLS)
     form = BLOCK if _rotates_halves(model) else NEIGHBOURS
-    make = partial(_both, _Texts())
-    dit.cut_stack(plan, model, "transformer_blocks", host.BasicAVTransformerBlock, form, make)
+    cls, serve = host.BasicAVTransformerBlock, partial(_both, _Texts())
+    dit.cut_stack(plan, model, "transformer_blocks", cls, form, serve=serve)
     return plan
 
 
@@ -254,8 +303,9 @@ def _table(name: str, tokens: tuple[str, str], layer: Any, dtype: str) -> InputS
     return InputSpec(name, dtype, ("batch", *tokens, *sides))
 
 
-def _problem(options: dict[str, Any], guides: Any, flags: Mapping[str, bool]) -> str | None:
+def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> str | None:
     """Why a block must run the host's code in this call. Its code asks for no patches within."""
+    options = options or {}
     if not attention.may_attend_under(guides):
         return dit.MASKED
     if any(options.get(name, usual) != usual for name, usual in flags.items()):
@@ -287,91 +337,30 @@ class _Texts:
             self._of, self._known = None, ()
 
 
-def _both(texts: _Texts, call: Call, host: Forward) -> Any:
-    def forward(
-        x: Any,
-        v_context: Any = None,
-        a_context: Any = None,
-        attention_mask: Any = None,
-        v_timestep: Any = None,
-        a_timestep: Any = None,
-        v_pe: Any = None,
-        a_pe: Any = None,
-        v_cross_pe: Any = None,
-        a_cross_pe: Any = None,
-        v_cross_scale_shift_timestep: Any = None,
-        a_cross_scale_shift_timestep: Any = None,
-        v_cross_gate_timestep: Any = None,
-        a_cross_gate_timestep: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-        self_attention_mask: Any = None,
-        v_prompt_timestep: Any = None,
-        a_prompt_timestep: Any = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        vx, ax = x
-        reason = _problem(options, self_attention_mask, _FLAGS) if ax.numel() else STREAMS
-        of_video = v_timestep, v_cross_scale_shift_timestep, v_cross_gate_timestep
-        of_audio = a_timestep, a_cross_scale_shift_timestep, a_cross_gate_timestep
-        video, audio = _by_groups(of_video, vx), _by_groups(of_audio, ax)
-        if reason is not None or video is None or audio is None:
-            call.decline(reason or _UNEVEN)
-            return host()
-        v_groups, v_sides = video
-        a_groups, a_sides = audio
-        prompts = () if v_prompt_timestep is None else (v_prompt_timestep, a_prompt_timestep)
-        served = dit.serve(
-            call,
-            None,
-            options,
-            vx.unflatten(1, v_sides),
-            ax.unflatten(1, a_sides),
-            *texts(v_context, a_context),
-            *(each for both in zip(v_groups, a_groups, strict=True) for each in both),
-            v_pe[0].unflatten(1, v_sides),
-            a_pe[0].unflatten(1, a_sides),
-            v_cross_pe[0].unflatten(1, v_sides),
-            a_cross_pe[0].unflatten(1, a_sides),
-            *prompts,
-            live={_GUIDES: self_attention_mask, _TEXT: attention_mask},
-        )
-        return host() if served is None else (vx, ax)  # which hold the results
-
-    return forward
-
-
-def _video(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: Any,
-        context: Any = None,
-        attention_mask: Any = None,
-        timestep: Any = None,
-        pe: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-        self_attention_mask: Any = None,
-        prompt_timestep: Any = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        reason = _problem(options, self_attention_mask, {})
-        parts = _by_groups((timestep,), x)
-        if reason is not None or parts is None:
-            call.decline(reason or _UNEVEN)
-            return host()
-        (time,), sides = parts
-        served = dit.serve(
-            call,
-            None,
-            options,
-            x.unflatten(1, sides),
-            context,
-            time,
-            pe[0].unflatten(1, sides),
-            *(() if prompt_timestep is None else (prompt_timestep,)),
-            live={_GUIDES: self_attention_mask, _TEXT: attention_mask},
-        )
-        return host() if served is None else x
-
-    return forward
+def _both(texts: _Texts, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    """Compute a block of video and audio."""
+    (vx, ax), v_context, a_context, mask, v_time, a_time, *tables = inputs[:10]
+    v_cross, a_cross, v_gate, a_gate, guides, *prompts = inputs[10:]
+    reason = _problem(options, guides, _FLAGS) if ax.numel() else STREAMS
+    video = _by_groups((v_time, v_cross, v_gate), vx)
+    audio = _by_groups((a_time, a_cross, a_gate), ax)
+    if reason is not None or video is None or audio is None:
+        return call.decline(reason or _UNEVEN)
+    (v_groups, v_sides), (a_groups, a_sides) = video, audio
+    sides = (v_sides, a_sides, v_sides, a_sides)
+    served = dit.serve(
+        call,
+        None,
+        options,
+        vx.unflatten(1, v_sides),
+        ax.unflatten(1, a_sides),
+        *texts(v_context, a_context),
+        *(each for both in zip(v_groups, a_groups, strict=True) for each in both),
+        *(table[0].unflatten(1, each) for table, each in zip(tables, sides, strict=True)),
+        *(() if prompts[0] is None else prompts),
+        live={_GUIDES: guides, _TEXT: mask},
+    )
+    return None if served is None else (vx, ax)  # which hold the results
 
 
 def _by_groups(times: tuple[Any, ...], x: torch.Tensor) -> _Groups | None:

@@ -5,13 +5,13 @@ thread, go into a region and come out of it, and a piece that the host makes goe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .ltx_pieces import FRAMES, KEPT
-from .plan import Call, Forward, Passage, host_forward, shallow_copy
+from .plan import Call, Passage, host_forward, shallow_copy
 
 #: Indices of the kept frames; those of a piece follow from zero on.
 _OF_KEPT = tuple(range(-KEPT, 0))
@@ -75,60 +75,49 @@ def _frames_like(x: torch.Tensor, channels: int, count: int) -> torch.Tensor:
     return x.new_zeros((x.shape[0], channels, count, *x.shape[3:]))
 
 
-def residual(module: Any, picks: Picks) -> Callable[[Call, Forward], Forward]:
-    """Return what makes a residual block's forward."""
-
-    def serve(call: Call, x: torch.Tensor, causal: bool, timestep: Any) -> torch.Tensor | None:
-        thread, frames = threading.get_ident(), x.shape[FRAMES]
-        past = module.temporal_cache_state.get(thread)
-        held = 0 if past is None else past.shape[FRAMES]
-        first = _piece(module.conv1, frames, causal, thread)
-        if frames == 0 or held > KEPT or first is None or first.gives < 1:
-            return None
-        last = _piece(module.conv2, first.gives, causal, thread)
-        if last is None or last.gives < 1 or last.gives > held + frames:
-            return None
-        if (timestep is None) is bool(module.timestep_conditioning):
-            return None
-        given = module.out_channels
-        around = x if given == module.in_channels else module.conv_shortcut(module.norm3(x))
-        if past is not None and held < KEPT:
-            past = torch.cat([past] * KEPT, FRAMES)
-        begin = KEPT - held
-        end = begin + last.gives
-        inputs = [
-            x,
-            _frames_like(x, module.in_channels, KEPT) if first.kept is None else first.kept,
-            _frames_like(x, given, KEPT) if last.kept is None else last.kept,
-            _frames_like(around, given, KEPT) if past is None else past,
-            picks.get(first.taken, x.device),
-            picks.get(last.taken, x.device),
-            picks.get((0,) * KEPT + tuple(range(begin, end)), x.device),
-        ]
-        if around is not x:
-            inputs.append(around)
-        if timestep is not None:
-            inputs.append(timestep)
-        results = call(*inputs)
-        if results is None:
-            return None
-        result: torch.Tensor = results[0]
-        _, keeps_first, keeps_last = results
-        module.conv1.temporal_cache_state[thread] = first.state(keeps_first)
-        module.conv2.temporal_cache_state[thread] = last.state(keeps_last)
-        module.temporal_cache_state[thread] = _left(past, around, end)
-        return result
-
-    def make(call: Call, host: Forward) -> Forward:
-        def forward(
-            input_tensor: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            result = serve(call, input_tensor, causal, timestep)
-            return host() if result is None else result
-
-        return forward
-
-    return make
+def residual(
+    module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool, timestep: Any
+) -> torch.Tensor | None:
+    """Compute a residual block on a piece; None where the host must."""
+    thread, frames = threading.get_ident(), x.shape[FRAMES]
+    past = module.temporal_cache_state.get(thread)
+    held = 0 if past is None else past.shape[FRAMES]
+    first = _piece(module.conv1, frames, causal, thread)
+    if frames == 0 or held > KEPT or first is None or first.gives < 1:
+        return None
+    last = _piece(module.conv2, first.gives, causal, thread)
+    if last is None or last.gives < 1 or last.gives > held + frames:
+        return None
+    if (timestep is None) is bool(module.timestep_conditioning):
+        return None
+    given = module.out_channels
+    around = x if given == module.in_channels else module.conv_shortcut(module.norm3(x))
+    if past is not None and held < KEPT:
+        past = torch.cat([past] * KEPT, FRAMES)
+    begin = KEPT - held
+    end = begin + last.gives
+    inputs = [
+        x,
+        _frames_like(x, module.in_channels, KEPT) if first.kept is None else first.kept,
+        _frames_like(x, given, KEPT) if last.kept is None else last.kept,
+        _frames_like(around, given, KEPT) if past is None else past,
+        picks.get(first.taken, x.device),
+        picks.get(last.taken, x.device),
+        picks.get((0,) * KEPT + tuple(range(begin, end)), x.device),
+    ]
+    if around is not x:
+        inputs.append(around)
+    if timestep is not None:
+        inputs.append(timestep)
+    results = call(*inputs)
+    if results is None:
+        return None
+    result: torch.Tensor = results[0]
+    _, keeps_first, keeps_last = results
+    module.conv1.temporal_cache_state[thread] = first.state(keeps_first)
+    module.conv2.temporal_cache_state[thread] = last.state(keeps_last)
+    module.temporal_cache_state[thread] = _left(past, around, end)
+    return result
 
 
 def _left(past: torch.Tensor | None, x: torch.Tensor, begin: int) -> torch.Tensor | None:
@@ -149,52 +138,39 @@ class _Past(tuple[Any, ...]):
     frame: torch.Tensor | None
 
 
-def up(module: Any, picks: Picks) -> Callable[[Call, Forward], Forward]:
-    """Return what makes an upsampling's forward."""
-
-    def serve(call: Call, x: torch.Tensor, causal: bool) -> torch.Tensor | None:
-        thread, frames = threading.get_ident(), x.shape[FRAMES]
-        state = module.temporal_cache_state.get(thread, (None, True, True))
-        drops = module.stride[0] == 2 and state[1]
-        piece = _piece(module.conv, frames, causal, thread)
-        if frames == 0 or piece is None or piece.gives < 1:
+def up(module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool) -> torch.Tensor | None:
+    """Compute an upsampling on a piece; None where the host must."""
+    thread, frames = threading.get_ident(), x.shape[FRAMES]
+    state = module.temporal_cache_state.get(thread, (None, True, True))
+    drops = module.stride[0] == 2 and state[1]
+    piece = _piece(module.conv, frames, causal, thread)
+    if frames == 0 or piece is None or piece.gives < 1:
+        return None
+    channels = module.conv.in_channels
+    inputs = [
+        x,
+        _frames_like(x, channels, KEPT) if piece.kept is None else piece.kept,
+        picks.get(piece.taken, x.device),
+    ]
+    past = getattr(state, "frame", None)
+    if module.residual:
+        if state[0] is not None and past is None:
+            return None  # the host began with this video
+        begin = 1 if past is None else 0
+        end = begin + piece.gives
+        if end > 1 + frames or (state[1], state[2]) not in ((True, True), (False, False)):
             return None
-        channels = module.conv.in_channels
-        inputs = [
-            x,
-            _frames_like(x, channels, KEPT) if piece.kept is None else piece.kept,
-            picks.get(piece.taken, x.device),
-        ]
-        past = getattr(state, "frame", None)
-        if module.residual:
-            if state[0] is not None and past is None:
-                return None  # the host began with this video
-            begin = 1 if past is None else 0
-            end = begin + piece.gives
-            if end > 1 + frames or (state[1], state[2]) not in ((True, True), (False, False)):
-                return None
-            inputs.append(_frames_like(x, channels, 1) if past is None else past)
-            inputs.append(picks.get((0,) * KEPT + tuple(range(begin, end)), x.device))
-        results = call(*inputs)
-        if results is None:
-            return None
-        result: torch.Tensor = results[0]
-        keeps = results[1]
-        module.conv.temporal_cache_state[thread] = piece.state(keeps)
-        left = x[:, :, end - 1 :].clone() if module.residual and end <= frames else None
-        module.temporal_cache_state[thread] = _past(module, left)
-        return result[:, :, 1:] if drops else result
-
-    def make(call: Call, host: Forward) -> Forward:
-        def forward(
-            x: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            result = serve(call, x, causal)
-            return host() if result is None else result
-
-        return forward
-
-    return make
+        inputs.append(_frames_like(x, channels, 1) if past is None else past)
+        inputs.append(picks.get((0,) * KEPT + tuple(range(begin, end)), x.device))
+    results = call(*inputs)
+    if results is None:
+        return None
+    result: torch.Tensor = results[0]
+    keeps = results[1]
+    module.conv.temporal_cache_state[thread] = piece.state(keeps)
+    left = x[:, :, end - 1 :].clone() if module.residual and end <= frames else None
+    module.temporal_cache_state[thread] = _past(module, left)
+    return result[:, :, 1:] if drops else result
 
 
 def _past(module: Any, frames: torch.Tensor | None) -> _Past:

@@ -9,6 +9,7 @@ Norms go by single pixels: they come after frames are picked, in the same pass.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
 from . import ltx_forwards, vae
+from .binding import OR_NONE, TAKEN, Arguments, Forward
 from .family import Family
 from .ltx_pieces import FRAMES, KEPT, Convolution, Given, Kept, PickedNorm, Way, mirrors, picked
 from .pairs import norm_and_activation
@@ -52,6 +54,7 @@ class Residual(Form):
 
     family = NAME
     name = "residual"
+    arguments = Arguments(input_tensor=TAKEN, causal=TAKEN, timestep=OR_NONE)
     layout = CHANNELS_LAST
     children = ("norm1", "conv1", "norm2", "conv2", "non_linearity", "dropout")
     hidden = (
@@ -111,6 +114,7 @@ class Up(Form):
 
     family = NAME
     name = "up"
+    arguments = Arguments(x=TAKEN, causal=TAKEN, timestep=None)
     layout = CHANNELS_LAST
     hidden = ("temporal_cache_state", "conv.temporal_cache_state")
 
@@ -181,15 +185,18 @@ def plan_ltx(model: Any) -> Plan:
     picks = ltx_forwards.Picks()
     for name, layer in model.decoder.named_modules(prefix="decoder"):
         cls = type(layer)
+        serve: Forward
         if issubclass(cls, (ResnetBlock3D, DepthToSpaceUpsample)):
             if (problem := _problem(layer)) is not None:
                 plan.outside.append((name, problem))
             elif cls is ResnetBlock3D:
                 place = Place(name, layer, FORMS["residual"])
-                plan.dispatches.append(dispatch_one(place, ltx_forwards.residual(layer, picks)))
+                serve = partial(ltx_forwards.residual, layer, picks)
+                plan.dispatches.append(dispatch_one(place, serve))
             elif cls is DepthToSpaceUpsample:
                 place = Place(name, layer, FORMS["up"])
-                plan.dispatches.append(dispatch_one(place, ltx_forwards.up(layer, picks)))
+                serve = partial(ltx_forwards.up, layer, picks)
+                plan.dispatches.append(dispatch_one(place, serve))
             else:
                 plan.outside.append((name, unknown_layer(layer)))
         elif cls is Decoder:

@@ -12,8 +12,9 @@ import torch
 
 from ..contract import InputSpec
 from . import dit
+from .binding import OPTIONAL, TAKEN
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_forward
+from .plan import Form, Plan, host_forward
 
 NAME = "lumina"
 
@@ -27,6 +28,13 @@ class Layer(dit.Attending):
     name = "layer"
     parts = ("attention", "feed_forward")
     hidden = ("layer_id",)
+    arguments = dit.takes(
+        x=TAKEN,
+        x_mask=dit.MASKED,
+        freqs_cis=TAKEN,
+        adaln_input=OPTIONAL,
+        timestep_zero_index=dit.REFERENCES,
+    )
 
     def label(self, module: Any) -> str:
         return (
@@ -39,29 +47,16 @@ class Layer(dit.Attending):
         table = InputSpec("freqs_cis", "float32", (1, "tokens", 1, module.head_dim // 2, 2, 2))
         if not module.modulation:
             return (x, table)
-        return (x, table, _adaln(module, dtype))
+        width = module.adaLN_modulation[-1].in_features
+        return (x, table, InputSpec("adaln", dtype, ("batch", width)))
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, table, *adaln = inputs
         return host_forward(module, x, None, table, *adaln, transformer_options=dit.options())
 
 
-class Final(Form):
-    """FinalLayer: `x [batch, tokens, C]`, `adaln [batch, C']` -> `[batch, tokens, patch]`."""
-
-    family = NAME
-    name = "final"
-
-    def label(self, module: Any) -> str:
-        return f"NextDiT last layer {module.linear.in_features}"
-
-    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
-        x = InputSpec("x", dtype, ("batch", "tokens", module.linear.in_features))
-        return (x, _adaln(module, dtype))
-
-
-LAYER, FINAL = Layer(), Final()
-FORMS: dict[str, Form] = {form.name: form for form in (LAYER, FINAL)}
+LAYER, LAST = Layer(), dit.LastLayer(NAME, "NextDiT", tokens="tokens")
+FORMS: dict[str, Form] = {form.name: form for form in (LAYER, LAST)}
 
 
 def plan_lumina(model: Any) -> Plan:
@@ -70,8 +65,8 @@ def plan_lumina(model: Any) -> Plan:
 
     plan = Plan(symbols=dit.SYMBOLS)
     for stack in ("context_refiner", "noise_refiner", "layers"):
-        dit.cut_stack(plan, model, stack, host.JointTransformerBlock, LAYER, _layer)
-    dit.cut_last(plan, model, "final_layer", host.FinalLayer, FINAL)
+        dit.cut_stack(plan, model, stack, host.JointTransformerBlock, LAYER)
+    dit.cut_last(plan, model, "final_layer", host.FinalLayer, LAST)
     return plan
 
 
@@ -89,31 +84,3 @@ FAMILY = Family(
     unread=dit.UNREAD_OPTIONS,
     empty=_empty,
 )
-
-
-def _adaln(module: Any, dtype: str) -> InputSpec:
-    return InputSpec("adaln", dtype, ("batch", module.adaLN_modulation[-1].in_features))
-
-
-def _layer(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor,
-        x_mask: Any,
-        freqs_cis: torch.Tensor,
-        adaln_input: torch.Tensor | None = None,
-        timestep_zero_index: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        reason = dit.changed(options)
-        if x_mask is not None:
-            reason = dit.MASKED
-        if timestep_zero_index is not None:
-            reason = dit.REFERENCES
-        given = (x, freqs_cis) if adaln_input is None else (x, freqs_cis, adaln_input)
-        result: torch.Tensor | None = dit.serve(call, reason, options, *given)
-        if result is not None:
-            return result
-        return host()
-
-    return forward

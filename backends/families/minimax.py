@@ -7,17 +7,18 @@ timesteps modulate by, and the last layer stay the host's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import TAKEN
 from .family import Family, Inputs
 from .plan import (
     Call,
     Form,
-    Forward,
     Passage,
     Place,
     Plan,
@@ -60,7 +61,7 @@ class Block(dit.Attending):
     name = "block"
     children = ("norm1", "norm2", "attn", "mlp")
     writes = (0,)
-    widens = True
+    arguments = dit.takes(x=TAKEN, t_emb=TAKEN, mod_segments=TAKEN, rope_freqs=TAKEN)
     whole = ("kinds",)
     parts = ("attn", "mlp")
 
@@ -99,9 +100,9 @@ def plan_minimax(model: Any) -> Plan:
         return plan
     kinds = _Kinds()
     for i, block in enumerate(model.blocks):
-        place = Place(f"blocks.{i}", block, BLOCK)
+        place = Place(f"blocks.{i}", block, BLOCK, widens=True)
         if type(block) is host.DiTBlock:
-            plan.dispatches.append(dispatch_one(place, _Served(block, kinds)))
+            plan.dispatches.append(dispatch_one(place, partial(_serve, kinds, block)))
         else:
             plan.outside.append((place.name, unknown_layer(block)))
     return plan
@@ -155,27 +156,17 @@ def _index(segments: _Segments, device: torch.device) -> torch.Tensor:
     return torch.cat([row.to(device) for row in rows])
 
 
-class _Served:
-    """Makes the forward of a block."""
-
-    def __init__(self, module: Any, kinds: _Kinds) -> None:
-        self._module, self._kinds = module, kinds
-
-    def __call__(self, call: Call, host: Forward) -> Forward:
-        module, kinds = self._module, self._kinds
-
-        def forward(
-            x: torch.Tensor,
-            t_emb: torch.Tensor,
-            mod_segments: Any,
-            rope_freqs: torch.Tensor,
-            transformer_options: dict[str, Any] | None = None,
-        ) -> torch.Tensor:
-            options = {} if transformer_options is None else transformer_options
-            modulation = torch.stack(module.adaln_proj(t_emb))
-            index = kinds(mod_segments, x.device)
-            # Patches within blocks never act here: the host's code asks for none.
-            served = dit.serve(call, None, options, x, modulation, index, rope_freqs)
-            return host() if served is None else x  # which holds the result
-
-        return forward
+def _serve(
+    kinds: _Kinds,
+    module: Any,
+    call: Call,
+    options: dit.Options,
+    x: torch.Tensor,
+    t_emb: torch.Tensor,
+    segments: _Segments,
+    table: torch.Tensor,
+) -> Any:
+    modulation = torch.stack(module.adaln_proj(t_emb))
+    # Patches within blocks never act here: the host's code asks for none.
+    served = dit.serve(call, None, options, x, modulation, kinds(segments, x.device), table)
+    return None if served is None else x  # which holds the result

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import TAKEN, needed
 from .family import Family
-from .plan import Call, Form, Forward, Plan
+from .plan import Form, Plan
 
 NAME = "minimax_vae"
 
@@ -32,6 +31,7 @@ class Block(dit.Attending):
     family = NAME
     name = "block"
     writes = (0,)
+    arguments = dit.takes(x=TAKEN, rotary_pos_emb=needed(dit.NOT_ROTATED))
     parts = ("attn", "ff")
 
     def label(self, module: Any) -> str:
@@ -57,7 +57,7 @@ def plan_minimax_vae(model: Any) -> Plan:
     if table.n_dim * table.inv_freq.shape[0] != PAIRS:
         plan.outside.append((_STACK, "rotates another part of each head"))
         return plan
-    dit.cut_stack(plan, model, _STACK, host.TransformerBlock, BLOCK, _block)
+    dit.cut_stack(plan, model, _STACK, host.TransformerBlock, BLOCK)
     return plan
 
 
@@ -70,12 +70,3 @@ FAMILY = Family(
 
 def _width(module: Any) -> int:
     return int(module.scale1.shape[0])
-
-
-def _block(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor, rotary_pos_emb: Any = None) -> torch.Tensor:
-        reason = dit.NOT_ROTATED if rotary_pos_emb is None else None
-        served: torch.Tensor | None = dit.serve(call, reason, {}, x, rotary_pos_emb)
-        return host() if served is None else served
-
-    return forward

@@ -4,11 +4,13 @@ itself, one with what the other returned.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .plan import Call, Dispatch, Follower, Forward, Place
+from .binding import Forward
+from .plan import Call, Dispatch, Follower, Place, dispatch_one
 
 #: On what a region returned in place of a norm: the activation whose work is done.
 _DONE = "warmgraph_done"
@@ -24,30 +26,21 @@ def norm_and_activation(place: Place, norm: torch.nn.Module, act: torch.nn.Modul
         place: a region that gives what `act` gives of what `norm` gives.
     """
 
-    def make_norm(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor | None = call(x)
-            if result is None:
-                return host()
+    def served(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+        result: torch.Tensor | None = call(x)
+        if result is not None:
             setattr(result, _DONE, act)
-            return result
-
-        return forward
+        return result
 
     def make_act(host: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def forward(*args: Any, **kwargs: Any) -> Any:
             for given in (*args, *kwargs.values()):
                 if getattr(given, _DONE, None) is act:
                     delattr(given, _DONE)
-                    done: torch.Tensor = given
-                    return done
+                    return given
             return host(*args, **kwargs)
 
         return forward
 
-    return Dispatch(
-        norm,
-        (place,),
-        lambda calls, host: make_norm(calls[0], host),
-        Follower(act, make_act),
-    )
+    dispatch = dispatch_one(place, served)
+    return replace(dispatch, module=norm, follower=Follower(act, make_act))

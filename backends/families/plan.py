@@ -31,13 +31,11 @@ from ..kinds.packs import foreign_class
 from ..kinds.replaced import describe_packs
 from ..kinds.sources import attributes_read, fingerprint
 from ..kinds.watch import Watch
-from .binding import bound
+from .binding import Arguments, Forward, bound
 
 _HOST_STATE = layers.STATE
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)
 
-#: The forward that the host would call without us.
-Forward = Callable[..., torch.Tensor]
 #: What a module is called by, but for some of the host's.
 FORWARD = "forward"
 #: A module, which of its methods is replaced, and by what.
@@ -63,6 +61,8 @@ class Form:
 
     family: str
     name: str
+    #: What becomes of the arguments that the host calls the block with.
+    arguments = Arguments("x")
     #: Names of the module's direct children that belong to the region; None: all of them.
     children: tuple[str, ...] | None = None
     #: Attributes of the module that the region does not hang on.
@@ -72,9 +72,6 @@ class Form:
     #: Positions of the inputs that the host's code writes into: `computed` gives it copies, and a
     #: region leaves there the result of the same position.
     writes: tuple[int, ...] = ()
-    #: Whether people's images have 2**31 elements here now and then: a kind gets a second graph
-    #: on a GPU before any call needs it.
-    widens: bool = False
     #: Whether its graph calls the host's attention when it runs: which one is no part of it then.
     live_attention: bool = False
     #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
@@ -91,6 +88,12 @@ class Form:
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
         """Return the activations that the region takes in a model that computes in `dtype`."""
         raise NotImplementedError
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        """Return what computes a place of what is taken of a call, or gives None for the host to do
+        it: the region itself, where that takes the same.
+        """
+        return call
 
     def code(self) -> tuple[Callable[..., Any], ...]:
         """Return the host's code that neither `reference` nor the module's names: methods of an
@@ -121,11 +124,16 @@ class Form:
 
 @dataclass(frozen=True)
 class Place:
-    """One occurrence of a region: its dotted name in the model, its module and its form."""
+    """One occurrence of a region: its dotted name in the model, its module and its form.
+
+    `widens` tells that people's images have 2**31 elements here now and then: a kind gets a second
+    graph on a GPU before any call needs it.
+    """
 
     name: str
     module: torch.nn.Module
     form: Form
+    widens: bool = False
 
 
 class Follower(NamedTuple):
@@ -137,23 +145,27 @@ class Follower(NamedTuple):
     make: Callable[[Forward], Forward]
 
 
-#: Builds a module's forward from one `Call` per region and the host's turn.
-Make = Callable[[Sequence[Call], Forward], Forward]
+class Method(NamedTuple):
+    """A method of a module that the host calls: `make` builds, from one `Call` per region, what
+    computes it of what is taken of its arguments (`Form.serving`).
+    """
+
+    arguments: Arguments
+    make: Callable[[Sequence[Call]], Forward]
 
 
 @dataclass(frozen=True)
 class Dispatch:
     """How one module's `forward` is replaced while a step runs, and that of what follows it.
 
-    `regions` are the places that must all have graphs before the replacement is installed; `make`
-    builds it from one `Call` per region and what it gives a call to the host by, whose own forward
-    then runs with what the module was called with (`binding.HostsTurn`). Of a module that the host
-    calls by methods of its own, each is made by its name.
+    `regions` are the places that must all have graphs before the replacement is installed. Calls
+    that are not served run the host's own code with what the module was called with. A module may
+    be called by `methods` of other names.
     """
 
     module: torch.nn.Module
     regions: tuple[Place, ...]
-    make: Make | Mapping[str, Make]
+    methods: Mapping[str, Method]
     follower: Follower | None = None
 
     def forwards(self, calls: Sequence[Call]) -> list[Placed]:
@@ -162,11 +174,11 @@ class Dispatch:
         def decline(reason: str) -> None:
             calls[0].decline(reason)
 
-        methods = self.make if isinstance(self.make, Mapping) else {FORWARD: self.make}
         made: list[Placed] = []
-        for name, make in methods.items():
+        for name, (arguments, make) in self.methods.items():
             own = _own_method(self.module, name)
-            made.append((self.module, name, bound(partial(make, calls), own, decline)))
+            forward = bound(arguments, make(calls), own, decline)
+            made.append((self.module, name, forward))
         if self.follower is not None:
             module, follow = self.follower
             made.append((module, FORWARD, follow(_own_method(module, FORWARD))))
@@ -197,15 +209,10 @@ class Plan:
     def over(self, module: torch.nn.Module) -> Plan:
         """Return the same places with another module in place of each: what is told of them."""
         told = [
-            Dispatch(module, tuple(replace(p, module=module) for p in each.regions), _no_forward)
+            Dispatch(module, tuple(replace(p, module=module) for p in each.regions), {})
             for each in self.dispatches
         ]
         return replace(self, dispatches=told)
-
-
-def _no_forward(*_: Any) -> Any:
-    """The forward of a place whose module is gone."""
-    raise RuntimeError("a scope must not run once it was let go")
 
 
 def describe_place(
@@ -310,7 +317,7 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
     and the parameters' meta of the whole region.
     """
     module, kept = place.module, place.form.children
-    parts: list[Any] = [place.form.name]
+    parts: list[Any] = [place.form.name, place.widens]
     pending = [("", module)]
     while pending:
         path, part = pending.pop()
@@ -343,19 +350,34 @@ def _mark(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else type(value)
 
 
-def dispatch_one(place: Place, make: Callable[[Call, Forward], Forward]) -> Dispatch:
-    """Return the dispatch of a module that is one region."""
-    return Dispatch(place.module, (place,), lambda calls, host: make(calls[0], host))
+def dispatch_one(place: Place, serve: Forward | None = None) -> Dispatch:
+    """Return the dispatch of a module that is one region.
+
+    Args:
+        serve: computes it of the region's call and what is taken, where its form does not say.
+    """
+
+    def make(calls: Sequence[Call]) -> Forward:
+        if serve is not None:
+            return partial(serve, calls[0])
+        return place.form.serving(calls[0], place.module)
+
+    return Dispatch(place.module, (place,), {FORWARD: Method(place.form.arguments, make)})
 
 
-def unary(call: Call, host: Forward) -> Forward:
-    """Make the forward of a module that takes one tensor."""
+def dispatch_several(
+    places: Sequence[Place], serve: Forward, arguments: Arguments | None = None
+) -> Dispatch:
+    """Return the dispatch of a module that is several regions, or one that is called in several
+    ways.
 
-    def forward(x: torch.Tensor, /) -> torch.Tensor:
-        result = call(x)
-        return host() if result is None else result
-
-    return forward
+    Args:
+        serve: computes it of the regions' calls and what is taken.
+        arguments: those of the first place's form unless told.
+    """
+    first = places[0]
+    method = Method(arguments or first.form.arguments, lambda calls: partial(serve, calls))
+    return Dispatch(first.module, tuple(places), {FORWARD: method})
 
 
 def unknown_layer(layer: Any) -> str:

@@ -13,17 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import OR_NONE, TAKEN
 from .family import Family, Inputs
-from .plan import (
-    Call,
-    Dispatch,
-    Form,
-    Forward,
-    Place,
-    Plan,
-    host_results,
-    unknown_layer,
-)
+from .plan import Call, Form, Place, Plan, dispatch_several, host_results, unknown_layer
 
 NAME = "qwen"
 
@@ -38,6 +30,14 @@ class Block(dit.Attending):
     family = NAME
     name = "block"
     parts = ("img_mlp", "txt_mlp")
+    arguments = dit.takes(
+        hidden_states=TAKEN,
+        encoder_hidden_states=TAKEN,
+        encoder_hidden_states_mask=dit.MASKED,
+        temb=TAKEN,
+        image_rotary_emb=OR_NONE,
+        timestep_zero_index=OR_NONE,
+    )
 
     def label(self, module: Any) -> str:
         return f"Qwen block {module.dim}"
@@ -107,17 +107,8 @@ class BlockWithReferences(dit.Attending):
             )
 
 
-class Last(dit.LastLayer):
-    """LastLayer: `x [batch, img, C]`, `vec [batch, C]` -> as x."""
-
-    family = NAME
-
-    def label(self, module: Any) -> str:
-        return f"Qwen last norm {module.linear.in_features}"
-
-
-BLOCK, REFERENCED, LAST = Block(), BlockWithReferences(), Last()
-CONTROL = ControlBlock()
+BLOCK, REFERENCED, CONTROL = Block(), BlockWithReferences(), ControlBlock()
+LAST = dit.LastLayer(NAME, "Qwen")
 FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, REFERENCED, LAST, CONTROL)}
 
 
@@ -132,11 +123,11 @@ def plan_qwen(model: Any) -> Plan:
         name = f"transformer_blocks.{i}"
         if type(block) is not host.QwenImageTransformerBlock:
             plan.outside.append((name, unknown_layer(block)))
-        elif timed:
-            places = Place(name, block, BLOCK), Place(f"{name}:references", block, REFERENCED)
-            plan.dispatches.append(Dispatch(block, places, _block))
-        else:
-            plan.dispatches.append(Dispatch(block, (Place(name, block, BLOCK),), _block))
+            continue
+        places = [Place(name, block, BLOCK)]
+        if timed:
+            places.append(Place(f"{name}:references", block, REFERENCED))
+        plan.dispatches.append(dispatch_several(places, _serve))
     dit.cut_last(plan, model, "norm_out", host.LastLayer, LAST)
     return plan
 
@@ -149,8 +140,7 @@ def plan_fun_control(model: Any) -> Plan:
     for i, block in enumerate(model.control_blocks):
         name = f"control_blocks.{i}"
         if type(block) is host.QwenImageFunControlBlock:
-            place = Place(name, block, CONTROL)
-            plan.dispatches.append(Dispatch(block, (place,), _block))
+            plan.dispatches.append(dispatch_several([Place(name, block, CONTROL)], _serve))
         else:
             plan.outside.append((name, unknown_layer(block)))
     return plan
@@ -200,40 +190,27 @@ def _table(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
     return InputSpec(name, dtype, ("batch", 1, tokens, half, 2, 2))
 
 
-def _block(calls: Sequence[Call], host: Forward) -> Any:
+def _serve(
+    calls: Sequence[Call],
+    options: dit.Options,
+    img: torch.Tensor,
+    txt: torch.Tensor,
+    temb: torch.Tensor,
+    pe: Any,
+    begin: int | None,
+) -> Any:
+    """Compute a block; tokens of references with a timestep of their own `begin` there."""
     plain, *more = calls
-
-    def forward(
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        encoder_hidden_states_mask: Any,
-        temb: torch.Tensor,
-        image_rotary_emb: Any = None,
-        timestep_zero_index: Any = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        img, txt, pe = hidden_states, encoder_hidden_states, image_rotary_emb
-        reason = dit.changed(options)
-        if encoder_hidden_states_mask is not None:
-            reason = dit.MASKED
-        elif not isinstance(pe, torch.Tensor) or pe.dim() != 6:
-            reason = dit.NOT_ROTATED
-        elif timestep_zero_index is not None and not more:
-            reason = dit.REFERENCES
-        results = None
-        if reason is not None:
-            plain.decline(reason)
-        elif timestep_zero_index is None:
-            parts = dit.split(pe, 2, txt.shape[1])
-            results = dit.serve(plain, None, options, img, txt, temb, *parts)
-        else:
-            begin = timestep_zero_index
-            parts = dit.split(pe, 2, txt.shape[1], begin)
-            streams = dit.split(img, 1, begin)
-            results = dit.serve(more[0], None, options, *streams, txt, *temb.chunk(2), *parts)
-        if results is not None:
-            return results
-        return host()
-
-    return forward
+    reason = dit.changed(options)
+    if not isinstance(pe, torch.Tensor) or pe.dim() != 6:
+        reason = dit.NOT_ROTATED
+    elif begin is not None and not more:
+        reason = dit.REFERENCES
+    if reason is not None:
+        return plain.decline(reason)
+    if begin is None:
+        parts = dit.split(pe, 2, txt.shape[1])
+        return dit.serve(plain, None, options, img, txt, temb, *parts)
+    parts = dit.split(pe, 2, txt.shape[1], begin)
+    streams = dit.split(img, 1, begin)
+    return dit.serve(more[0], None, options, *streams, txt, *temb.chunk(2), *parts)

@@ -17,8 +17,9 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import dit
+from .binding import TAKEN
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_forward
+from .plan import Call, Form, Plan, host_forward
 
 NAME = "qwen21"
 
@@ -51,6 +52,7 @@ class Block(dit.Attending):
     name = "block"
     writes = (0,)
     parts = ("img_mlp",)
+    arguments = dit.takes(x=TAKEN, mod=TAKEN, pe=TAKEN, attn_fn=TAKEN, prefix_len=TAKEN)
 
     def label(self, module: Any) -> str:
         return f"Qwen 2.1 block {_width(module)}"
@@ -86,8 +88,8 @@ def plan_qwen21(model: Any) -> Plan:
     from comfy.ldm.qwen_image21 import model as host
 
     plan = Plan(symbols=SYMBOLS)
-    cls = host.QwenImage21TransformerBlock
-    dit.cut_stack(plan, model, "transformer_blocks", cls, BLOCK, partial(_block, _Rows()))
+    cls, serve = host.QwenImage21TransformerBlock, partial(_serve, _Rows())
+    dit.cut_stack(plan, model, "transformer_blocks", cls, BLOCK, serve=serve)
     return plan
 
 
@@ -134,19 +136,16 @@ class _Rows:
         return self._modulation, self._index[key]
 
 
-def _block(rows: _Rows, call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor,
-        mod: _Modulation,
-        pe: torch.Tensor,
-        attn_fn: Any,
-        prefix_len: int,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        inputs = (x, *rows(mod, x, prefix_len), pe)
-        live = {_ATTENTION: attn_fn}
-        served = dit.serve(call, dit.changed(options), options, *inputs, live=live)
-        return host() if served is None else served
-
-    return forward
+def _serve(
+    rows: _Rows,
+    call: Call,
+    options: dit.Options,
+    x: torch.Tensor,
+    mod: _Modulation,
+    pe: torch.Tensor,
+    attend: Any,
+    prefix: int,
+) -> Any:
+    inputs = (x, *rows(mod, x, prefix), pe)
+    live = {_ATTENTION: attend}
+    return dit.serve(call, dit.changed(options), options, *inputs, live=live)

@@ -13,8 +13,9 @@ import torch
 
 from ..contract import InputSpec
 from . import dit
+from .binding import TAKEN, Arguments
 from .family import Family, Inputs
-from .plan import Call, Form, Forward, Plan, host_results
+from .plan import Call, Form, Plan, host_results
 
 NAME = "sd3"
 
@@ -27,6 +28,7 @@ class Joint(dit.Attending):
     family = NAME
     name = "joint"
     parts = ("context_block.mlp", "x_block.mlp")
+    arguments = dit.takes(context=TAKEN, x=TAKEN, c=TAKEN, use_checkpoint=None)
 
     def label(self, module: Any) -> str:
         return f"SD3 block {_width(module.x_block)}"
@@ -46,12 +48,18 @@ class Joint(dit.Attending):
         )
         return results[1] if module.context_block.pre_only else results
 
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        # Patches within blocks never act here: the host's code asks for none.
+        results = dit.serve(call, None, options, *inputs)
+        return (None, results) if isinstance(results, torch.Tensor) else results
+
 
 class Single(Form):
     """DismantledBlock by itself: `x [batch, img, C]`, what modulates `c [batch, C]` -> as x."""
 
     family = NAME
     name = "single"
+    arguments = Arguments(x=TAKEN, c=TAKEN)
 
     def label(self, module: Any) -> str:
         return f"SD3 control block {_width(module)}"
@@ -60,16 +68,7 @@ class Single(Form):
         return dit.modulated("c", _width(module), dtype)
 
 
-class Last(dit.LastLayer):
-    """FinalLayer: `x [batch, img, C]`, `vec [batch, C]` -> `[batch, img, patch]`."""
-
-    family = NAME
-
-    def label(self, module: Any) -> str:
-        return f"SD3 last layer {module.linear.in_features}"
-
-
-JOINT, SINGLE, LAST = Joint(), Single(), Last()
+JOINT, SINGLE, LAST = Joint(), Single(), dit.LastLayer(NAME, "SD3")
 FORMS: dict[str, Form] = {form.name: form for form in (JOINT, SINGLE, LAST)}
 
 
@@ -78,7 +77,7 @@ def plan_sd3(model: Any) -> Plan:
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    dit.cut_stack(plan, model, "joint_blocks", host.JointBlock, JOINT, _joint)
+    dit.cut_stack(plan, model, "joint_blocks", host.JointBlock, JOINT)
     dit.cut_last(plan, model, "final_layer", host.FinalLayer, LAST)
     return plan
 
@@ -88,7 +87,7 @@ def plan_embedder(model: Any) -> Plan:
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)
-    dit.cut_stack(plan, model, "transformer_blocks", host.DismantledBlock, SINGLE, _single)
+    dit.cut_stack(plan, model, "transformer_blocks", host.DismantledBlock, SINGLE)
     return plan
 
 
@@ -117,29 +116,3 @@ FAMILY = Family(
 
 def _width(block: Any) -> int:
     return int(block.attn.num_heads * block.attn.head_dim)
-
-
-def _joint(call: Call, host: Forward) -> Any:
-    def forward(
-        context: torch.Tensor,
-        x: torch.Tensor,
-        c: torch.Tensor,
-        use_checkpoint: bool = True,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        # Patches within blocks never act here: the host's code asks for none.
-        results = dit.serve(call, None, options, context, x, c)
-        if results is None:
-            return host()
-        return (None, results) if isinstance(results, torch.Tensor) else results
-
-    return forward
-
-
-def _single(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        result = call(x, c)
-        return host() if result is None else result
-
-    return forward

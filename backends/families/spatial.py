@@ -6,7 +6,7 @@ blocks left out it is the exit. Between them the blocks are called as the host c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from ..contract import InputSpec
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import owner_of
 from ..kinds.sources import is_foreign
-from .plan import Call, Form, Forward, host_forward, shallow_copy
+from .binding import OR_NONE, TAKEN, Arguments
+from .plan import Call, Form, host_forward, shallow_copy
 
 
 class _ReachedError(Exception):
@@ -102,33 +103,29 @@ class Exit(Form):
 ENTRY, EXIT = Entry(), Exit()
 
 
-def dispatch_spatial(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
-    """Return what makes a spatial transformer's forward from the calls of its entry and exit."""
+#: Of the module as a whole; what is taken begins with the step's options.
+ARGUMENTS = Arguments(x=TAKEN, context=OR_NONE, transformer_options=OR_NONE)
 
-    def make(calls: Sequence[Call], host: Forward) -> Forward:
-        entry, leave = calls
 
-        def forward(
-            x: torch.Tensor, context: Any = None, transformer_options: dict[str, Any] | None = None
-        ) -> torch.Tensor:
-            options = {} if transformer_options is None else transformer_options
-            tokens = entry(x)
-            if tokens is None:
-                return host()
-            contexts = context if isinstance(context, list) else None
-            # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
-            options["activations_shape"] = list(x.shape)
-            for i, block in enumerate(module.transformer_blocks):
-                options["block_index"] = i
-                chosen = context if contexts is None else contexts[i]
-                tokens = block(tokens, context=chosen, transformer_options=options)
-            image = tokens.unflatten(1, x.shape[2:]).movedim(3, 1)
-            result = leave(image, x)
-            return EXIT.reference(module, image, x) if result is None else result
-
-        return forward
-
-    return make
+def serve_spatial(
+    module: Any, calls: Sequence[Call], options: Any, x: torch.Tensor, context: Any
+) -> torch.Tensor | None:
+    """Compute a spatial transformer by the calls of its entry and exit."""
+    entry, leave = calls
+    options = {} if options is None else options
+    tokens = entry(x)
+    if tokens is None:
+        return None
+    contexts = context if isinstance(context, list) else None
+    # What the host's forward leaves for patches to read (see `spatial_transformer_change`).
+    options["activations_shape"] = list(x.shape)
+    for i, block in enumerate(module.transformer_blocks):
+        options["block_index"] = i
+        chosen = context if contexts is None else contexts[i]
+        tokens = block(tokens, context=chosen, transformer_options=options)
+    image = tokens.unflatten(1, x.shape[2:]).movedim(3, 1)
+    result: torch.Tensor | None = leave(image, x)
+    return EXIT.reference(module, image, x) if result is None else result
 
 
 class _Witness(torch.nn.Module):
@@ -159,7 +156,7 @@ class _Uncompiled:
 
 
 def spatial_transformer_change() -> str | None:
-    """Say whether this host's SpatialTransformer does what `dispatch_spatial` does in its place.
+    """Say whether this host's SpatialTransformer does what `serve_spatial` does in its place.
 
     Both run once on a tiny instance with recording blocks: same calls, same options left behind,
     same result; a host that came to do more keeps its own forward, and the report says so.
@@ -189,11 +186,13 @@ def _compare_spatial(cls: Any, operations: Any) -> str | None:
             layer.transformer_blocks = torch.nn.ModuleList(blocks)
             x = torch.linspace(-1, 1, 2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
             options: dict[str, Any] = {"block": ("input", 1)}
-            forward = layer.forward
+            contexts = ["first", "second"]
+            result: Any
             if ours:
                 calls = [_Uncompiled(form, layer) for form in (ENTRY, EXIT)]
-                forward = dispatch_spatial(layer)(calls, layer.forward)
-            result = forward(x, ["first", "second"], options)
+                result = serve_spatial(layer, calls, options, x, contexts)
+            else:
+                result = layer.forward(x, contexts, options)
         seen.append(([b.calls for b in blocks], options, result))
     (theirs, left, expected), (calls_made, left_by_us, got) = seen
     if theirs != calls_made or left != left_by_us or not torch.equal(expected, got):

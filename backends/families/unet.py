@@ -7,6 +7,7 @@ upsampling, output head. Time embedding, label embedding and the first convoluti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,21 +18,20 @@ from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import is_made_of_the_hosts, owner_of
 from ..kinds.purity import options_kept
 from . import dit
+from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from .family import Family, Inputs
 from .plan import (
     Call,
-    Dispatch,
     Form,
-    Forward,
     Passage,
     Place,
     Plan,
     dispatch_one,
+    dispatch_several,
     host_forward,
-    unary,
     unknown_layer,
 )
-from .spatial import ENTRY, EXIT, dispatch_spatial, spatial_transformer_change
+from .spatial import ARGUMENTS, ENTRY, EXIT, serve_spatial, spatial_transformer_change
 
 NAME = "unet"
 
@@ -63,6 +63,7 @@ class Residual(Form):
 
     family = NAME
     name = "residual"
+    arguments = Arguments(x=TAKEN, emb=TAKEN)
     layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
@@ -75,7 +76,7 @@ class Residual(Form):
         )
 
 
-class Block(Form):
+class Block(dit.Attending):
     """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
     shape.
     """
@@ -83,6 +84,7 @@ class Block(Form):
     family = NAME
     name = "block"
     parts = ("attn1", "attn2", "ff")
+    arguments = dit.takes(x=TAKEN, context=needed("called without a context"))
 
     def label(self, module: Any) -> str:
         return f"Transformer block {module.norm1.normalized_shape[0]}"
@@ -97,7 +99,21 @@ class Block(Form):
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, context = inputs
-        return host_forward(module, x, context=context, transformer_options={})
+        return host_forward(module, x, context=context, transformer_options=dit.options())
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        # By another pack's forward, if it has one.
+        kept = options_kept(type(module).forward)
+
+        def serve(options: dit.Options, x: torch.Tensor, context: torch.Tensor) -> Any:
+            options = {} if options is None else options
+            result = dit.serve(call, patched(options) if options else None, options, x, context)
+            if result is not None:
+                for owner, name in kept:
+                    setattr(owner, name, options)
+            return result
+
+        return serve
 
 
 class Down(Form):
@@ -123,6 +139,7 @@ class Up(Form):
 
     family = NAME
     name = "up"
+    arguments = Arguments(x=TAKEN, output_shape=OR_NONE)
     layout = CHANNELS_LAST
 
     def label(self, module: Any) -> str:
@@ -138,6 +155,13 @@ class Up(Form):
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, height, width = inputs
         return host_forward(module, x, (x.shape[0], x.shape[1], height, width))
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        def serve(x: torch.Tensor, output_shape: Any) -> Any:
+            size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
+            return call(x, int(size[0]), int(size[1]))
+
+        return serve
 
 
 class Head(Form):
@@ -179,7 +203,7 @@ def plan_unet(model: Any) -> Plan:
             plan_layer(plan, f"output_blocks.{i}.{j}", layer)
     head = getattr(model, "out", None)
     if type(head) is torch.nn.Sequential and len(head) and hasattr(head[0], "num_channels"):
-        plan.dispatches.append(dispatch_one(Place("out", head, FORMS["head"]), unary))
+        plan.dispatches.append(dispatch_one(Place("out", head, FORMS["head"])))
     else:
         plan.outside.append(("out", unknown_layer(head)))
     return plan
@@ -226,8 +250,6 @@ def patched(options: dict[str, Any]) -> str | None:
             table = replaced.get(name)
             if table and (place in table or block in table):
                 return f"another node replaces {name}"
-    if "optimized_attention_override" in options:
-        return "another node overrides the attention function"
     return None
 
 
@@ -249,67 +271,28 @@ def plan_layer(plan: Plan, name: str, layer: Any) -> None:
     if isinstance(layer, Passage):
         return
     if cls is ResBlock and not layer.skip_t_emb:
-        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"])))
     elif cls is Upsample and layer.dims == 2:
-        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _up))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"])))
     elif cls is Downsample and layer.dims == 2:
-        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), unary))
+        plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"])))
     elif cls is SpatialTransformer:
         if (change := spatial_transformer_change()) is None:
             ends = (
                 Place(f"{name}.entry", layer, FORMS["entry"]),
                 Place(f"{name}.exit", layer, FORMS["exit"]),
             )
-            plan.dispatches.append(Dispatch(layer, ends, dispatch_spatial(layer)))
+            serve = partial(serve_spatial, layer)
+            plan.dispatches.append(dispatch_several(ends, serve, ARGUMENTS))
         else:
             plan.outside += [(f"{name}.entry", change), (f"{name}.exit", change)]
         for i, block in enumerate(layer.transformer_blocks):
             where = f"{name}.transformer_blocks.{i}"
             if type(block) is BasicTransformerBlock and block.attn2 is not None and not block.ff_in:
-                plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"]), _block))
+                plan.dispatches.append(dispatch_one(Place(where, block, FORMS["block"])))
             else:
                 plan.outside.append((where, unknown_layer(block)))
     elif not is_made_of_the_hosts(cls):
         plan.guests.append((name, f"{cls.__qualname__} of {owner_of(cls)}"))
     elif name != "input_blocks.0.0":
         plan.outside.append((name, unknown_layer(layer)))
-
-
-def _residual(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
-        result = call(x, emb)
-        return host() if result is None else result
-
-    return forward
-
-
-def _up(call: Call, host: Forward) -> Forward:
-    def forward(x: torch.Tensor, output_shape: Any = None) -> torch.Tensor:
-        size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
-        result = call(x, int(size[0]), int(size[1]))
-        return host() if result is None else result
-
-    return forward
-
-
-def _block(call: Call, host: Forward) -> Forward:
-    kept = options_kept(getattr(host, "func", host))  # by another pack's forward, if it has one
-
-    def forward(
-        x: torch.Tensor,
-        context: torch.Tensor | None = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        reason = patched(options) if options else None
-        if reason is None and context is not None:
-            result: torch.Tensor | None = dit.serve(call, None, options, x, context)
-            if result is not None:
-                for owner, name in kept:
-                    setattr(owner, name, options)
-                return result
-        else:
-            call.decline(reason or "called without a context")
-        return host()
-
-    return forward

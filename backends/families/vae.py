@@ -7,25 +7,25 @@ host's. Blocks with 3-D convolutions (video VAEs) run as without Warmgraph, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
+from .binding import TAKEN, Arguments
 from .family import Family
 from .plan import (
     Call,
-    Dispatch,
     Form,
-    Forward,
     Place,
     Plan,
     dispatch_one,
+    dispatch_several,
     host_forward,
     shallow_copy,
-    unary,
     unknown_layer,
 )
 
@@ -63,7 +63,9 @@ class Residual(_VAEForm):
     """ResnetBlock: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
 
     name = "residual"
-    widens = True
+    arguments = Arguments(
+        x=TAKEN, temb="called with a time embedding", conv_carry_in=None, conv_carry_out=None
+    )
 
     def label(self, module: Any) -> str:
         return f"VAE ResnetBlock {module.in_channels}->{module.out_channels}"
@@ -127,7 +129,6 @@ class Convolution(_VAEForm):
     """A first or last Conv2d: `x [batch, C, height, width]` -> `[batch, C', height, width]`."""
 
     name = "convolution"
-    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE convolution {module.in_channels}->{module.out_channels}"
@@ -140,7 +141,6 @@ class Norm(_VAEForm):
     """The last GroupNorm: `x [batch, C, height, width]` -> the same shape."""
 
     name = "norm"
-    widens = True
 
     def label(self, module: Any) -> str:
         return f"VAE norm {module.num_channels}"
@@ -149,11 +149,15 @@ class Norm(_VAEForm):
         return int(module.num_channels)
 
 
+#: What convolutions of a video carry from piece to piece says nothing to those of an image.
+_CARRIED = Arguments(x=TAKEN, conv_carry_in=None, conv_carry_out=None)
+
+
 class Up(_VAEForm):
     """Upsample: `x [batch, C, height, width]` -> twice each side."""
 
     name = "up"
-    widens = True
+    arguments = _CARRIED
 
     def label(self, module: Any) -> str:
         return f"VAE Upsample {module.conv.in_channels}"
@@ -166,7 +170,7 @@ class Down(_VAEForm):
     """Downsample: `x [batch, C, height, width]` -> half of each side, rounded down."""
 
     name = "down"
-    widens = True
+    arguments = _CARRIED
 
     def label(self, module: Any) -> str:
         return f"VAE Downsample {module.conv.in_channels}"
@@ -213,29 +217,26 @@ def plan_vae(model: Any) -> Plan:
     )
 
     plan = Plan(symbols=SYMBOLS)
+    forms = {ResnetBlock: "residual", Upsample: "up", Downsample: "down"}
     for name, layer in model.named_modules():
         cls = type(layer)
         last = name.rpartition(".")[2]
         if last in ("conv_in", "conv_out") and isinstance(layer, torch.nn.Conv2d):
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["convolution"]), unary))
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["convolution"], True)))
         elif last == "norm_out" and isinstance(layer, torch.nn.GroupNorm):
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["norm"]), unary))
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["norm"], True)))
         if not issubclass(cls, (ResnetBlock, AttnBlock, Upsample, Downsample)):
             continue
         if (problem := _problem(layer)) is not None:
             plan.outside.append((name, problem))
-        elif cls is ResnetBlock:
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["residual"]), _residual))
+        elif cls in forms:
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS[forms[cls]], True)))
         elif cls is AttnBlock:
             ends = (
                 Place(f"{name}.entry", layer, FORMS["attention_entry"]),
                 Place(f"{name}.exit", layer, FORMS["attention_exit"]),
             )
-            plan.dispatches.append(Dispatch(layer, ends, _attention(layer)))
-        elif cls is Upsample:
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["up"]), _carried))
-        elif cls is Downsample:
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["down"]), _carried))
+            plan.dispatches.append(dispatch_several(ends, partial(_attend, layer)))
         else:
             plan.outside.append((name, unknown_layer(layer)))
     return plan
@@ -248,7 +249,7 @@ def plan_taesd(model: Any) -> Plan:
     plan = Plan(symbols=SYMBOLS)
     for name, layer in model.named_modules():
         if type(layer) is Block:
-            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["tiny"]), unary))
+            plan.dispatches.append(dispatch_one(Place(name, layer, FORMS["tiny"])))
     return plan
 
 
@@ -274,51 +275,17 @@ def _problem(layer: Any) -> str | None:
     return None
 
 
-def _residual(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor,
-        temb: Any = None,
-        conv_carry_in: Any = None,
-        conv_carry_out: Any = None,
-    ) -> torch.Tensor:
-        result: torch.Tensor | None
-        result = call(x) if temb is None else call.decline("called with a time embedding")
-        if result is not None:
-            return result
-        return host()
-
-    return forward
-
-
-def _attention(module: Any) -> Callable[[Sequence[Call], Forward], Forward]:
-    """Return what makes an AttnBlock's forward: between the two regions the host attends, by the
-    function that the block has now, with that function's own way out when memory is short.
+def _attend(module: Any, calls: Sequence[Call], x: torch.Tensor) -> torch.Tensor | None:
+    """Compute an AttnBlock: between the two regions the host attends, by the function that the
+    block has now, with that function's own way out when memory is short.
     """
-
-    def make(calls: Sequence[Call], host: Forward) -> Forward:
-        enter, leave = calls
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            qkv = enter(x)
-            if qkv is None:
-                return host()
-            attended = module.optimized_attention(*qkv.chunk(3))
-            del qkv
-            result: torch.Tensor | None = leave(attended, x)
-            if result is None:
-                result = FORMS["attention_exit"].computed(module, (attended, x))[0]
-            return result
-
-        return forward
-
-    return make
-
-
-def _carried(call: Call, host: Forward) -> Forward:
-    def forward(
-        x: torch.Tensor, conv_carry_in: Any = None, conv_carry_out: Any = None
-    ) -> torch.Tensor:
-        result = call(x)
-        return host() if result is None else result
-
-    return forward
+    enter, leave = calls
+    qkv = enter(x)
+    if qkv is None:
+        return None
+    attended = module.optimized_attention(*qkv.chunk(3))
+    del qkv
+    result: torch.Tensor | None = leave(attended, x)
+    if result is None:
+        result = FORMS["attention_exit"].computed(module, (attended, x))[0]
+    return result

@@ -13,20 +13,11 @@ from typing import Any
 from ..contract import Symbol
 from . import dit
 from .family import Family, Inputs
-from .plan import Dispatch, Form, Place, Plan, dispatch_one, unknown_layer
+from .plan import Form, Place, Plan, dispatch_one, dispatch_several, unknown_layer
 from .wan_animate import FORMS as ANIMATE2
 from .wan_animate import plan_animate2
-from .wan_blocks import (
-    BLOCK,
-    FRAME_BLOCK,
-    HEAD,
-    IMAGE_BLOCK,
-    cut_heads,
-    serve_block,
-    serve_frames,
-    serve_image,
-)
-from .wan_variants import HINT_BLOCK, SOUND_BLOCK, serve_hint, serve_sound
+from .wan_blocks import BLOCK, FRAME_BLOCK, HEAD, IMAGE_BLOCK, cut_heads, serve_block
+from .wan_variants import HINT_BLOCK, SOUND_BLOCK
 
 #: Tokens of a CLIP's image: 257, or 514 for a first and a last frame. Frames and the tokens of one.
 SYMBOLS = dit.SYMBOLS | {
@@ -54,25 +45,24 @@ def plan_wan(model: Any) -> Plan:
     for i, block in enumerate(model.blocks):
         name = f"blocks.{i}"
         if type(block) is host.WanAttentionBlockAudio:
-            plan.dispatches.append(dispatch_one(Place(name, block, SOUND_BLOCK), serve_sound))
+            plan.dispatches.append(dispatch_one(Place(name, block, SOUND_BLOCK, True)))
         elif type(block) is not host.WanAttentionBlock:
             plan.outside.append((name, unknown_layer(block)))
         elif type(block.cross_attn) is host.WanI2VCrossAttention:
-            place = Place(name, block, IMAGE_BLOCK)
-            plan.dispatches.append(Dispatch(block, (place,), serve_image))
+            plan.dispatches.append(dispatch_one(Place(name, block, IMAGE_BLOCK, True)))
         elif type(model) is host.WanModel_S2V:
-            place = Place(f"{name}:frames", block, FRAME_BLOCK)
-            plan.dispatches.append(Dispatch(block, (place,), serve_frames))
+            # The video has one timestep and what is put behind it another.
+            place = Place(f"{name}:frames", block, FRAME_BLOCK, True)
+            plan.dispatches.append(dispatch_one(place))
         else:
-            places = [Place(name, block, BLOCK)]
+            places = [Place(name, block, BLOCK, True)]
             if model.out_dim == _TIMES_FRAMES:
-                places.append(Place(f"{name}:frames", block, FRAME_BLOCK))
-            plan.dispatches.append(Dispatch(block, tuple(places), serve_block))
+                places.append(Place(f"{name}:frames", block, FRAME_BLOCK, True))
+            plan.dispatches.append(dispatch_several(places, serve_block))
     for i, block in enumerate(getattr(model, "vace_blocks", ())):
         name = f"vace_blocks.{i}"
         if type(block) is host.VaceWanAttentionBlock:
-            make = partial(serve_hint, block)
-            plan.dispatches.append(dispatch_one(Place(name, block, HINT_BLOCK), make))
+            plan.dispatches.append(dispatch_one(Place(name, block, HINT_BLOCK, True)))
         else:
             plan.outside.append((name, unknown_layer(block)))
     cut_heads(plan, model)

@@ -16,7 +16,8 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from . import dit
-from .plan import Call, Dispatch, Form, Forward, Passage, Place, Plan, shallow_copy, unknown_layer
+from .binding import TAKEN, Arguments
+from .plan import Call, Dispatch, Form, Method, Passage, Place, Plan, shallow_copy, unknown_layer
 from .wan_blocks import NAME, NO_IMAGE, context_input, cut_heads, of_all_frames, table_input
 
 #: Arguments of the host's attention that are known here.
@@ -60,7 +61,6 @@ class Queries(Form):
     family = NAME
     name = "animate2_queries"
     children: tuple[str, ...] | None = ("norm1", "self_attn")
-    widens = True
 
     def label(self, module: Any) -> str:
         return f"Wan Animate 2 queries {module.dim}"
@@ -103,7 +103,6 @@ class Rest(dit.Attending):
     family = NAME
     name = "animate2_rest"
     children = ("norm1", "norm3", "cross_attn", "norm2", "ffn")
-    widens = True
     parts = ("cross_attn", "ffn")
 
     def label(self, module: Any) -> str:
@@ -149,9 +148,9 @@ def plan_animate2(symbols: dict[str, Symbol], model: Any) -> Plan:
         if type(block) is block_class and type(block.self_attn) is attention:
             forms = {"queries": QUERIES, "keys": KEYS, "rest": REST}
             # The host calls it by these names, and never as a module.
-            places = tuple(Place(f"{name}:{part}", block, forms[part]) for part in forms)
-            make = {name: partial(each, block) for name, each in _METHODS.items()}
-            plan.dispatches.append(Dispatch(block, places, make))
+            places = tuple(Place(f"{name}:{part}", block, forms[part], True) for part in forms)
+            methods = {name: _method(block, *each) for name, each in _METHODS.items()}
+            plan.dispatches.append(Dispatch(block, places, methods))
         else:
             plan.outside.append((name, unknown_layer(block)))
     cut_heads(plan, model)
@@ -198,74 +197,81 @@ class _Calls:
         return dit.serve(self._rest, None, self.options, x, y, self._modulation, text, image)
 
 
-def _pose(block: Any, calls: Sequence[Call], host: Forward) -> Forward:
-    """Make what computes the video that drives."""
-
-    def forward_pose(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        mine = _Calls(calls, block, e, context, context_img_len, transformer_options)
-        if (made := mine.queries(x, freqs)) is None:
-            return host()
-        y, k, v = mine.attending(made).forward_pose(x, freqs, transformer_options=mine.options)
-        result = mine.rest(x, y)
-        return host() if result is None else (result, k, v)
-
-    return forward_pose
+def _method(block: Any, arguments: Arguments, serve: Any) -> Method:
+    return Method(arguments, lambda calls: partial(serve, block, calls))
 
 
-def _generated(block: Any, calls: Sequence[Call], host: Forward) -> Forward:
-    """Make what computes the video that is made."""
-
-    def forward_gen(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        k_pose: Any,
-        v_pose: Any,
-        f_gen: Any,
-        hw: Any,
-        buffers: Any,
-        ref_strength: Any = 1.0,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        mine = _Calls(calls, block, e, context, context_img_len, transformer_options)
-        if (made := mine.queries(x, freqs)) is None:
-            return host()
-        frames = (k_pose, v_pose, f_gen, hw, buffers)
-        y = mine.attending(made).forward_gen(
-            x, freqs, *frames, ref_strength=ref_strength, transformer_options=mine.options
-        )
-        result = mine.rest(x, y)
-        return host() if result is None else result
-
-    return forward_gen
+def _pose(
+    block: Any,
+    calls: Sequence[Call],
+    options: dit.Options,
+    x: torch.Tensor,
+    e: torch.Tensor,
+    freqs: torch.Tensor,
+    context: torch.Tensor,
+    length: Any,
+) -> Any:
+    """Compute the video that drives."""
+    mine = _Calls(calls, block, e, context, length, options)
+    if (made := mine.queries(x, freqs)) is None:
+        return None
+    y, k, v = mine.attending(made).forward_pose(x, freqs, transformer_options=mine.options)
+    result = mine.rest(x, y)
+    return None if result is None else (result, k, v)
 
 
-def _kept(_block: Any, calls: Sequence[Call], host: Forward) -> Forward:
-    """Make what computes keys and values of tokens that were kept."""
+def _generated(
+    block: Any,
+    calls: Sequence[Call],
+    options: dit.Options,
+    x: torch.Tensor,
+    e: torch.Tensor,
+    freqs: torch.Tensor,
+    context: torch.Tensor,
+    *others: Any,
+) -> Any:
+    """Compute the video that is made."""
+    *frames, strength, length = others
+    mine = _Calls(calls, block, e, context, length, options)
+    if (made := mine.queries(x, freqs)) is None:
+        return None
+    y = mine.attending(made).forward_gen(
+        x, freqs, *frames, ref_strength=strength, transformer_options=mine.options
+    )
+    return mine.rest(x, y)
 
-    def kv_from_input(
-        x_pose: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        modulation = of_all_frames(e, 3)
-        if modulation is None:
-            calls[1].decline(dit.FRAMES)
-            return host()
-        made = calls[1](x_pose, modulation, freqs)
-        return host() if made is None else tuple(made)
 
-    return kv_from_input
+def _kept(
+    _block: Any, calls: Sequence[Call], _options: dit.Options, x: Any, e: Any, freqs: Any
+) -> Any:
+    """Compute keys and values of tokens that were kept."""
+    modulation = of_all_frames(e, 3)
+    if modulation is None:
+        return calls[1].decline(dit.FRAMES)
+    made = calls[1](x, modulation, freqs)
+    return None if made is None else tuple(made)
 
 
-_METHODS = {"forward_pose": _pose, "forward_gen": _generated, "kv_from_input": _kept}
+_METHODS = {
+    "forward_pose": (
+        dit.takes(x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=TAKEN),
+        _pose,
+    ),
+    "forward_gen": (
+        dit.takes(
+            x=TAKEN,
+            e=TAKEN,
+            freqs=TAKEN,
+            context=TAKEN,
+            k_pose=TAKEN,
+            v_pose=TAKEN,
+            f_gen=TAKEN,
+            hw=TAKEN,
+            buffers=TAKEN,
+            ref_strength=TAKEN,
+            context_img_len=TAKEN,
+        ),
+        _generated,
+    ),
+    "kv_from_input": (dit.takes(x_pose=TAKEN, e=TAKEN, freqs=TAKEN), _kept),
+}

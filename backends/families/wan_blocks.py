@@ -4,14 +4,15 @@ the one with a timestep for each frame, and the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..contract import InputSpec
 from . import dit
-from .plan import Call, Form, Forward, Place, Plan, dispatch_one, host_forward
+from .binding import TAKEN, Arguments, Forward
+from .plan import Call, Form, Place, Plan, dispatch_one, host_forward
 
 NAME = "wan"
 
@@ -26,7 +27,7 @@ class Block(dit.Attending):
 
     family = NAME
     name = "block"
-    widens = True
+    arguments = dit.takes(x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=None)
     parts = ("self_attn", "cross_attn", "ffn")
 
     def label(self, module: Any) -> str:
@@ -51,6 +52,7 @@ class ImageBlock(Block):
     """
 
     name = "image_block"
+    arguments = dit.takes(x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=TAKEN)
 
     def label(self, module: Any) -> str:
         return f"Wan image-to-video block {module.dim}"
@@ -66,6 +68,20 @@ class ImageBlock(Block):
         context = torch.cat((image, text), 1)
         length = image.shape[1]
         return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
+
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        """The image's tokens stand before the text's."""
+        x, e, freqs, context, length = inputs
+        modulation = of_all_frames(e, 3)
+        reason = dit.changed(options)
+        if modulation is None:
+            reason = dit.FRAMES
+        elif not isinstance(length, int) or length < 1:
+            reason = NO_IMAGE
+        if reason is not None:
+            return call.decline(reason)
+        image, text = dit.split(context, 1, length)
+        return dit.serve(call, None, options, x, modulation, freqs, text, image)
 
 
 class FrameBlock(Block):
@@ -93,13 +109,20 @@ class FrameBlock(Block):
             module, tokens, e, freqs.flatten(1, 2), context, None, transformer_options=dit.options()
         )
 
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        x, e, freqs, context = inputs
+        if e.dim() != 4 or x.shape[1] % e.shape[1]:
+            return call.decline(_UNEVEN)
+        parts = of_frames(x, e.shape[1]), e, of_frames(freqs, e.shape[1])
+        return dit.serve(call, dit.changed(options), options, *parts, context)
+
 
 class Head(Form):
     """Head: `x [batch, img, C]`, `e [batch, C]` -> `[batch, img, patch]`."""
 
     family = NAME
     name = "head"
-    widens = True
+    arguments = Arguments(x=TAKEN, e=TAKEN)
 
     def label(self, module: Any) -> str:
         return f"Wan head {module.dim}"
@@ -109,6 +132,13 @@ class Head(Form):
             InputSpec("x", dtype, ("batch", "img", module.dim)),
             InputSpec("e", dtype, ("batch", module.dim)),
         )
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        def serve(x: torch.Tensor, e: torch.Tensor) -> Any:
+            modulation = of_all_frames(e, 2)
+            return call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
+
+        return serve
 
 
 BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Head()
@@ -121,7 +151,7 @@ def cut_heads(plan: Plan, model: Any) -> None:
     for name in ("head", "head_global"):
         head: Any = getattr(model, name, None)
         if type(head) is HostHead:
-            plan.dispatches.append(dispatch_one(Place(name, head, HEAD), serve_head))
+            plan.dispatches.append(dispatch_one(Place(name, head, HEAD, widens=True)))
 
 
 def table_input(module: Any, tokens: tuple[str, ...]) -> InputSpec:
@@ -147,108 +177,13 @@ def of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
     return tokens.reshape(batch, frames, -1, *rest)
 
 
-def serve_block(calls: Sequence[Call], host: Forward) -> Forward:
-    """Make the forward of a plain block, with a second call where frames may be timed."""
+def serve_block(
+    calls: Sequence[Call], options: dit.Options, x: Any, e: Any, freqs: Any, context: Any
+) -> Any:
+    """Compute a plain block, by its second call where frames are timed."""
     plain, *more = calls
-
-    def serve(
-        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
-    ) -> torch.Tensor | None:
-        modulation = of_all_frames(e, 3)
-        if modulation is None and more:
-            return _serve_frames(more[0], x, e, freqs, context, options)
-        reason = dit.FRAMES if modulation is None else dit.changed(options)
-        result: torch.Tensor | None
-        result = dit.serve(plain, reason, options, x, modulation, freqs, context)
-        return result
-
-    return _forward(serve, host)
-
-
-def serve_frames(calls: Sequence[Call], host: Forward) -> Forward:
-    """Make that of S2V, where the video has one timestep and what is put behind it another."""
-
-    def serve(
-        x: torch.Tensor, e: torch.Tensor, freqs: Any, context: Any, _: Any, options: dict[str, Any]
-    ) -> torch.Tensor | None:
-        return _serve_frames(calls[0], x, e, freqs, context, options)
-
-    return _forward(serve, host)
-
-
-def _serve_frames(
-    call: Call,
-    x: torch.Tensor,
-    e: torch.Tensor,
-    freqs: torch.Tensor,
-    context: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor | None:
-    result: torch.Tensor | None
-    if e.dim() != 4 or x.shape[1] % e.shape[1]:
-        result = call.decline(_UNEVEN)
-    else:
-        parts = of_frames(x, e.shape[1]), e, of_frames(freqs, e.shape[1])
-        result = dit.serve(call, dit.changed(options), options, *parts, context)
-    return result
-
-
-def serve_image(calls: Sequence[Call], host: Forward) -> Forward:
-    """Make the forward of a block that looks at an image, whose tokens stand before the text's."""
-    call = calls[0]
-
-    def serve(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: Any,
-        context: torch.Tensor,
-        length: Any,
-        options: dict[str, Any],
-    ) -> torch.Tensor | None:
-        modulation = of_all_frames(e, 3)
-        reason = dit.changed(options)
-        if modulation is None:
-            reason = dit.FRAMES
-        elif not isinstance(length, int) or length < 1:
-            reason = NO_IMAGE
-        result: torch.Tensor | None
-        if reason is None:
-            image, text = dit.split(context, 1, length)
-            result = dit.serve(call, None, options, x, modulation, freqs, text, image)
-        else:
-            result = call.decline(reason)
-        return result
-
-    return _forward(serve, host)
-
-
-def _forward(serve: Callable[..., torch.Tensor | None], host: Forward) -> Forward:
-    """Make a block's forward: what serves its calls, and the host's for those that it does not."""
-
-    def forward(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        result = serve(x, e, freqs, context, context_img_len, options)
-        if result is not None:
-            return result
-        return host()
-
-    return forward
-
-
-def serve_head(call: Call, host: Forward) -> Forward:
-    """Make the head's forward."""
-
-    def forward(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-        modulation = of_all_frames(e, 2)
-        result: torch.Tensor | None
-        result = call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
-        return host() if result is None else result
-
-    return forward
+    modulation = of_all_frames(e, 3)
+    if modulation is None and more:
+        return FRAME_BLOCK.serve(more[0], options, x, e, freqs, context)
+    reason = dit.FRAMES if modulation is None else dit.changed(options)
+    return dit.serve(plain, reason, options, x, modulation, freqs, context)

@@ -25,7 +25,6 @@ from .plan import (
     Plan,
     dispatch_one,
     host_forward,
-    unary,
     unknown_layer,
 )
 
@@ -84,7 +83,7 @@ def plan_wan(model: Any) -> Plan:
             plan.dispatches += _pairs(f"{name}.head", layer.head, wan21.RMS_norm)
         elif cls in (wan21.Resample, wan22.Resample) and layer.mode.startswith("upsample"):
             place = Place(f"{name}.resample", layer.resample, FORMS["up"])
-            plan.dispatches.append(dispatch_one(place, unary))
+            plan.dispatches.append(dispatch_one(place))
         elif issubclass(cls, (wan21.ResidualBlock, wan22.ResidualBlock)):
             plan.outside.append((name, unknown_layer(layer)))
     return plan

@@ -11,7 +11,8 @@ import torch
 
 from ..contract import InputSpec
 from . import dit
-from .plan import Call, Forward, host_forward
+from .binding import OR_NONE, TAKEN, Forward
+from .plan import Call, host_forward
 from .wan_blocks import Block, context_input, of_all_frames, of_frames, table_input
 
 #: Tokens of what is heard with a frame.
@@ -24,6 +25,9 @@ class HintBlock(Block):
     """VaceWanAttentionBlock: as `Block`, between the products that Vace puts around its own."""
 
     name = "hint_block"
+    arguments = dit.takes(
+        c=TAKEN, x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=None
+    )
     children = ("norm1", "self_attn", "norm3", "cross_attn", "norm2", "ffn")
     hidden = ("block_id",)
 
@@ -38,6 +42,20 @@ class HintBlock(Block):
         result = _plain_forward()(module, *inputs, None, transformer_options=dit.options())
         return result
 
+    def serving(self, call: Call, module: Any) -> Forward:
+        """The host's products stay around the graph."""
+
+        def serve(options: dit.Options, c: Any, x: Any, e: Any, freqs: Any, context: Any) -> Any:
+            modulation = of_all_frames(e, 3)
+            reason = dit.FRAMES if modulation is None else dit.changed(options)
+            if reason is not None:
+                return call.decline(reason)
+            hint = module.before_proj(c) + x if module.block_id == 0 else c
+            hint = dit.serve(call, None, options, hint, modulation, freqs, context)
+            return None if hint is None else (module.after_proj(hint), hint)
+
+        return serve
+
 
 class SoundBlock(Block):
     """HuMo's WanAttentionBlockAudio: as `Block`, where the tokens of each frame look at what is
@@ -45,6 +63,9 @@ class SoundBlock(Block):
     """
 
     name = "sound_block"
+    arguments = dit.takes(
+        x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=None, audio=OR_NONE
+    )
 
     def label(self, module: Any) -> str:
         return f"Wan block with sound {module.dim}"
@@ -72,6 +93,22 @@ class SoundBlock(Block):
             transformer_options=dit.options(),
         )
 
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        """The video is cut into the frames that are heard."""
+        x, e, freqs, context, audio = inputs
+        modulation = of_all_frames(e, 3)
+        frames = 0 if audio is None else audio.shape[1] // _HEARD
+        reason = dit.changed(options)
+        if modulation is None:
+            reason = dit.FRAMES
+        elif not frames or x.shape[1] % frames:
+            reason = _UNHEARD
+        if reason is not None:
+            return call.decline(reason)
+        heard = of_frames(audio, frames).contiguous()  # it comes with its channels first in memory
+        parts = of_frames(x, frames), modulation, of_frames(freqs, frames)
+        return dit.serve(call, None, options, *parts, context, heard)
+
 
 HINT_BLOCK, SOUND_BLOCK = HintBlock(), SoundBlock()
 
@@ -80,63 +117,4 @@ def _plain_forward() -> Callable[..., Any]:
     from comfy.ldm.wan.model import WanAttentionBlock
 
     forward: Callable[..., Any] = WanAttentionBlock.forward
-    return forward
-
-
-def serve_hint(block: Any, call: Call, host: Forward) -> Forward:
-    """Make the forward of Vace's block: the host's products around the graph."""
-
-    def forward(
-        c: torch.Tensor,
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Any:
-        options = {} if transformer_options is None else transformer_options
-        modulation = of_all_frames(e, 3)
-        reason = dit.FRAMES if modulation is None else dit.changed(options)
-        if reason is not None:
-            call.decline(reason)
-            return host()
-        hint = block.before_proj(c) + x if block.block_id == 0 else c
-        hint = dit.serve(call, None, options, hint, modulation, freqs, context)
-        return host() if hint is None else (block.after_proj(hint), hint)
-
-    return forward
-
-
-def serve_sound(call: Call, host: Forward) -> Forward:
-    """Make the forward of HuMo's block, which cuts the video into the frames that are heard."""
-
-    def forward(
-        x: torch.Tensor,
-        e: torch.Tensor,
-        freqs: torch.Tensor,
-        context: torch.Tensor,
-        context_img_len: Any = 257,
-        audio: torch.Tensor | None = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        options = {} if transformer_options is None else transformer_options
-        modulation = of_all_frames(e, 3)
-        frames = 0 if audio is None else audio.shape[1] // _HEARD
-        reason = dit.changed(options)
-        if modulation is None:
-            reason = dit.FRAMES
-        elif not frames or x.shape[1] % frames:
-            reason = _UNHEARD
-        result: torch.Tensor | None
-        if reason is None:
-            assert audio is not None
-            # It comes with its channels first in memory.
-            heard = of_frames(audio, frames).contiguous()
-            parts = of_frames(x, frames), modulation, of_frames(freqs, frames)
-            result = dit.serve(call, None, options, *parts, context, heard)
-        else:
-            result = call.decline(reason)
-        return host() if result is None else result
-
     return forward

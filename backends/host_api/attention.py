@@ -113,6 +113,9 @@ def attend(
     contained: bool = False,
     layer: torch.nn.Module | None = None,
     options: dict[str, Any],
+    precision: torch.dtype | None = None,
+    grouped: bool = False,
+    heads_first: bool = False,
 ) -> torch.Tensor:
     """Call the attention that the host's blocks call in this process, with these options.
 
@@ -125,18 +128,27 @@ def attend(
         contained: whether the block gives its tensors away, in containers (0.33 and newer).
         layer: the part of a layer that may name an attention of its own (0.35 and newer).
         options: the block's `transformer_options`.
+        precision: the dtype to compute in, by a model's own settings (SD2's), or None.
+        grouped: whether several heads may share a key and a value.
+        heads_first: the order of the result.
 
     Returns:
-        [batch, rows, heads * width].
+        [batch, rows, heads * width], or [batch, heads, rows, width] where `heads_first`.
     """
     from comfy.ldm.modules import attention
 
     if mask is not None and not isinstance(mask, torch.Tensor):
         own = _of_guides(mask)
         return own._attention_with_guide_mask(  # type: ignore[no-any-return]
-            query, key, value, heads, mask, None, options
+            query, key, value, heads, mask, precision, options
         )
     more: dict[str, Any] = {} if low_precision else {"low_precision_attention": False}
+    if precision is not None:
+        more["attn_precision"] = precision
+    if grouped:
+        more["enable_gqa"] = True
+    if heads_first:
+        more["skip_output_reshape"] = True
     if layer is not None:
         more[PREFERRED] = layer
     given: Any = (query, key, value)

@@ -1,4 +1,6 @@
-"""Which attention kernel a graph of fixed sizes calls: the measurably quickest there is.
+"""Which attention kernel a graph of fixed sizes calls, where attention is a part of it: the
+measurably quickest there is. Blocks of the host's have none within (`host_attention`), unless it is
+another pack's that no option can replace.
 
 A graph for any size keeps to the host's order, which takes flash attention first where PyTorch has
 it. cuDNN makes a plan for each new shape, some 65 ms of the processor in every process: at a hot

@@ -18,9 +18,13 @@ from .ways import Ways
 
 FILE_NAME = "attention.json"
 CUDNN = "cudnn"
-#: cuDNN makes a plan for each new size in each process, some 65 ms of the processor: so much must
-#: a call save that an image or two pay for it.
-MUST_SAVE_MS = 0.15
+#: cuDNN makes a plan for each new size in each process: milliseconds of the processor.
+PLAN_MS = 65
+#: Steps of one size that are to pay for it: some images' in a process. How many a run has left says
+#: less: the choice stays, in what is captured, too.
+STEPS = 200
+#: Times differ by as much by themselves.
+LEAST_MS = 0.004
 #: Fewer products of queries and keys take less time than could be saved.
 FEWEST_PRODUCTS = 2**20
 _WIDEST_HEAD = 128
@@ -32,7 +36,7 @@ class AttentionChoice:
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
-        self.ways = Ways(directory / FILE_NAME, machine, CUDNN, must_save_ms=MUST_SAVE_MS)
+        self.ways = Ways(directory / FILE_NAME, machine, CUDNN)
 
     def attend(
         self,
@@ -42,6 +46,7 @@ class AttentionChoice:
         heads: int,
         *,
         split: bool,
+        calls: int,
         host: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
         """Compute attention without a mask, by the quicker kernel.
@@ -50,6 +55,7 @@ class AttentionChoice:
             query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
             key: likewise; of fewer heads where several share theirs.
             value: as `key`.
+            calls: how many such calls a step makes.
             host: does the same by the host's function, which would take PyTorch's own here.
 
         Returns:
@@ -63,8 +69,17 @@ class AttentionChoice:
             return _cudnn(*(_heads(t, heads, split) for t in (query, key, value)))
 
         return self.ways.run(
-            form, lambda: _class(query, key, value, heads, split=split), host, cudnn
+            form,
+            lambda: _class(query, key, value, heads, split=split),
+            host,
+            cudnn,
+            must_save_ms=must_save_ms(calls),
         )
+
+
+def must_save_ms(calls: int) -> float:
+    """What a call must save by cuDNN's kernel, of so many in a step, that its plan is paid for."""
+    return max(PLAN_MS / (STEPS * calls), LEAST_MS)
 
 
 def _is_open(query: torch.Tensor) -> bool:

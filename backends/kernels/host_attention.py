@@ -33,9 +33,10 @@ class Choice(Protocol):
         heads: int,
         *,
         split: bool,
+        calls: int,
         host: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """Compute it, by `host` or otherwise."""
+        """Compute it, by `host` or otherwise; a step makes about so many such `calls`."""
 
 
 class _Thread(threading.local):
@@ -46,35 +47,44 @@ class _Thread(threading.local):
         self.options: dict[str, Any] | None = None
         #: What chooses between PyTorch's own kernels; None leaves that to the host.
         self.choice: Choice | None = None
+        #: About how many calls like the one that is computed a step makes.
+        self.calls = 1
         #: Whether a block is traced that has parts which may name an attention of their own.
         self.must_be_named = False
 
 
-@contextlib.contextmanager
-def attending_with(
-    options: dict[str, Any], live: Mapping[str, Any] | None = None
-) -> Iterator[None]:
+class attending_with:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let the operator pass these `transformer_options` on, and attend under those
     masks, or by those functions, whose names a form's reference has (`LiveMask`, `LiveAttention`).
     """
-    before, _thread.options = _thread.options, options
-    try:
-        with live_arguments.attending_with(live or {}):
-            yield
-    finally:
-        _thread.options = before
+
+    def __init__(self, options: dict[str, Any], live: Mapping[str, Any] | None = None) -> None:
+        self._options = options
+        self._live = live_arguments.attending_with(live or {})
+
+    def __enter__(self) -> None:
+        self._before, _thread.options = _thread.options, self._options
+        self._live.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__()
+        _thread.options = self._before
 
 
 @contextlib.contextmanager
-def choosing_by(choice: Choice | None) -> Iterator[None]:
+def choosing_by(choice: Choice | None, calls: int = 1) -> Iterator[None]:
     """Until this ends, let the operator take a kernel by this choice where the host would take
     PyTorch's own.
+
+    Args:
+        calls: how many regions like the one that is computed a step has.
     """
-    before, _thread.choice = _thread.choice, choice
+    before = _thread.choice, _thread.calls
+    _thread.choice, _thread.calls = choice, calls
     try:
         yield
     finally:
-        _thread.choice = before
+        _thread.choice, _thread.calls = before
 
 
 @contextlib.contextmanager
@@ -111,8 +121,10 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
     contained = all(map(attention.is_container, tensors))
     if contained:
         tensors = [each.take() for each in tensors]
+    grouped = bool(named.pop("enable_gqa", False))
+    heads_first = bool(given.get("skip_output_reshape"))
+    precision = given.get("attn_precision")
     unknown = sorted(named)
-    unknown += [name for name in ("attn_precision",) if given.get(name) is not None]
     if layer is not None and not isinstance(layer, AttentionLayer):
         unknown.append(f"a {type(layer).__name__}")
     mask: Any = given.get("mask")
@@ -134,8 +146,11 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         "" if layer is None else layer.path,
         masked_by,
         "",
+        "" if precision is None else str(precision).removeprefix("torch."),
+        grouped,
+        heads_first,
     )
-    if given.get("skip_output_reshape"):  # heads stand before tokens
+    if heads_first:
         batch, tokens, _ = result.shape
         result = result.view(batch, tokens, given["heads"], -1).transpose(1, 2)
     return result
@@ -225,6 +240,9 @@ def _attend(
     path: str,
     masked_by: str,
     called: str,
+    precision: str = "",
+    grouped: bool = False,
+    heads_first: bool = False,
 ) -> torch.Tensor:
     options = _thread.options or {}
     layer = part_at(path) if path else None
@@ -233,7 +251,7 @@ def _attend(
     own = live_arguments.of_step(called) if called else None
 
     def host() -> torch.Tensor:
-        return attention.attend(
+        result = attention.attend(
             query,
             _for_each(key),
             _for_each(value),
@@ -244,14 +262,22 @@ def _attend(
             contained=contained,
             layer=layer,
             options=options,
+            precision=getattr(torch, precision) if precision else None,
+            grouped=grouped,
+            heads_first=heads_first,
         )
+        return result.transpose(1, 2).flatten(2) if heads_first else result
 
     def _for_each(tensor: torch.Tensor) -> torch.Tensor:
-        return ungrouped(tensor, heads) if split else tensor
+        return ungrouped(tensor, heads) if split and not grouped else tensor
 
     def compute() -> torch.Tensor:
         choice = _thread.choice
-        if mask is not None or (choice and not attention.is_plain(options, layer)):
+        if (
+            mask is not None
+            or (choice and not attention.is_plain(options, layer))
+            or (grouped and not split)
+        ):
             choice = None
         if own is not None:
             named = attention.named_by(options, _by(choice)) if choice else contextlib.nullcontext()
@@ -259,7 +285,7 @@ def _attend(
                 return attention.call(own, query, key, value, heads, layer)
         if choice is None:
             return host()
-        return choice.attend(query, key, value, heads, split=split, host=host)
+        return choice.attend(query, key, value, heads, split=split, calls=_thread.calls, host=host)
 
     return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
 
@@ -281,7 +307,7 @@ def _by(choice: Choice) -> Callable[..., torch.Tensor]:
 
         if args or not attention.is_of_queries_alone(named):
             return host()
-        return choice.attend(query, key, value, heads, split=False, host=host)
+        return choice.attend(query, key, value, heads, split=False, calls=_thread.calls, host=host)
 
     return attend
 
@@ -310,13 +336,17 @@ def _fake(
     path: str,
     masked_by: str,
     called: str,
+    precision: str = "",
+    grouped: bool = False,
+    heads_first: bool = False,
 ) -> torch.Tensor:
     return query.new_empty(_shape(query, heads, split))
 
 
 OPERATOR, _thread = operators.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
-    " bool low_precision, bool contained, str path, str masked_by, str called) -> Tensor",
+    " bool low_precision, bool contained, str path, str masked_by, str called,"
+    ' str precision="", bool grouped=False, bool heads_first=False) -> Tensor',
     _attend,
     _fake,
     _Thread(),

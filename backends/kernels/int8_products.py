@@ -59,7 +59,7 @@ class Int8Products:
     def __init__(self, directory: Path, machine: str) -> None:
         """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
         path = directory / FILE_NAME
-        self.ways = Ways(path, machine, APART, must_save_ms=MUST_SAVE_MS, are_short=True)
+        self.ways = Ways(path, machine, APART, are_short=True)
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         #: A captured call reads the rotation at each replay.
         self._means: dict[tuple[torch.device, torch.dtype], _Means] = {}
@@ -106,6 +106,7 @@ class Int8Products:
             lambda: _class(input, parts.values, act),
             host,
             lambda: _apart(input, means, parts, bias, act),
+            must_save_ms=MUST_SAVE_MS,
         )
 
     def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:

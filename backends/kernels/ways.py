@@ -37,11 +37,9 @@ class Ways:
         chosen: the ways that are taken, by form.
     """
 
-    def __init__(
-        self, path: Path, machine: str, other: str, *, must_save_ms: float, are_short: bool = False
-    ) -> None:
-        """Args: the file, a name for this machine's card and PyTorch, that of the other way, so
-        much it must save, and whether the processor's part of a call may be as long as the GPU's.
+    def __init__(self, path: Path, machine: str, other: str, *, are_short: bool = False) -> None:
+        """Args: the file, a name for this machine's card and PyTorch, that of the other way, and
+        whether the processor's part of a call may be as long as the GPU's.
 
         What is no way of these in the file is passed over.
         """
@@ -49,7 +47,6 @@ class Ways:
         self._path = path
         self._machine = machine
         self._other = other
-        self._must_save_ms = must_save_ms
         self._are_short = are_short
         self._lock = threading.Lock()
         self._all = _read(path, {HOST, other})
@@ -60,6 +57,8 @@ class Ways:
         size_class: Callable[[], str | None],
         host: Callable[[], torch.Tensor],
         other: Callable[[], torch.Tensor],
+        *,
+        must_save_ms: float,
     ) -> torch.Tensor:
         """Compute it; one way is taken for a form from its first call on.
 
@@ -68,6 +67,7 @@ class Ways:
             size_class: says what calls of about the same times have in common; None where the
                 host's way is taken unasked.
             host, other: make the call at hand.
+            must_save_ms: so much must a call save by the other way.
         """
         chosen = self.chosen.get(form)
         if chosen is None:
@@ -77,7 +77,7 @@ class Ways:
                 times = self._times(name, {HOST: host, self._other: other})
             if times is None:
                 return host()
-            chosen = quicker(times, self._other, self._must_save_ms)
+            chosen = quicker(times, self._other, must_save_ms)
             if len(self.chosen) >= KEPT:
                 self.chosen.clear()
             self.chosen[form] = chosen

@@ -4,9 +4,8 @@ functions that attend. Which form they have, and whether there is a mask at all,
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 
@@ -34,14 +33,17 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def attending_with(arguments: Mapping[str, Any] | None) -> Iterator[None]:
+class attending_with:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let a graph's attention have these, by their names."""
-    before, _thread.arguments = _thread.arguments, arguments
-    try:
-        yield
-    finally:
-        _thread.arguments = before
+
+    def __init__(self, arguments: Mapping[str, Any] | None) -> None:
+        self._arguments = arguments
+
+    def __enter__(self) -> None:
+        self._before, _thread.arguments = _thread.arguments, self._arguments
+
+    def __exit__(self, *_: object) -> None:
+        _thread.arguments = self._before
 
 
 def of_step(name: str) -> Any:

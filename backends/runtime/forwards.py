@@ -217,6 +217,7 @@ class Forwards:
                 shared.choices,
                 self._account,
                 kind,
+                len(self._kinds[place.name].places),
             )
         return region
 

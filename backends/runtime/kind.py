@@ -211,8 +211,6 @@ def _describe(
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
-    needs |= {
-        (graph.key, each.name) for each in VARIATIONS if each.foreseen(place.form, device.type)
-    }
+    needs |= {(graph.key, each.name) for each in VARIATIONS if each.foreseen(place, device.type)}
     kind.add_variants(needs, graph_of)
     return kind

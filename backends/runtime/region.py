@@ -61,6 +61,7 @@ class Region:
         choices: Choices = HOSTS,
         account: Account | None = None,
         kind: str | None = None,
+        alike: int = 1,
     ) -> None:
         """Bind a graph to a place.
 
@@ -74,6 +75,7 @@ class Region:
             choices: what chooses the kernels of its operators.
             account: what all regions of the model note of their calls.
             kind: the key of its kind's first graph; None: of this one.
+            alike: how many places of the model are alike.
         """
         self.place = place
         self.graph = graph
@@ -111,6 +113,7 @@ class Region:
         )
         self._faults = faults
         self._choices = choices
+        self._alike = alike
 
     def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
@@ -295,7 +298,7 @@ class Region:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            with host_attention.choosing_by(self._choices.attention):
+            with host_attention.choosing_by(self._choices.attention, self._alike):
                 results: tuple[torch.Tensor, ...] = tuple(call(arguments))
             if not results:
                 raise IndexError("a graph must return tensors, got none")

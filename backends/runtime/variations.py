@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..contract import Description
 from ..device.gpu import is_gpu
-from ..families.plan import Form
+from ..families.plan import Place
 from ..kinds import host_layer
 
 
@@ -24,14 +24,14 @@ class Variation:
         name: in reports, and where needs are noted.
         words: beside the label of a kind.
         change: makes its description from that of the first graph.
-        foreseen: tells whether places of a form, on a type of device, are to have it before a call
+        foreseen: tells whether a place, on a type of device, is to have it before a call
             needs it.
     """
 
     name: str
     words: str
     change: Callable[[Description], Description]
-    foreseen: Callable[[Form, str], bool] = lambda form, device: False
+    foreseen: Callable[[Place, str], bool] = lambda place, device: False
 
     def of(self, first: Description) -> Description:
         """Return the description of such a graph."""
@@ -47,7 +47,7 @@ def _unrounded(first: Description) -> Description:
 
 
 #: Counts elements with 64 bits: for calls of 2**31 of them and more.
-WIDE = Variation("wide", "64-bit", _widened, lambda form, device: form.widens and is_gpu(device))
+WIDE = Variation("wide", "64-bit", _widened, lambda place, device: place.widens and is_gpu(device))
 #: Rounds no layer's input: for calls in which a layer of the host's would not.
 UNROUNDED = Variation("unrounded", "not rounded", _unrounded)
 #: All of them, in the order in which they are tried.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from warmgraph_backends.families.binding import _Binding
+from warmgraph_backends.families import binding
 
 from .lab import TOLERANCE, relative
 
@@ -86,7 +86,7 @@ def check_blocks(scope: Any, run_host: Callable[[], Any]) -> set[str]:
     assert len(calls) == len(blocks)
     writing = set()
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Binding, "other", lambda *_: pytest.fail("its arguments are all known"))
+        patch.setattr(binding, "_is_idle", lambda *_: pytest.fail("its arguments are all known"))
         scope.begin_run()
         scope._bound.weights.begin_step()
         for call in calls:

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -494,19 +495,27 @@ class Importable(torch.nn.Dropout):
 
 
 def test_a_worker_that_sees_other_host_code_refuses_and_names_it(
-    host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
+    host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """A worker that was started with another choice of attention would build another graph."""
+    """One of a ComfyUI whose files were updated meanwhile would build another graph."""
     block = "Transformer block 64"
     lab = make_lab(without=(block,))
     hello = lab.engine._builder._hello
-    flags = [f for f in hello["argv"] if f != "--use-pytorch-cross-attention"]
-    hello["argv"] = [*flags, "--use-split-cross-attention"]
+    tree = Path(hello["host"])
+    shutil.copytree(tree / "comfy", tmp_path / "comfy", ignore=shutil.ignore_patterns("*.pyc"))
+    for part in tree.iterdir():
+        if part.name != "comfy":
+            (tmp_path / part.name).symlink_to(part, target_is_directory=part.is_dir())
+    module = tmp_path / "comfy" / "ldm" / "modules" / "attention.py"
+    code, gate = module.read_text("utf-8"), "return x * F.gelu(gate)"
+    assert gate in code
+    module.write_text(code.replace(gate, "return F.gelu(gate) * x"), "utf-8")
+    hello["host"] = str(tmp_path)
     model = Probed(lab, host, when_missing="wait")
     right(model)
     reason = state_of(model, block)["reason"]
     assert "the worker sees other host code for Transformer block 64" in reason
-    assert "comfy.ldm.modules.attention:attention_" in reason
+    assert "comfy.ldm.modules.attention:GEGLU" in reason
 
 
 def _running_worker(lab: Lab) -> int:

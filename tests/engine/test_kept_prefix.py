@@ -15,8 +15,9 @@ import torch
 from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families import dit
+from warmgraph_backends.families.binding import TAKEN
 from warmgraph_backends.families.family import Family
-from warmgraph_backends.families.plan import Call, Forward, Plan, host_forward
+from warmgraph_backends.families.plan import Call, Plan, host_forward
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -168,6 +169,11 @@ class AttendsForm(dit.Attending):
     family = "prefixed"
     name = "block"
     writes = (0,)
+    arguments = dit.takes(x=TAKEN, attend=TAKEN)
+
+    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+        x, attend = inputs
+        return dit.serve(call, None, options, x, live={"attend": attend})
 
     def label(self, module: Any) -> str:
         return "Prefixed"
@@ -182,15 +188,7 @@ class AttendsForm(dit.Attending):
 def _plan_prefixed(model: Any) -> Plan:
     sizes = (Symbol("batch", 1, 8, 2), Symbol("tokens", 1, 512, 40))
     plan = Plan(symbols={symbol.name: symbol for symbol in sizes})
-
-    def make(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor, attend: Any) -> Any:
-            served = dit.serve(call, None, {}, x, live={"attend": attend})
-            return host() if served is None else served
-
-        return forward
-
-    dit.cut_stack(plan, model, "blocks", Attends, AttendsForm(), make)
+    dit.cut_stack(plan, model, "blocks", Attends, AttendsForm())
     return plan
 
 

@@ -12,16 +12,15 @@ import torch
 
 from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
+from warmgraph_backends.families.binding import TAKEN, Arguments, Forward
 from warmgraph_backends.families.family import Family
 from warmgraph_backends.families.plan import (
     Call,
     Form,
-    Forward,
     Place,
     Plan,
     dispatch_one,
     host_results,
-    unary,
 )
 from warmgraph_backends.runtime.graph import State
 from warmgraph_tools.inprocess import Host
@@ -74,7 +73,7 @@ def plan_tower(model: Any) -> Plan:
     plan = Plan(symbols={"rows": Symbol("rows", 1, 4096, 33)})
     for name, layer in model.named_modules():
         if type(layer) is Gate:
-            plan.dispatches.append(dispatch_one(Place(name, layer, GATE), unary))
+            plan.dispatches.append(dispatch_one(Place(name, layer, GATE)))
     plan.outside.append(("widen", "one product of matrices is nothing to fuse"))
     return plan
 
@@ -127,6 +126,14 @@ class StreamsForm(Form):
     family = "double"
     name = "streams"
     writes = (0, 1)
+    arguments = Arguments(img=TAKEN, txt=TAKEN, table=TAKEN)
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        def serve(img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> Any:
+            length = txt.shape[1]
+            return call(img, txt, table[:length], table[length:])
+
+        return serve
 
     def label(self, module: Any) -> str:
         return f"Streams {module.img.in_features}"
@@ -153,17 +160,8 @@ def plan_double(model: Any) -> Plan:
     plan = Plan(symbols={symbol.name: symbol for symbol in sizes})
     for name, layer in model.named_modules():
         if type(layer) is Streams:
-            plan.dispatches.append(dispatch_one(Place(name, layer, STREAMS), _streams))
+            plan.dispatches.append(dispatch_one(Place(name, layer, STREAMS)))
     return plan
-
-
-def _streams(call: Call, host: Forward) -> Any:
-    def forward(img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> Any:
-        length = txt.shape[1]
-        results = call(img, txt, table[:length], table[length:])
-        return host() if results is None else results
-
-    return forward
 
 
 DOUBLE = Family(
@@ -258,6 +256,7 @@ class RowsForm(Form):
 
     family = "rows"
     name = "rows"
+    arguments = Arguments(x=TAKEN, table=TAKEN, rows=TAKEN)
 
     def label(self, module: Any) -> str:
         return "Rows"
@@ -272,16 +271,7 @@ class RowsForm(Form):
 
 def _plan_rows(model: Any) -> Plan:
     plan = Plan(symbols={s.name: s for s in (Symbol("n", 1, 512, 40), Symbol("m", 1, 16, 4))})
-    place = Place("block", model.block, RowsForm())
-
-    def make(call: Call, host: Forward) -> Forward:
-        def forward(x: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> Any:
-            result = call(x, table, rows)
-            return host() if result is None else result
-
-        return forward
-
-    plan.dispatches.append(dispatch_one(place, make))
+    plan.dispatches.append(dispatch_one(Place("block", model.block, RowsForm())))
     return plan
 
 

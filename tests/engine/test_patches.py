@@ -221,8 +221,14 @@ def test_attention_guidance_sends_the_middle_block_to_the_host(
     assert report["eager"][0]["examples"] == ["middle_block.1.transformer_blocks.0"]
 
 
-def test_an_attention_override_sends_all_blocks_to_the_host(xl: Subject) -> None:
+def test_an_attention_override_acts_within_compiled_blocks(xl: Subject) -> None:
+    """As nodes for SageAttention set it: it gets what the host's blocks pass, and nothing is built
+    for it.
+    """
+    calls: list[Any] = []
+
     def override(original: Any, q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
+        calls.append((original.__name__, q.shape, k.shape, rest, sorted(named)))
         return original(q, k, v * 1.5, *rest, **named)
 
     def patch(model: Any) -> Any:
@@ -230,8 +236,16 @@ def test_an_attention_override_sends_all_blocks_to_the_host(xl: Subject) -> None
         clone.model_options["transformer_options"]["optimized_attention_override"] = override
         return clone
 
-    report = xl.check(patch)
-    assert reasons(report) == {"another node overrides the attention function": xl.blocks}
+    jobs = xl.lab.jobs()
+    assert reasons(xl.check(patch)) == {} and xl.lab.jobs() == jobs
+    eager, compiled = patch(xl.model), patch(xl.compiled)
+    seen = []
+    for model in (eager, compiled):
+        calls.clear()
+        xl.sample(model, steps=1)
+        seen.append(list(calls))
+    assert len(seen[0]) == len(seen[1]) == 2 * xl.blocks, "two of each block"
+    assert [call[:2] for call in seen[0]] == [call[:2] for call in seen[1]]
 
 
 def test_gligen_sends_all_blocks_to_the_host(xl: Subject) -> None:

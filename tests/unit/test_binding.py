@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.families.binding import HostsTurn, bound
+from warmgraph_backends.families.binding import (
+    OPTIONAL,
+    OR_NONE,
+    TAKEN,
+    Arguments,
+    bound,
+    needed,
+)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -18,23 +25,22 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 EMPTY: dict[str, Any] = {}
 
 
+#: What of them is ours.
+ARGUMENTS = Arguments(x=TAKEN, e=TAKEN, freqs=OR_NONE, options=OR_NONE)
+
+
 class Block:
     """Who computed a call, of what, and why."""
 
-    def __init__(self, hosts: Callable[..., Any], make: Any = None) -> None:
+    def __init__(
+        self, hosts: Callable[..., Any], arguments: Arguments = ARGUMENTS, serve: Any = None
+    ) -> None:
         self.declined: list[str] = []
-        make = make or _make
-        self.forward = bound(make, partial(hosts, self), self.declined.append)
+        serve = serve or (lambda *taken: ("ours", *taken))
+        self.forward = bound(arguments, serve, partial(hosts, self), self.declined.append)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
-
-
-def _make(host: HostsTurn) -> Callable[..., Any]:
-    def forward(x: Any, e: Any, freqs: Any = None, options: Any = None) -> Any:
-        return host() if x == "decline" else ("ours", x, e, freqs, options)
-
-    return forward
 
 
 def _as_known(self: Any, x: Any, e: Any, freqs: Any = None, options: Any = EMPTY) -> Any:
@@ -117,15 +123,8 @@ def test_a_call_is_ours_where_it_means_the_same_and_else_the_hosts_and_named(
 def test_what_ours_leaves_to_the_host_is_called_as_it_was(
     hosts: Callable[..., Any], call: Call, expected: Any
 ) -> None:
-    block, (args, kwargs) = Block(hosts, _declining), call
+    block, (args, kwargs) = Block(hosts, serve=lambda *_: None), call
     assert block(*args, **kwargs) == hosts(block, *args, **kwargs)
-
-
-def _declining(host: HostsTurn) -> Callable[..., Any]:
-    def forward(x: Any, e: Any, freqs: Any = None, options: Any = None) -> Any:
-        return host()
-
-    return forward
 
 
 @pytest.mark.parametrize("call", [((), {}), ((1, 2, 3, 4, 5), {}), ((1, 2), {"hint": 3})])
@@ -138,28 +137,73 @@ def test_a_call_that_the_host_does_not_take_raises_what_it_would(call: Call) -> 
     assert str(raised.value) == str(expected.value)
 
 
-def test_names_that_are_positional_only_are_not_compared() -> None:
+def test_names_of_what_is_taken_by_its_place_are_not_compared() -> None:
     """Of a sort of layers each class may have a name of its own for what comes first."""
-
-    def make(host: HostsTurn) -> Callable[..., Any]:
-        def forward(y: Any, /, e: Any = None) -> Any:
-            return "ours", y, e
-
-        return forward
-
-    block = Block(_as_known, make)
-    assert block(1) == ("ours", 1, None), "it is not the host's to say what is needed"
+    arguments = Arguments("y", e=OR_NONE)
+    block = Block(_as_known, arguments)
     assert block(1, 2) == block(1, e=2) == block(x=1, e=2) == ("ours", 1, 2)
-    assert Block(_anything, make)(1, 2) == ("ours", 1, 2)
-    assert Block(_less, make)(1) == ("ours", 1, None)
+    assert Block(_anything, arguments)(1, 2) == ("ours", 1, 2)
+    assert Block(_less, arguments)(1) == ("ours", 1, None)
+
+
+def _of_a_block(
+    self: Any, x: Any, mask: Any, table: Any = None, t: Any = None, transformer_options: Any = EMPTY
+) -> Any:
+    return "host's", x, mask, table, t, transformer_options
+
+
+USES = Arguments(
+    x=TAKEN,
+    mask="called with a mask",
+    table=needed("called without a table"),
+    t=OPTIONAL,
+    ignored=None,
+    transformer_options=OR_NONE,
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (((1, None, 3), {}), (None, 1, 3)),
+        (((1, None, 3, 4), {}), (None, 1, 3, 4)),
+        (((1, None, 3, None), {}), (None, 1, 3)),
+        (((1, None), {"table": 3, "transformer_options": 5}), (5, 1, 3)),
+        (((1, 2, 3), {}), "called with a mask"),
+        (((1,), {"mask": 2}), "called with a mask"),
+        (((1, None), {}), "called without a table"),
+        (((1, None, None), {}), "called without a table"),
+    ],
+)
+def test_what_a_form_says_of_an_argument_becomes_of_it(call: Call, expected: Any) -> None:
+    """The step's options come first of what is taken."""
+    block, (args, kwargs) = Block(_of_a_block, USES), call
+    for _ in range(2):  # as such a call is met, and as it is known
+        result = block(*args, **kwargs)
+        if isinstance(expected, str):
+            assert result == _of_a_block(block, *args, **kwargs)
+        else:
+            assert result == ("ours", *expected)
+    assert set(block.declined) == ({expected} if isinstance(expected, str) else set())
+
+
+def test_what_says_nothing_to_us_is_not_looked_at() -> None:
+    block = Block(lambda self, x, ignored=1, table=0: "host's", USES)
+    assert block(1, 2, 3) == block(1, ignored=4, table=3) == ("ours", None, 1, 3)
+    assert block(1, ignored=4) == "host's" and block.declined == ["called without a table"]
+
+
+def test_more_ways_to_call_a_block_than_are_remembered_are_bound_all_the_same() -> None:
+    block = Block(_some_by_name)
+    for n in range(200):
+        result = block(1, **{"e": 2, f"more_{n}": 3})
+        assert result[0] == "host's" and block.declined.pop().endswith(f": more_{n}")
+        assert block(1, e=2) == ("ours", 1, 2, None, None)
 
 
 def test_what_ours_raises_passes() -> None:
-    def make(host: HostsTurn) -> Callable[..., Any]:
-        def forward(x: Any, e: Any) -> Any:
-            raise TypeError("of ours")
-
-        return forward
+    def serve(*_: Any) -> Any:
+        raise TypeError("of ours")
 
     with pytest.raises(TypeError, match="of ours"):
-        Block(_as_known, make)(1, 2)
+        Block(_as_known, serve=serve)(1, 2)

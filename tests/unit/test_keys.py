@@ -274,8 +274,11 @@ def test_host_code_changes_the_key_of_those_that_run_through_it(
         after = place_keys(model)
         return {form[name] for name in before if before[name] != after[name]}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(attention, "optimized_attention", attention.attention_sub_quad)
+    with monkeypatch.context() as patch:  # which attention is called is no part of a block's graph
+        for name in ("optimized_attention", "optimized_attention_masked"):
+            patch.setattr(attention, name, attention.attention_sub_quad)
+        assert forms_changed() == set()
+        patch.setattr(attention, "default", lambda value, other: other if value is None else value)
         assert forms_changed() == {"block"}
     with monkeypatch.context() as patch:
         patch.setattr(unet, "checkpoint", lambda function, inputs, params, flag: function(*inputs))

@@ -13,7 +13,7 @@ import torch
 
 from warmgraph_backends.families import adapter, unet
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.plan import Place, Plan
+from warmgraph_backends.families.plan import Place, Plan, dispatch_one
 from warmgraph_backends.host_api.memory import spare_vram
 from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
 from warmgraph_backends.runtime.wiring import others_in
@@ -112,7 +112,7 @@ def _adapter_block() -> Any:
 def test_a_block_without_some_children_is_looked_at_all_the_same(host: Host) -> None:
     block = _adapter_block()
     assert block.in_conv is None and block.skep is None
-    dispatch = adapter._dispatch("body.0", block)
+    dispatch = dispatch_one(Place("body.0", block, adapter.BLOCK))
     plan = Plan([dispatch])
     assert others_in(plan).places == {}
     block.act.register_forward_hook(lambda *_: None)
@@ -127,7 +127,7 @@ def test_an_adapters_block_leaves_its_downsampling_to_the_host(host: Host) -> No
         return place.form.reference(block, inner)
 
     for each in (call, lambda _: None):
-        ((module, _, forward),) = adapter._dispatch("body.0", block).forwards([each])  # type: ignore[list-item]
+        ((module, _, forward),) = dispatch_one(place).forwards([each])  # type: ignore[list-item]
         assert module is block and torch.equal(forward(x), block(x))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.rewrites import gelu, group_norm, tracing
+from warmgraph_backends.errors import BuildError
 from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_tools.inprocess import Host
@@ -172,3 +173,44 @@ def test_keys_that_heads_share_reach_attention_as_they_are(host: Host) -> None:
         found = attend()
     assert seen == [(query.shape, key.shape, value.shape)]
     torch.testing.assert_close(found, expected)
+
+
+#: What blocks of the host's pass to attention beside queries, keys and values, and in what order
+#: these come: SD2's precision, heads that share keys, a result with its heads first.
+PASSED: list[dict[str, Any]] = [
+    {"attn_precision": torch.float32},
+    {"enable_gqa": True},
+    {"enable_gqa": True, "skip_reshape": True},
+    {"skip_reshape": True, "skip_output_reshape": True},
+]
+
+
+@pytest.mark.parametrize("passed", PASSED, ids=lambda passed: "-".join(passed))
+def test_what_a_block_asks_of_attention_reaches_what_the_options_name(
+    host: Host, passed: dict[str, Any]
+) -> None:
+    from comfy.ldm.modules import attention
+
+    draw = torch.Generator().manual_seed(0)
+    groups = 2 if passed.get("enable_gqa") else 6
+    sizes = ((2, heads, 5, 16) for heads in (6, groups, groups))
+    tensors = [torch.randn(size, generator=draw) for size in sizes]
+    if not passed.get("skip_reshape"):
+        tensors = [each.transpose(1, 2).flatten(2) for each in tensors]
+    seen: list[dict[str, Any]] = []
+
+    def override(function: Any, *args: Any, **named: Any) -> Any:
+        seen.append({name: named[name] for name in named.keys() & passed.keys()})
+        return 2 * function(*args, **named)
+
+    expected = 2 * attention.attention_pytorch(*tensors, 6, **passed)
+    with host_attention.attending_with({"optimized_attention_override": override}):
+        found = host_attention.opaque(None, *tensors, 6, **passed)
+    assert seen == [passed]
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_attention_that_no_graph_knows_is_named(host: Host) -> None:
+    rows = torch.zeros(1, 4, 32)
+    with pytest.raises(BuildError, match="attention is called with scale, which"):
+        host_attention.opaque(None, rows, rows, rows, 2, scale=3.0)
