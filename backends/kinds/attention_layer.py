@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..host_api import attention
+from .module_tree import walk
 from .stand_in import StandIn
 
 #: What stands for the class of such a layer in a description.
@@ -34,4 +35,4 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
 
 def is_in(description: dict[str, Any]) -> bool:
     """Tell whether a described tree has such a part."""
-    return description["class"] == CLASS or any(is_in(each) for _, each in description["modules"])
+    return any(module["class"] == CLASS for _, module in walk(description))

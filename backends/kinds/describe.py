@@ -17,6 +17,7 @@ import torch
 from ..errors import DescriptionError
 from ..host_api import layers
 from . import attention_layer, host_layer, live_parts
+from .module_tree import walk
 from .packs import foreign_class, pack_of
 
 _WEIGHTS = ("weight", "bias")
@@ -192,14 +193,10 @@ def named_code(description: dict[str, Any]) -> tuple[list[type], list[Callable[.
     """Import every class, and every function kept as an attribute, that a described tree names."""
     classes: set[str] = set()
     functions: set[str] = set()
-    pending = [description]
-    while pending:
-        module = pending.pop()
-        if module["class"] in _LEFT:
-            continue
-        classes.add(module["class"])
-        functions.update(_functions(module["attributes"].values()))
-        pending += [child for _, child in module["modules"]]
+    for _, module in walk(description):
+        if module["class"] not in _LEFT:
+            classes.add(module["class"])
+            functions.update(_functions(module["attributes"].values()))
     return (
         [import_named(name) for name in sorted(classes)],
         [import_named(name) for name in sorted(functions)],

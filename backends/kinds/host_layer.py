@@ -27,6 +27,7 @@ from ..host_api.layers import (
 )
 from . import operators
 from .layout import CONTIGUOUS
+from .module_tree import walk
 from .recorded import Record
 from .stand_in import StandIn
 
@@ -233,18 +234,13 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
 
 def paths(description: dict[str, Any]) -> Iterator[str]:
     """Where such layers, and other live parts, are in the module of a described tree."""
-    if description["class"] in LIVE:
-        yield description["attributes"]["path"]
-    for _, child in description["modules"]:
-        yield from paths(child)
+    return (part["attributes"]["path"] for _, part in walk(description) if part["class"] in LIVE)
 
 
 def rounded_paths(description: dict[str, Any]) -> Iterator[str]:
     """Where those are whose input a graph rounds."""
-    if description["class"] == CLASS and "rounded_to" in description["attributes"]:
-        yield description["attributes"]["path"]
-    for _, child in description["modules"]:
-        yield from rounded_paths(child)
+    layers = (part["attributes"] for _, part in walk(description) if part["class"] == CLASS)
+    return (layer["path"] for layer in layers if "rounded_to" in layer)
 
 
 def unrounded(description: dict[str, Any]) -> dict[str, Any]:

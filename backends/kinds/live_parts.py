@@ -21,6 +21,7 @@ from . import host_layer, live_arguments, operators
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .layout import memory_format
 from .left_layers import Left
+from .module_tree import walk
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.
@@ -122,10 +123,7 @@ def count(description: dict[str, Any], live: Live, words: Mapping[str, str]) -> 
         words: what others did, by the paths of the parts.
     """
     found: Counter[Left] = Counter()
-    pending = [description]
-    while pending:
-        part = pending.pop()
-        pending += [child for _, child in part["modules"]]
+    for _, part in walk(description):
         if part["class"] in LIVE:
             path = part["attributes"]["path"]
             what = _what(part, path in live.parts)

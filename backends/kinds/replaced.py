@@ -19,6 +19,7 @@ from ..contract import PackFile
 from ..errors import DescriptionError
 from ..host_api.layers import NOT_TRACED
 from .bytecode import codes, hash_code
+from .module_tree import walk
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
 from .purity import objection
 from .sources import is_foreign, wrapped_functions
@@ -126,13 +127,10 @@ def _read_attribute(
         for code in codes(each.__code__)
         for name in code.co_names
     }
-    pending = [described]
-    while pending:
-        module = pending.pop()
+    for _, module in walk(described):
         for name in module["attributes"]:
             if name in theirs - ours:
                 return f"reads {name} of a {module['class'].rpartition('.')[2]}"
-        pending += [child for _, child in module["modules"]]
     return None
 
 

@@ -7,7 +7,7 @@ missing -> building -> ready; a failed build is tried once more by a later promp
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds import keys
+from ..kinds.module_tree import parameters
 from ..storing.manifest import Facts, read_facts, read_seconds
 
 #: Builds of one graph in one process; a worker may have died of something that has passed.
@@ -240,17 +241,10 @@ def validate_weights(graph: Graph, facts: Facts) -> None:
     Raises:
         ManifestError: a weight is none.
     """
-    parameters = dict(_parameters(graph.description.module))
+    known = {
+        name: (tuple(meta["shape"]), meta["dtype"])
+        for name, meta in parameters(graph.description.module)
+    }
     for weight in facts.weights:
-        if parameters.get(weight.name) != (weight.shape, weight.dtype):
+        if known.get(weight.name) != (weight.shape, weight.dtype):
             raise ManifestError("weights", f"name {weight.name}, which its region does not have so")
-
-
-def _parameters(
-    module: dict[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    for name, meta in module["parameters"].items():
-        if meta is not None:
-            yield f"{prefix}{name}", (tuple(meta["shape"]), meta["dtype"])
-    for name, child in module["modules"]:
-        yield from _parameters(child, f"{prefix}{name}.")

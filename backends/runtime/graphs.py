@@ -19,6 +19,7 @@ from ..contract import Backend, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
 from ..kinds import keys
+from ..kinds.module_tree import walk
 from ..kinds.target import explain_target
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
@@ -441,11 +442,7 @@ def _cost(graph: Graph) -> int:
     """A measure of build time: the number of modules in the region; rare graphs come last."""
     if graph.description.wide or graph.description.is_special:
         return 0
-    return _count(graph.description.module)
-
-
-def _count(module: dict[str, Any]) -> int:
-    return 1 + sum(_count(child) for _, child in module["modules"])
+    return sum(1 for _ in walk(graph.description.module))
 
 
 def _logged(task: Callable[..., None], *arguments: Any) -> None:

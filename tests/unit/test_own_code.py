@@ -43,6 +43,7 @@ ELSEWHERE = {
     "kinds/instructions.py": "makes the target",
     "kinds/keys.py": "makes the key",
     "kinds/left_layers.py": "counts what graphs leave to the host, for reports",
+    "kinds/module_tree.py": "goes through descriptions, which are in the key",
     "kinds/options.py": "its values are in the target one by one",
     "kinds/own_code.py": "makes the fingerprint",
     "kinds/packs.py": "says whose code something is",
