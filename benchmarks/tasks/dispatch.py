@@ -59,19 +59,19 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
     """Each region of a step with what it was called with, within a run that goes on."""
     scope = pair.ours.get_attachment("warmgraph").scope
     sample(pair.ours, kind, size, steps=1)
-    seen: dict[str, tuple[Any, ...]] = {}
+    seen: dict[str, tuple[Any, tuple[Any, ...]]] = {}
 
     class Recorder:
         def __init__(self, name: str, call: Any) -> None:
             self.name, self.call, self.decline = name, call, call.decline
 
         def __call__(self, *inputs: Any) -> Any:
-            seen[self.name] = inputs
+            seen[self.name] = self.call, inputs
             return self.call(*inputs)
 
     forwards = scope.forwards
-    recording = forwards._make_set(Recorder)
-    before, forwards._make_set = forwards._make_set, lambda _: recording
+    recording = forwards._make_set(record=Recorder)
+    before, forwards._make_set = forwards._make_set, lambda *_: recording
     try:
         forwards._version = -1
         sample(pair.ours, kind, size, steps=1)
@@ -80,7 +80,7 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
         forwards._version = -1
     scope.begin_run()
     scope._bound.weights.begin_step()
-    return [(forwards._regions[name], inputs) for name, inputs in seen.items()]
+    return list(seen.values())
 
 
 def _ready(value: Any, layout: str) -> Any:
