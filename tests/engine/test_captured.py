@@ -524,7 +524,8 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
         complete: bool = True,
         rows: int = 2,
         steps: int | None = None,
-    ) -> None:
+    ) -> Any:
+        """Returns in which form the call was captured, None where it was made."""
         sigmas = {} if steps is None else {"sample_sigmas": torch.ones(steps + 1)}
         call = read_call((torch.zeros(rows, 4), sigmas), {}, frozenset(("sample_sigmas",)))
         attempt = made.attempt(
@@ -542,6 +543,7 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
             result = torch.zeros(rows, 4) + 1
             made.settle(attempt, weights, result)  # type: ignore[arg-type]
         assert torch.equal(result, torch.ones(rows, 4))
+        return attempt.form
 
     return made, weights, step
 
@@ -550,15 +552,15 @@ def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(
     steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, weights, step = steps
-    for _ in range(CLEAN_CALLS + 2):
-        step("any shape")
+    forms = [step("any shape") for _ in range(CLEAN_CALLS + 2)]
+    assert forms == [None] * CLEAN_CALLS + ["any shape"] * 2
     assert (made.captures, made.replayed) == (1, 2)
     monkeypatch.setattr(_Graph, "room", False)
     for _ in range(CLEAN_CALLS + 1):
         step("of its own size")
     assert _Graph.tries == 2 and weights.undone == 1 and made.captured == 1
-    step("of its own size")
-    assert made.replayed == 3, "by the graph that is there"
+    assert step("of its own size") == "any shape", "by the graph that is there"
+    assert made.replayed == 3
 
     monkeypatch.setattr(_Graph, "room", True)
     made.begin_run()

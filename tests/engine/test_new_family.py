@@ -23,6 +23,7 @@ from warmgraph_backends.families.plan import (
     host_results,
 )
 from warmgraph_backends.runtime.graph import State
+from warmgraph_backends.runtime.pace import COMPILED, EAGER
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, call_instead, relative
@@ -185,8 +186,8 @@ def test_a_made_up_family_runs_compiled(
         for rows in (1, 2, 33, 500):
             x = torch.randn(rows, 8)
             calls = scope.compiled_calls
-            result = scope.call(tower, (x,), {}).result
-            assert relative(result, tower(x)) < 1e-6
+            made = scope.call(tower, (x,), {})
+            assert relative(made.result, tower(x)) < 1e-6 and made.how == COMPILED
             assert scope.compiled_calls == calls + 3
         assert scope.eager_places() == plan.outside
 
@@ -222,10 +223,8 @@ def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled
         table = torch.randn(1024, 8)
         for state in (State.READY, State.FAILED):  # compared once more in the next run
             scope.begin_run()
-            assert (
-                relative(scope.call(model, (*inputs, table), {}).result, model(*inputs, table))
-                < 1e-6
-            )
+            made = scope.call(model, (*inputs, table), {})
+            assert relative(made.result, model(*inputs, table)) < 1e-6 and made.how == EAGER
             assert graph.state is state
         assert "differs from eager" in (graph.reason or "")
 
