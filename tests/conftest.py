@@ -15,7 +15,6 @@ end. In any other order, or alone, the same is shown and more is built.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -64,20 +63,12 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _alias(name: str, folder: Path) -> None:
-    """Import a package by its folder; the pack's root stays off sys.path, for it has `nodes`."""
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+sys.path.insert(0, str(ROOT / "tools"))
+from by_path import load  # noqa: E402
 
-
-_alias("warmgraph_backends", ROOT / "backends")
-_alias("warmgraph_console", ROOT / "console")
-_alias("warmgraph_tools", ROOT / "tools")
+sys.path.pop(0)
+for _name in ("backends", "console", "tools"):
+    load(f"warmgraph_{_name}", ROOT / _name)
 
 from warmgraph_tools import checkpoints, compiler_facts, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402

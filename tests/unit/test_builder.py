@@ -27,6 +27,7 @@ from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, CancelledBuildError
 from warmgraph_backends.events import Event, Events
+from warmgraph_tools.by_path import ADOPT
 
 from .workers import worker_pids
 
@@ -825,13 +826,8 @@ def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path)
 
 
 def test_builder_imports_neither_torch_nor_the_host():
-    code = f"""
-import importlib.util, json, sys
-path = {str(ROOT / "backends" / "worker" / "main.py")!r}
-spec = importlib.util.spec_from_file_location("worker_script", path)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+    code = f"""{ADOPT}
+import json
 import warmgraph_backends.building.builder
 print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch", "comfy")]))
 """

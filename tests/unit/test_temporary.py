@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.cleanup import owners, temporary
+from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
-LOADER = f"""
-import importlib.util, os, signal, sys
-path = {str(ROOT / "backends" / "worker" / "main.py")!r}
-spec = importlib.util.spec_from_file_location("worker_script", path)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+LOADER = """
+import os, signal
 from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
     folder = temporary.make(purpose)
@@ -48,7 +44,7 @@ def names(folder: Path) -> list[str]:
 def run_loader(temp: Path, how: str) -> list[Path]:
     """Run a process that makes folders; returns those that it does not remove itself."""
     done = subprocess.run(
-        [sys.executable, "-c", LOADER, how],
+        [sys.executable, "-c", ADOPT + LOADER, how],
         env={**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)},
         stdout=subprocess.PIPE,
         text=True,
