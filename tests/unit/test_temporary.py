@@ -15,7 +15,7 @@ from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
-LOADER = """
+LOADER = f"""{ADOPT}
 import os, signal
 from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
@@ -44,7 +44,7 @@ def names(folder: Path) -> list[str]:
 def run_loader(temp: Path, how: str) -> list[Path]:
     """Run a process that makes folders; returns those that it does not remove itself."""
     done = subprocess.run(
-        [sys.executable, "-c", ADOPT + LOADER, how],
+        [sys.executable, "-c", LOADER, how],
         env={**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)},
         stdout=subprocess.PIPE,
         text=True,
