@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,12 @@ import pytest
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import NOTICE
 from warmgraph_tools import templates, thumbnails
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import OPEN, STATUS, Page, expect_no_welcome
+from warmgraph_tools.page import OPEN, STATUS, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "my first"
-
-
-@pytest.fixture(scope="module")
-def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A browser with the server's page open."""
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        yield browser
 
 
 @pytest.mark.parametrize("name", templates.TEMPLATES)
@@ -69,12 +55,11 @@ def test_nodes_are_as_large_as_their_workflow_says(page: Page, name: str) -> Non
 
 
 def test_a_user_saves_and_runs_a_shipped_workflow(
-    page: Page, server: Server, place_model: Callable[..., str], tmp_path: Path
+    page: Page, server: Server, tmp_path: Path
 ) -> None:
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     workflows = server.base / "user" / "default" / "workflows"
     before = set(workflows.glob("*.graphs"))
-    page.open_server()  # so that the loader's list has the model
+    page.open_server()
     page.open_shipped("text_to_image")
     page.set_widget("KSampler", "steps", 1)
     for side in ("width", "height"):
@@ -249,10 +234,9 @@ def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
 
 
 def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
-    page: Page, server: Server, place_model: Callable[..., str]
+    page: Page,
 ) -> None:
     """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     page.open_server()
     page.open_shipped("deepcache")
     page.set_widget("WarmgraphCompileModel", "when_missing", "never")
