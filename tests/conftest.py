@@ -8,8 +8,8 @@ kinds that a test has built for real, or starts with an empty one; `start_server
 those graphs and the key to a server. Small transformers have a store of their own in that folder,
 which the server of their workflows fills, too (`pass_transformers`). Keys hold the sources' hashes,
 so a graph that fits is the right one. Tests come in the order of `ROOMS`: servers when there is
-something to lend, and what takes long before what takes little, for two processes to be busy to the
-end. In any other order, or alone, the same is shown and more is built.
+something to lend, and what takes long before what takes little, so that no process is left without
+work. In any other order, or alone, the same is shown and more is built.
 """
 
 from __future__ import annotations

@@ -100,6 +100,12 @@ class Lab:
         """What signs this engine's files."""
         return Signer(self.root / _PRIVATE)
 
+    @property
+    def hello(self) -> dict[str, Any]:
+        """What workers are told at their start."""
+        builder = self.engine._builder
+        return builder._hello
+
     def is_all_filed(self) -> bool:
         """Tell whether nothing is kept that is to be filed in workflows' folders later."""
         links = self.engine._workflow_links
