@@ -20,38 +20,32 @@ NAME = "my first"
 
 
 @pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_the_page_sends_the_prompt_that_our_converter_makes(
+def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_convert_it(
     page: Page, server: Server, name: str
 ) -> None:
-    page.open_shipped(name)
-    sent = page.run("return (await app.graphToPrompt()).output")
+    """Nodes larger than there would lie on others; tests/unit/test_workflow_files.py looks at the
+    files.
+    """
     workflow = templates.read(name)
+    page.open_shipped(name)
+    graphs = "[app.rootGraph, ...(app.rootGraph.subgraphs?.values() ?? [])]"
+    nodes = f"{graphs}.flatMap((graph) => graph.nodes)"
+    shown = page.run(f"return {nodes}.map((n) => [String(n.id), [...n.size]])")
+    listed = templates.all_nodes(workflow)
+    assert dict(shown) == {str(node["id"]): node["size"] for node in listed}
+
+    time.sleep(0.5)
+    page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
+    assert page.run(f"return {OPEN}.isModified") is False
+    assert "Shown after the next run." in page.run(f"return {STATUS}")
+
+    sent = page.run("return (await app.graphToPrompt()).output")
     made = to_prompt(workflow, server.object_info())
     assert {key: entry["class_type"] for key, entry in sent.items()} == {
         key: entry["class_type"] for key, entry in made.items()
     }
     for key, entry in made.items():
         assert sent[key]["inputs"] == entry["inputs"], f"node {key} ({entry['class_type']})"
-
-
-@pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Page, name: str) -> None:
-    page.open_shipped(name)
-    time.sleep(0.5)
-    page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
-    assert page.run(f"return {OPEN}.isModified") is False
-    assert "Shown after the next run." in page.run(f"return {STATUS}")
-
-
-@pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_nodes_are_as_large_as_their_workflow_says(page: Page, name: str) -> None:
-    """Larger ones would lie on others; tests/unit/test_workflow_files.py looks at the files."""
-    page.open_shipped(name)
-    graphs = "[app.rootGraph, ...(app.rootGraph.subgraphs?.values() ?? [])]"
-    nodes = f"{graphs}.flatMap((graph) => graph.nodes)"
-    shown = page.run(f"return {nodes}.map((n) => [String(n.id), [...n.size]])")
-    workflow = templates.all_nodes(templates.read(name))
-    assert dict(shown) == {str(node["id"]): node["size"] for node in workflow}
 
 
 def test_a_user_saves_and_runs_a_shipped_workflow(
