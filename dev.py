@@ -11,29 +11,51 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from tools import setup
 from tools.setup import Setup, SetupError, say
 
 ROOT = Path(__file__).resolve().parent
 
-# Most of a test's time is one thread's. A file is one process's, for what its tests share; files
-# come in the order of tests/conftest.py. With a GPU it is one process after the other: they would
-# take the card's memory, and its time, from each other.
-PARALLEL = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Most of a test's time is one thread's, and two fifths of it pass in waiting for servers, pages and
+# builds: three processes keep two cores busy. A file is one process's, for what its tests share;
+# files come in the order of tests/conftest.py. With a GPU it is one process after the other: they
+# would take the card's memory, and its time, from each other.
+PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 
 # Images on a CPU are tensors of megabytes, which glibc asks the kernel for and gives back each
 # time: clearing those pages takes longer than what is computed on them.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
+# What looks at the code runs beside the tests; its words come after theirs.
+CHECKS = {
+    "ruff check": ["-m", "ruff", "check", "."],
+    "ruff format": ["-m", "ruff", "format", "--check", "."],
+    "mypy": ["-m", "mypy", "backends/"],
+}
+
+
+def start(
+    ready: Setup, arguments: Sequence[str | Path], output: IO[str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a Python command in the virtual environment."""
+    kept = setup.keeping_bytecode(ROOT / ".venv-bytecode")
+    environment = {**KEEP_MEMORY, **os.environ, **kept, "WARMGRAPH_HOST": str(ready.tree)}
+    command = [str(ready.python), *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True
+    )
+
+
 def run(ready: Setup, arguments: Sequence[str | Path]) -> int:
     """Run a Python command in the virtual environment and return its exit status."""
-    environment = {**KEEP_MEMORY, **os.environ, "WARMGRAPH_HOST": str(ready.tree)}
-    command = [str(ready.python), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    return start(ready, arguments).wait()
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -47,21 +69,28 @@ def test(options: argparse.Namespace) -> int:
     """Run every check; all of them run even when one fails."""
     ready = setup.prepare(options.host, options.torch)
     tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
-    checks: dict[str, list[str | Path]] = {
-        "ruff check": ["-m", "ruff", "check", "."],
-        "ruff format": ["-m", "ruff", "format", "--check", "."],
-        "mypy": ["-m", "mypy", "backends/"],
-        "pytest": [*tests, *([] if options.all else ["-m", "not slow"])],
-    }
-    if options.host != setup.DEFAULT_HOST or options.torch != setup.DEFAULT_TORCH:
-        checks = {"pytest": [*tests, "-m", "quick and not slow"]}
-    if options.k:
-        checks["pytest"] += ["-k", options.k]
+    if options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH:
+        checks = CHECKS
+        tests += [] if options.all else ["-m", "not slow"]
+    else:
+        checks = {}
+        tests += ["-m", "quick and not slow"]
+    tests += ["-k", options.k] if options.k else []
     failed = []
-    for name, arguments in checks.items():
-        say(f"{name}: python {' '.join(map(str, arguments))}")
-        if run(ready, arguments):
-            failed.append(name)
+    with ExitStack() as stack:
+        beside = []
+        for name, arguments in checks.items():
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            beside.append((name, arguments, start(ready, arguments, output), output))
+        say(f"pytest: python {' '.join(tests)}")
+        if run(ready, tests):
+            failed.append("pytest")
+        for name, arguments, process, output in beside:
+            say(f"{name}: python {' '.join(arguments)}")
+            if process.wait():
+                failed.append(name)
+            output.seek(0)
+            print(output.read(), end="", flush=True)
     say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
     return 1 if failed else 0
 

@@ -8,14 +8,13 @@ kinds that a test has built for real, or starts with an empty one; `start_server
 those graphs and the key to a server. Small transformers have a store of their own in that folder,
 which the server of their workflows fills, too (`pass_transformers`). Keys hold the sources' hashes,
 so a graph that fits is the right one. Tests come in the order of `ROOMS`: servers when there is
-something to lend, and what takes long before what takes little, for two processes to be busy to the
-end. In any other order, or alone, the same is shown and more is built.
+something to lend, and what takes long before what takes little, so that no process is left without
+work. In any other order, or alone, the same is shown and more is built.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -50,6 +49,9 @@ ROOMS = (
     "engine/test_vae.py",
     "host",
     "browser",
+    "engine/test_transformers.py",
+    "engine/test_controlnet.py",
+    "engine/test_audio_video.py",
     "engine",
     "compile",
     "unit",
@@ -64,20 +66,12 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _alias(name: str, folder: Path) -> None:
-    """Import a package by its folder; the pack's root stays off sys.path, for it has `nodes`."""
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+sys.path.insert(0, str(ROOT / "tools"))
+from by_path import load  # noqa: E402
 
-
-_alias("warmgraph_backends", ROOT / "backends")
-_alias("warmgraph_console", ROOT / "console")
-_alias("warmgraph_tools", ROOT / "tools")
+sys.path.pop(0)
+for _name in ("backends", "console", "tools"):
+    load(f"warmgraph_{_name}", ROOT / _name)
 
 from warmgraph_tools import checkpoints, compiler_facts, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402

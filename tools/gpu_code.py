@@ -10,9 +10,7 @@ KIND is of `small_transformers` or `h3_vae`, FORM one of its family's forms, FOR
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--file", metavar="FORMAT", help="of a quantised file")
     parser.add_argument("--source", action="store_true", help="all of the code")
     options = parser.parse_args(argv)
-    for name, folder in (("warmgraph_backends", "backends"), ("warmgraph_tools", "tools")):
-        _alias(name, ROOT / folder)
+    from by_path import load  # this folder is a script's
+
+    for name in ("backends", "tools"):
+        load(f"warmgraph_{name}", ROOT / name)
     source = gpu_code(options.kind, options.form, options.file)
     print(source if options.source else "\n".join(summary(source)))
     return 0
@@ -231,17 +231,6 @@ def _pretend(found: list[str]) -> None:
             get_current_stream=zero,
         )
     )
-
-
-def _alias(name: str, folder: Path) -> None:
-    """Import a package of this pack by its folder."""
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":

@@ -137,13 +137,21 @@ def prepare(host: str = DEFAULT_HOST, torch: str = DEFAULT_TORCH) -> Setup:
     if not given_venv:
         _install_requirements(folder, python, tree, host, packages)
         _install(folder, python, "development tools", TOOLS)
-        if sys.dont_write_bytecode:
-            ours = tree.is_relative_to(ROOT / ".host")
-            _compile_modules(folder, python, [folder, tree] if ours else [folder])
     if not (tree / "main.py").is_file():
         raise SetupError(f"WARMGRAPH_HOST must be a ComfyUI tree, got {tree}")
     _require_compiler()
     return Setup(python, tree.resolve(), gpu)
+
+
+def keeping_bytecode(folder: Path) -> dict[str, str]:
+    """Return what a process's environment needs for Python to keep what it has compiled of modules.
+
+    Where it is told to keep nothing (PYTHONDONTWRITEBYTECODE), that goes to a folder of ours: each
+    process that a test starts would compile torch, the host and this pack anew, for ten seconds.
+    """
+    if not sys.dont_write_bytecode:
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
 
 
 def interpreter(folder: Path) -> Path:
@@ -304,25 +312,6 @@ def _install(folder: Path, python: Path, what: str, wanted: Sequence[str]) -> No
         return
     _pip(folder, python, what, ["install", *wanted])
     stamp.write_text(text, encoding="utf-8")
-
-
-def _compile_modules(folder: Path, python: Path, places: Sequence[Path]) -> None:
-    """Compile what is installed, unless nothing was since the last time. Python does it as modules
-    are imported, and keeps it; where it is told to keep nothing (PYTHONDONTWRITEBYTECODE), each
-    process that a test starts would compile torch and the host anew, for ten seconds.
-    """
-    stamp = _stamp(folder, "bytecode")
-    steps = sorted(each.name for each in folder.glob(".done-*") if each != stamp)
-    text = "\n".join([*steps, *map(str, places)])
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:
-        return
-    say("compiling what is installed, for this Python keeps no bytecode")
-    start = time.monotonic()
-    command = [python, "-m", "compileall", "-q", "-j", "0", "-x", r"[\\/]tests?[\\/]", *places]
-    # Some packages have files that are no Python of this version.
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    stamp.write_text(text, encoding="utf-8")
-    say(f"  done in {time.monotonic() - start:.0f} s")
 
 
 def _stamp(folder: Path, what: str) -> Path:

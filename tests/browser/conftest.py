@@ -11,6 +11,8 @@ from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page, expect_no_welcome
 
+from .faster import TOASTS
+
 
 @pytest.fixture(scope="module")
 def browse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Server], Page]]:
@@ -35,3 +37,14 @@ def page(browse: Callable[[Server], Page], server: Server, place_model: Callable
     """A browser over the shared server, whose templates find a narrow SDXL."""
     place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     return browse(server)
+
+
+@pytest.fixture
+def quiet(page: Page) -> Page:
+    """The page, with nothing said yet and nothing open over its canvas."""
+    page.run(
+        "app.extensionManager.toast.removeAll();"
+        " document.querySelectorAll('.litecontextmenu').forEach((e) => e.remove())"
+    )
+    page.wait_for(f"!{TOASTS}.length")
+    return page

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,20 @@ import pytest
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page
 
-MODEL, VAE = "WarmgraphCompileModel", "WarmgraphCompileVAE"
-MAKE, MAKE_VAE, REMOVE = (f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove"))
+from .faster import (
+    MAKE,
+    MAKE_VAE,
+    MODEL,
+    OURS,
+    REMOVE,
+    TOASTS,
+    VAE,
+    do,
+    lies_on_nothing,
+    sent,
+    state,
+    undo,
+)
 
 #: An official template of each: loader in a subgraph, two models in one, all in the open.
 IN_SUBGRAPH, TWO_MODELS, IN_THE_OPEN = (
@@ -33,14 +43,6 @@ WITHOUT_SAMPLER = (
     "utility_image_segment",
     "utility_video_segment",
 )
-
-#: In the page: the workflow as Undo has to bring it back. The host counts `order` anew with each
-#: Undo, whatever was changed, and `ds` is what part of the canvas is in view.
-WORKFLOW = """((s) => { delete s.extra?.ds; return s; })(JSON.parse(JSON.stringify(
-    app.rootGraph.serialize(), (key, value) => key === 'order' ? undefined : value)))"""
-GRAPHS = "[app.rootGraph, ...app.rootGraph.subgraphs.values()]"
-OURS = f"{GRAPHS}.flatMap((g) => g.nodes).filter((n) => /^Warmgraph/.test(n.comfyClass))"
-TOASTS = "[...document.querySelectorAll('.p-toast-message-text')].map((e) => e.innerText)"
 
 
 def _templates_folder() -> Path | None:
@@ -66,7 +68,10 @@ def _loads_a_model(workflow: dict[str, Any]) -> bool:
 
 def _read(name: str) -> dict[str, Any]:
     folder = _templates_folder()
-    assert folder is not None
+    if folder is None:
+        pytest.skip(
+            "no package comfyui-workflow-templates-json here: the host's requirements have it"
+        )
     return dict(json.loads((folder / f"{name}.json").read_text("utf-8")))
 
 
@@ -81,26 +86,6 @@ def _official() -> list[Any]:
     every_fourth = names[::4]
     slow = pytest.mark.slow
     return [pytest.param(n, marks=[slow] if k % 4 else []) for k, n in enumerate(every_fourth)]
-
-
-@pytest.fixture(scope="module")
-def page(browse: Callable[[Server], Page], server: Server) -> Page:
-    if _templates_folder() is None:
-        pytest.skip(
-            "no package comfyui-workflow-templates-json here: the host's requirements have it"
-        )
-    return browse(server)
-
-
-@pytest.fixture
-def quiet(page: Page) -> Page:
-    """The page, with nothing said yet and nothing open over its canvas."""
-    page.run(
-        "app.extensionManager.toast.removeAll();"
-        " document.querySelectorAll('.litecontextmenu').forEach((e) => e.remove())"
-    )
-    page.wait_for(f"!{TOASTS}.length")
-    return page
 
 
 @pytest.fixture(scope="module")
@@ -122,44 +107,6 @@ def _open(page: Page, workflow: dict[str, Any], name: str = "tried") -> None:
         f"await app.loadGraphData({json.dumps(workflow)}, true, true, {json.dumps(name)},"
         " { openSource: 'template' })"
     )
-
-
-def _prompt(page: Page) -> dict[str, Any]:
-    return dict(page.run("return (await app.graphToPrompt()).output"))
-
-
-def _do(page: Page, command: str) -> None:
-    page.run(f"await app.extensionManager.command.execute({command!r})")
-
-
-def _undo(page: Page, before: dict[str, Any], *, less: tuple[str, ...] = ()) -> None:
-    """One Undo brings the workflow back, links and subgraphs included.
-
-    Args:
-        less: how the places end at which it may differ.
-    """
-    _do(page, "Comfy.Undo")
-    # The host finds the types of nodes that take any a moment after it has loaded them.
-    deadline = time.monotonic() + 5
-    while _state(page) != before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = _differences(before, _state(page))
-    assert [text for text in left if not text.split(":")[0].endswith(less)] == []
-
-
-def _differences(a: Any, b: Any, place: str = "") -> Iterator[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in {**a, **b}:
-            yield from _differences(a.get(key), b.get(key), f"{place}.{key}")
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for number, (one, other) in enumerate(zip(a, b, strict=True)):
-            yield from _differences(one, other, f"{place}.{number}")
-    elif a != b:
-        yield f"{place}: {a} -> {b}"
-
-
-def _state(page: Page) -> dict[str, Any]:
-    return dict(page.run(f"return {WORKFLOW}"))
 
 
 def _without(prompt: dict[str, Any], *kinds: str) -> dict[str, dict[str, Any]]:
@@ -193,41 +140,26 @@ def _users(prompt: dict[str, Any], takers: dict[str, list[str]]) -> dict[str, st
     }
 
 
-def _lies_on_nothing(page: Page) -> None:
-    overlaps = page.run(
-        f"""
-        const box = ({{ pos: [x, y], size: [w, h], flags }}) =>
-          flags?.collapsed ? [x, y - 30, 160, 30] : [x, y - 30, w, h + 30];
-        return {OURS}.flatMap((node) => node.graph.nodes.filter((other) => {{
-          const [a, b] = [box(node), box(other)];
-          return other !== node && a[0] < b[0] + b[2] && b[0] < a[0] + a[2]
-            && a[1] < b[1] + b[3] && b[1] < a[1] + a[3];
-        }}).map((other) => `${{node.title}} lies on ${{other.title}}`));
-        """
-    )
-    assert overlaps == []
-
-
 def _try_command(
     page: Page, takers: dict[str, list[str]], workflow: dict[str, Any], **undone: Any
 ) -> None:
     _open(page, workflow)
-    before, plain = _state(page), _prompt(page)
+    before, plain = state(page), sent(page)
     wanted = _users(plain, takers)
-    _do(page, MAKE)
-    faster = _prompt(page)
+    do(page, MAKE)
+    faster = sent(page)
     assert list(_users(faster, takers)) == list(wanted)
     assert set(_users(faster, takers).values()) <= {MODEL}, _users(faster, takers)
     assert _without(faster, MODEL) == _without(plain), "nothing else is linked in another way"
-    _lies_on_nothing(page)
+    lies_on_nothing(page)
     said = page.wait_for(f"{TOASTS}.at(-1)")
     if wanted:
         count = len(page.run(f"return {OURS}.map((n) => n.id)"))
         assert f"{count} node{'s' * (count > 1)} added, in " in said
-        _undo(page, before, **undone)
+        undo(page, before, **undone)
     else:
         assert "No sampler that takes a model was found" in said
-        assert _state(page) == before
+        assert state(page) == before
 
 
 @pytest.mark.parametrize("name", _official())
@@ -236,7 +168,7 @@ def test_each_sampler_of_an_official_template_is_fed_and_one_undo_takes_it_back(
 ) -> None:
     workflow = _read(name)
     _try_command(quiet, takers, workflow)
-    assert name.startswith(WITHOUT_SAMPLER) or _users(_prompt(quiet), takers)
+    assert name.startswith(WITHOUT_SAMPLER) or _users(sent(quiet), takers)
 
 
 @pytest.mark.parametrize(
@@ -298,19 +230,19 @@ def test_a_subgraph_that_is_used_twice_gets_one_node(
 ) -> None:
     _open(quiet, _read(IN_SUBGRAPH))
     _twice(quiet)
-    before, plain = _state(quiet), _prompt(quiet)
+    before, plain = state(quiet), sent(quiet)
     assert len(_users(plain, takers)) == 2
-    _do(quiet, MAKE)
-    faster = _prompt(quiet)
+    do(quiet, MAKE)
+    faster = sent(quiet)
     assert set(_users(faster, takers).values()) == {MODEL} and len(_users(faster, takers)) == 2
     assert quiet.run(f"return {OURS}.length") == 1
-    _undo(quiet, before)
+    undo(quiet, before)
 
 
 def _sampler_in_a_subgraph(page: Page) -> None:
     """Our first template without our nodes, the sampler alone in a subgraph."""
     page.open_shipped("text_to_image")
-    _do(page, REMOVE)
+    do(page, REMOVE)
     page.run(
         """
         const sampler = app.rootGraph.nodes.find((n) => n.comfyClass === 'KSampler');
@@ -323,57 +255,57 @@ def test_a_model_that_comes_into_a_subgraph_is_compiled_in_there(
     quiet: Page, takers: dict[str, list[str]]
 ) -> None:
     _sampler_in_a_subgraph(quiet)
-    before, plain = _state(quiet), _prompt(quiet)
-    _do(quiet, MAKE)
-    faster = _prompt(quiet)
+    before, plain = state(quiet), sent(quiet)
+    do(quiet, MAKE)
+    faster = sent(quiet)
     assert set(_users(faster, takers).values()) == {MODEL}
     assert _without(faster, MODEL) == _without(plain)
     assert quiet.run(f"return {OURS}.every((n) => n.graph !== app.rootGraph)")
-    _undo(quiet, before)
-    _do(quiet, MAKE)
-    _do(quiet, REMOVE)
-    assert _prompt(quiet) == plain
+    undo(quiet, before)
+    do(quiet, MAKE)
+    do(quiet, REMOVE)
+    assert sent(quiet) == plain
 
 
 @pytest.mark.parametrize("mode", [4, 2], ids=["bypassed", "muted"])
 def test_a_compile_model_that_is_there_but_off_is_switched_on(quiet: Page, mode: int) -> None:
     quiet.open_shipped("text_to_image")
-    plain = _prompt(quiet)
+    plain = sent(quiet)
     quiet.run(f"{OURS}.find((n) => n.comfyClass === {MODEL!r}).mode = {mode}")
-    before = _state(quiet)
-    assert MODEL not in {node["class_type"] for node in _prompt(quiet).values()}
-    _do(quiet, MAKE)
-    assert _prompt(quiet) == plain
+    before = state(quiet)
+    assert MODEL not in {node["class_type"] for node in sent(quiet).values()}
+    do(quiet, MAKE)
+    assert sent(quiet) == plain
     assert "1 node switched on, in this workflow" in quiet.wait_for(f"{TOASTS}.at(-1)")
-    _undo(quiet, before)
+    undo(quiet, before)
 
 
 def test_where_there_is_nothing_to_do_it_says_why(quiet: Page) -> None:
     quiet.open_shipped("text_to_image")
-    before = _state(quiet)
-    _do(quiet, MAKE)
+    before = state(quiet)
+    do(quiet, MAKE)
     said = quiet.wait_for(f"{TOASTS}.at(-1)")
     assert "nothing to add" in said and "is there already" in said
-    assert _state(quiet) == before
+    assert state(quiet) == before
     quiet.run("app.extensionManager.toast.removeAll(); app.rootGraph.clear()")
     quiet.wait_for(f"!{TOASTS}.length")
-    _do(quiet, MAKE)
+    do(quiet, MAKE)
     assert "No sampler that takes a model was found" in quiet.wait_for(f"{TOASTS}.at(-1)")
     quiet.run("app.extensionManager.toast.removeAll()")
     quiet.wait_for(f"!{TOASTS}.length")
-    _do(quiet, REMOVE)
+    do(quiet, REMOVE)
     assert "has none of its nodes" in quiet.wait_for(f"{TOASTS}.at(-1)")
 
 
 def test_a_server_that_does_not_answer_is_told_and_nothing_is_changed(quiet: Page) -> None:
     _open(quiet, _read(IN_SUBGRAPH))
-    before = _state(quiet)
+    before = state(quiet)
     quiet.send("Network.enable")
     quiet.send("Network.setBlockedURLs", urls=["*/warmgraph/places"])
     try:
-        _do(quiet, MAKE)
+        do(quiet, MAKE)
         assert "The server does not answer." in quiet.wait_for(f"{TOASTS}.at(-1)")
-        assert _state(quiet) == before
+        assert state(quiet) == before
     finally:
         quiet.send("Network.setBlockedURLs", urls=[])
         quiet.send("Network.disable")
@@ -384,196 +316,39 @@ def test_vaes_get_theirs_where_that_was_asked_for(
     quiet: Page, takers: dict[str, list[str]]
 ) -> None:
     _open(quiet, _read(IN_SUBGRAPH))
-    before, plain = _state(quiet), _prompt(quiet)
-    _do(quiet, MAKE_VAE)
-    faster = _prompt(quiet)
+    before, plain = state(quiet), sent(quiet)
+    do(quiet, MAKE_VAE)
+    faster = sent(quiet)
     decodes = [n["inputs"]["vae"][0] for n in faster.values() if n["class_type"] == "VAEDecode"]
     assert decodes and {faster[key]["class_type"] for key in decodes} == {VAE}
     assert set(_users(faster, takers).values()) == {MODEL}
     assert _without(faster, MODEL, VAE) == _without(plain)
-    _lies_on_nothing(quiet)
-    _undo(quiet, before)
+    lies_on_nothing(quiet)
+    undo(quiet, before)
 
 
 @pytest.mark.parametrize("name", ["deepcache", "img2img_hires", "vae_tiled_decode", "controlnet"])
 def test_warmgraph_is_taken_out_of_a_workflow_by_one_command(quiet: Page, name: str) -> None:
     quiet.open_shipped(name)
-    before, faster = _state(quiet), _prompt(quiet)
+    before, faster = state(quiet), sent(quiet)
     ours = {n["class_type"] for n in faster.values() if n["class_type"].startswith("Warmgraph")}
-    _do(quiet, REMOVE)
-    left = _prompt(quiet)
+    do(quiet, REMOVE)
+    left = sent(quiet)
     assert {key: node["inputs"] for key, node in left.items()} == _without(faster, *ours)
     assert quiet.run(f"return {OURS}.length") == 0
-    _undo(quiet, before)
-    assert _prompt(quiet) == faster
+    undo(quiet, before)
+    assert sent(quiet) == faster
 
 
 def test_a_node_alone_in_its_subgraph_is_bypassed_instead(quiet: Page) -> None:
     """The host links no input of a subgraph straight to its output."""
     quiet.open_shipped("text_to_image")
-    plain = _prompt(quiet)
+    plain = sent(quiet)
     quiet.run(
         f"app.rootGraph.convertToSubgraph(new Set([{OURS}"
         f".find((n) => n.comfyClass === {MODEL!r})]))"
     )
-    _do(quiet, REMOVE)
+    do(quiet, REMOVE)
     ours = {n["class_type"] for n in plain.values() if n["class_type"].startswith("Warmgraph")}
-    left = {key: node["inputs"] for key, node in _prompt(quiet).items()}
+    left = {key: node["inputs"] for key, node in sent(quiet).items()}
     assert left == _without(plain, *ours)
-
-
-def _on_screen(page: Page, place: str) -> tuple[float, float]:
-    """Where in the window a place of the canvas is, which a script gives as [x, y]."""
-    x, y = page.run(
-        f"""
-        const [x, y] = {place};
-        const {{ offset, scale, element }} = app.canvas.ds;
-        const {{ left, top }} = element.getBoundingClientRect();
-        return [left + (x + offset[0]) * scale, top + (y + offset[1]) * scale];
-        """
-    )
-    return x, y
-
-
-@pytest.fixture
-def own(quiet: Page) -> Page:
-    """The page with a workflow of a checkpoint and a sampler in view, without a node of ours."""
-    quiet.open_shipped("text_to_image")
-    _do(quiet, REMOVE)
-    quiet.run(
-        "Object.assign(app.canvas.ds, { scale: 0.6, offset: [350, 250] });"
-        " app.canvas.setDirty(true, true); app.extensionManager.toast.removeAll()"
-    )
-    quiet.wait_for(f"!{TOASTS}.length && app.canvas.renderedPaths.size")
-    return quiet
-
-
-def _node(kind: str) -> str:
-    return f"app.rootGraph.nodes.find((n) => n.comfyClass === {kind!r})"
-
-
-TITLE_OF = "(({{ pos }}) => [pos[0] + 120, pos[1] - 12])({})"
-LOADER, SAMPLER, DECODE = map(_node, ("CheckpointLoaderSimple", "KSampler", "VAEDecode"))
-
-
-@pytest.mark.parametrize(
-    ("pointed", "entry", "user", "kind"),
-    [
-        (TITLE_OF.format(LOADER), "Compile Model here", f"{SAMPLER}.inputs[0]", MODEL),
-        (TITLE_OF.format(SAMPLER), "Compile Model here", f"{SAMPLER}.inputs[0]", MODEL),
-        (TITLE_OF.format(DECODE), "Compile VAE here", f"{DECODE}.inputs[1]", VAE),
-        (
-            f"app.rootGraph.getLink({SAMPLER}.inputs[0].link)._pos",
-            "Compile Model here",
-            f"{SAMPLER}.inputs[0]",
-            MODEL,
-        ),
-        ("[200, 1000]", "Make this workflow faster", f"{SAMPLER}.inputs[0]", MODEL),
-    ],
-    ids=["loader", "sampler", "decode", "link", "canvas"],
-)
-@pytest.mark.parametrize(
-    "newer",
-    [
-        pytest.param(False, id="canvas nodes"),
-        pytest.param(True, id="newer nodes", marks=pytest.mark.slow),
-    ],
-)
-def test_menus_offer_it_where_one_points(
-    own: Page, pointed: str, entry: str, user: str, kind: str, newer: bool
-) -> None:
-    own.set_setting("Comfy.VueNodes.Enabled", newer)
-    try:
-        before = _state(own)
-        own.mouse(*_on_screen(own, pointed), button="right")
-        own.click_first(
-            ".litemenu-entry, [role=menuitem] span",
-            f"e.checkVisibility() && e.innerText.trim() === {entry!r}",
-        )
-        fed = f"app.rootGraph.getNodeById(app.rootGraph.getLink({user}.link).origin_id)"
-        own.wait_for(f"{fed}.comfyClass === {kind!r}")
-        assert own.run(f"return {OURS}.length") == 1
-        _lies_on_nothing(own)
-        _undo(own, before, less=(".size.0", ".size.1") if newer else ())
-    finally:
-        own.set_setting("Comfy.VueNodes.Enabled", False)
-
-
-def test_a_links_reroutes_stay_where_they_are(own: Page) -> None:
-    own.run(
-        f"const link = app.rootGraph.getLink({SAMPLER}.inputs[0].link);"
-        " app.rootGraph.createReroute([300, -100], link)"
-    )
-    before, plain = _state(own), _prompt(own)
-    reroutes = before["extra"]["reroutes"]
-    _do(own, MAKE)
-    faster = _state(own)
-    assert MODEL in {node["class_type"] for node in _prompt(own).values()}
-    assert [(each["id"], each["pos"]) for each in faster["extra"]["reroutes"]] == [
-        (each["id"], each["pos"]) for each in reroutes
-    ]
-    _do(own, REMOVE)
-    assert _prompt(own) == plain
-    assert len(_state(own)["extra"]["reroutes"]) == len(reroutes)
-    _undo(own, faster)
-    _undo(own, before)
-
-
-def test_the_menu_of_a_dropped_link_lists_compile_model_by_its_name(own: Page) -> None:
-    start = _on_screen(own, f"{LOADER}.getOutputPos(0)")
-    own.drag(start, _on_screen(own, "[300, 1000]"))
-    own.click_first(".litemenu-entry", "e.innerText.trim() === 'Compile Model'")
-    own.wait_for(f"{OURS}.length === 1")
-    link = own.run(f"return {OURS}[0].inputs[0].link !== null && {OURS}[0].title")
-    assert link == "Compile Model"
-    own.set_setting("Comfy.NodeSuggestions.number", 3)  # the host makes its list anew
-    listed = "LiteGraph.slot_types_default_out.MODEL"
-    own.wait_for(f"{listed}.length === 4 && {listed}.some((e) => e.content === 'Compile Model')")
-    own.set_setting("Comfy.NodeSuggestions.number", 5)
-
-
-def test_the_tab_offers_it_while_no_model_runs_through_us(own: Page) -> None:
-    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
-    own.wait_for("!!document.querySelector('.warmgraph-tab')")
-    own.run(  # models of earlier tests would stand in its place
-        "app.api.dispatchCustomEvent('warmgraph.report', { models: [], deepcaches: [] });"
-        "document.querySelector(\".warmgraph-tab [data-action='make-faster']\").click()"
-    )
-    own.wait_for(f"{OURS}.length === 1")
-    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
-
-
-def test_a_model_that_is_slower_here_can_be_bypassed_from_the_tab_and_nothing_else(
-    own: Page,
-) -> None:
-    _do(own, MAKE)
-    own.wait_for(f"{OURS}.length === 1")
-    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
-    own.wait_for("!!document.querySelector('.warmgraph-tab')")
-    press = """
-        const model = { id: 'slow', model: 'SDXL', stage: 'slower', factor: 0.5, lines: [],
-          standing: 'compiled', by: 'node', nodes: [{ workflow: %s, node: String(%s.id) }] };
-        app.api.dispatchCustomEvent('warmgraph.report', { models: [model], deepcaches: [] });
-        document.querySelector(".warmgraph-tab [data-action='bypass']").click();
-    """
-    here, sampler = "String(app.rootGraph.id)", _node("KSampler")
-    for workflow, node in (("null", f"{OURS}[0]"), (here, sampler)):  # another's, and not ours
-        own.run(press % (workflow, node))
-    assert own.run(f"return [{OURS}[0].mode, {sampler}.mode]") == [0, 0]
-    own.run(press % (here, f"{OURS}[0]"))
-    own.wait_for(f"{OURS}[0].mode === 4")
-    own.run("await app.extensionManager.command.execute('Comfy.Undo')")
-    own.wait_for(f"{OURS}.length === 1 && {OURS}[0].mode === 0")
-    own.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.warmgraph')")
-
-
-def test_the_host_lists_the_commands_in_the_pages_language(own: Page) -> None:
-    label = f"app.extensionManager.command.commands.find(({{ id }}) => id === {MAKE!r}).label"
-    assert own.run(f"return {label}") == "Make this workflow faster"
-    own.set_setting("Comfy.Locale", "zh")
-    try:
-        own.wait_for(f"{label} === '加速此工作流'")
-    finally:
-        own.set_setting("Comfy.Locale", "en")
-    # The host has much to say of pictures and models that its templates have and nobody else here.
-    assert [text for text in own.errors if "/extensions/warmgraph/" in text] == []

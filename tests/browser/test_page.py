@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,34 +11,35 @@ import pytest
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import NOTICE
 from warmgraph_tools import templates, thumbnails
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import OPEN, STATUS, Page, expect_no_welcome
+from warmgraph_tools.page import OPEN, STATUS, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "my first"
 
 
-@pytest.fixture(scope="module")
-def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A browser with the server's page open."""
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    expect_no_welcome(server)
-    with Page(program, tmp_path_factory.mktemp("profile"), server) as browser:
-        browser.open_server()
-        yield browser
-
-
 @pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_the_page_sends_the_prompt_that_our_converter_makes(
+def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_convert_it(
     page: Page, server: Server, name: str
 ) -> None:
-    page.open_shipped(name)
-    sent = page.run("return (await app.graphToPrompt()).output")
+    """Nodes larger than there would lie on others; tests/unit/test_workflow_files.py looks at the
+    files.
+    """
     workflow = templates.read(name)
+    page.open_shipped(name)
+    graphs = "[app.rootGraph, ...(app.rootGraph.subgraphs?.values() ?? [])]"
+    nodes = f"{graphs}.flatMap((graph) => graph.nodes)"
+    shown = page.run(f"return {nodes}.map((n) => [String(n.id), [...n.size]])")
+    listed = templates.all_nodes(workflow)
+    assert dict(shown) == {str(node["id"]): node["size"] for node in listed}
+
+    time.sleep(0.5)
+    page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
+    assert page.run(f"return {OPEN}.isModified") is False
+    assert "Shown after the next run." in page.run(f"return {STATUS}")
+
+    sent = page.run("return (await app.graphToPrompt()).output")
     made = to_prompt(workflow, server.object_info())
     assert {key: entry["class_type"] for key, entry in sent.items()} == {
         key: entry["class_type"] for key, entry in made.items()
@@ -48,33 +48,12 @@ def test_the_page_sends_the_prompt_that_our_converter_makes(
         assert sent[key]["inputs"] == entry["inputs"], f"node {key} ({entry['class_type']})"
 
 
-@pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_opening_a_shipped_workflow_does_not_mark_it_modified(page: Page, name: str) -> None:
-    page.open_shipped(name)
-    time.sleep(0.5)
-    page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
-    assert page.run(f"return {OPEN}.isModified") is False
-    assert "Shown after the next run." in page.run(f"return {STATUS}")
-
-
-@pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_nodes_are_as_large_as_their_workflow_says(page: Page, name: str) -> None:
-    """Larger ones would lie on others; tests/unit/test_workflow_files.py looks at the files."""
-    page.open_shipped(name)
-    graphs = "[app.rootGraph, ...(app.rootGraph.subgraphs?.values() ?? [])]"
-    nodes = f"{graphs}.flatMap((graph) => graph.nodes)"
-    shown = page.run(f"return {nodes}.map((n) => [String(n.id), [...n.size]])")
-    workflow = templates.all_nodes(templates.read(name))
-    assert dict(shown) == {str(node["id"]): node["size"] for node in workflow}
-
-
 def test_a_user_saves_and_runs_a_shipped_workflow(
-    page: Page, server: Server, place_model: Callable[..., str], tmp_path: Path
+    page: Page, server: Server, tmp_path: Path
 ) -> None:
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     workflows = server.base / "user" / "default" / "workflows"
     before = set(workflows.glob("*.graphs"))
-    page.open_server()  # so that the loader's list has the model
+    page.open_server()
     page.open_shipped("text_to_image")
     page.set_widget("KSampler", "steps", 1)
     for side in ("width", "height"):
@@ -249,10 +228,9 @@ def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
 
 
 def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
-    page: Page, server: Server, place_model: Callable[..., str]
+    page: Page,
 ) -> None:
     """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
-    place_model(server, "narrowxl", name="sd_xl_base_1.0.safetensors")
     page.open_server()
     page.open_shipped("deepcache")
     page.set_widget("WarmgraphCompileModel", "when_missing", "never")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import STATUS, Page, expect_no_welcome
+from warmgraph_tools.page import STATUS, Page
 
 MODEL = "sd_xl_base_1.0.safetensors"
 TAB = ".warmgraph-tab"
@@ -80,41 +79,19 @@ def own_server(start_server: Callable[..., Server], place_model: Callable[..., s
     """A server of its own, for its store is cleared; four of a narrow SDXL's graphs are missing."""
     server = start_server(lend=4)
     place_model(server, "narrowxl", name=MODEL)
-    expect_no_welcome(server)
     return server
 
 
 @pytest.fixture(scope="module")
-def open_browser(
-    own_server: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], Page]]:
-    """Open browsers with the server's page; they are closed at the end."""
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium: install one, or set WARMGRAPH_CHROMIUM to its program")
-    opened: list[Page] = []
-
-    def browse() -> Page:
-        page = Page(program, tmp_path_factory.mktemp("profile"), own_server)
-        opened.append(page)
-        page.open_server()
-        return page
-
-    yield browse
-    for page in opened:
-        page.__exit__(None, None, None)
-
-
-@pytest.fixture(scope="module")
-def page(open_browser: Callable[[], Page]) -> Page:
+def page(browse: Callable[[Server], Page], own_server: Server) -> Page:
     """The first user's browser."""
-    return open_browser()
+    return browse(own_server)
 
 
 @pytest.fixture(scope="module")
-def other_page(open_browser: Callable[[], Page]) -> Page:
+def other_page(browse: Callable[[Server], Page], own_server: Server) -> Page:
     """A second user's browser, with the tab open."""
-    other = open_browser()
+    other = browse(own_server)
     _open_tab(other)
     return other
 

@@ -14,12 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 _BEFORE = """
-import importlib.util, json, sys
+import json, sys
 import torch
-spec = importlib.util.spec_from_file_location("kernel", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-shapes = json.loads(sys.argv[2])
+sys.path.insert(0, sys.argv[1])
+from by_path import load
+sys.path.pop(0)
+module = load("kernel", sys.argv[2])
+shapes = json.loads(sys.argv[3])
 errors = {}
 
 def note(name, found, exact):
@@ -44,7 +45,14 @@ def interpreted() -> Callable[[str, str, Sequence[tuple[int, ...]]], dict[str, l
     def run(name: str, script: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, list[float]]:
         source = ROOT / "backends" / "kernels" / f"{name}.py"
         ran = subprocess.run(
-            [sys.executable, "-c", _BEFORE + script + _AFTER, str(source), json.dumps(shapes)],
+            [
+                sys.executable,
+                "-c",
+                _BEFORE + script + _AFTER,
+                ROOT / "tools",
+                source,
+                json.dumps(shapes),
+            ],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             capture_output=True,
             text=True,

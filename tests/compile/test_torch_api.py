@@ -33,6 +33,7 @@ from warmgraph_backends.torch_api import (
     present,
     tracing,
 )
+from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
 Packed = tuple[str, bytes]
@@ -147,14 +148,8 @@ def test_a_loaded_kernel_outlives_the_graph_that_it_came_with(tmp_path: Path) ->
 
 
 _FRESH = """
-import importlib.util, sys
 from pathlib import Path
-folder, payload, expected = sys.argv[1:]
-spec = importlib.util.spec_from_file_location(
-    "warmgraph_backends", folder + "/__init__.py", submodule_search_locations=[folder])
-package = importlib.util.module_from_spec(spec)
-sys.modules["warmgraph_backends"] = package
-spec.loader.exec_module(package)
+payload, expected = sys.argv[1:]
 import torch
 from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_backends.torch_api import lean_source, loading
@@ -175,7 +170,7 @@ def test_a_fresh_process_loads_a_payload_without_compilers(packed: Packed, tmp_p
     result = probe_result(weight, x)
     torch.save({"weight": weight, "x": x, "result": result}, tmp_path / "data")
     run = subprocess.run(
-        [sys.executable, "-c", _FRESH, ROOT / "backends", tmp_path / "payload", tmp_path / "data"],
+        [sys.executable, "-c", ADOPT + _FRESH, tmp_path / "payload", tmp_path / "data"],
         env={**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "c")},
         capture_output=True,
         text=True,
@@ -187,14 +182,9 @@ def test_a_fresh_process_loads_a_payload_without_compilers(packed: Packed, tmp_p
 
 
 _THREADS = """
-import importlib.util, os, sys
+import os
 from pathlib import Path
-folder, payload = sys.argv[1:]
-spec = importlib.util.spec_from_file_location(
-    "warmgraph_backends", folder + "/__init__.py", submodule_search_locations=[folder])
-package = importlib.util.module_from_spec(spec)
-sys.modules["warmgraph_backends"] = package
-spec.loader.exec_module(package)
+[payload] = sys.argv[1:]
 import torch
 from warmgraph_backends.torch_api import loading
 call = loading.unpack(Path(payload).read_bytes())
@@ -220,7 +210,7 @@ def test_a_graph_runs_on_as_many_threads_as_the_process_that_calls_it_has(
     source, payload = packed
     (tmp_path / "payload").write_bytes(payload)
     run = subprocess.run(
-        [sys.executable, "-c", _THREADS, ROOT / "backends", tmp_path / "payload"],
+        [sys.executable, "-c", ADOPT + _THREADS, tmp_path / "payload"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
 from warmgraph_backends.host_api.layers import bound_forward
 from warmgraph_backends.sessions.settings import Settings
+from warmgraph_backends.storing.signing import Signer
 from warmgraph_tools import compiler_facts
 from warmgraph_tools.inprocess import Host
 
@@ -93,6 +94,32 @@ class Lab:
     def jobs(self) -> int:
         """Builds that this engine has asked for, whatever became of them."""
         return self.engine._builder._number  # progress counts from each idle moment anew
+
+    @property
+    def signer(self) -> Signer:
+        """What signs this engine's files."""
+        return Signer(self.root / _PRIVATE)
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        """What workers are told at their start."""
+        builder = self.engine._builder
+        return builder._hello
+
+    def is_all_filed(self) -> bool:
+        """Tell whether nothing is kept that is to be filed in workflows' folders later."""
+        links = self.engine._workflow_links
+        return not links._records
+
+    def lacks(self, attached: Any) -> list[str]:
+        """What the host has not of what sessions need, in words."""
+        starter = self.engine._starter
+        return starter._lacks(attached)
+
+    def replays(self, attached: Any) -> Any:
+        """What a session would capture calls with, None for nothing."""
+        starter = self.engine._starter
+        return starter._replays(attached)
 
     def is_settled(self, model: Any) -> bool:
         """Tell whether no graph of a compiled model is on its way."""

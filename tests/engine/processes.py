@@ -4,7 +4,6 @@ JSON, the last one.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -34,13 +33,9 @@ def import_tests() -> None:
     """In such a script: have the fixtures as `conftest`, these tests as `engine_tests`, and with
     them the pack's packages.
     """
-    _load("conftest", HERE.parent / "conftest.py")
-    _load("engine_tests", HERE / "__init__.py", [str(HERE)])
+    sys.path.insert(0, str(HERE.parents[1] / "tools"))
+    from by_path import load
 
-
-def _load(name: str, file: Path, folders: list[str] | None = None) -> None:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    sys.path.pop(0)
+    load("conftest", HERE.parent / "conftest.py")
+    load("engine_tests", HERE)

@@ -30,6 +30,7 @@ from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
 from .probed import Probed
+from .rows import some_rows
 
 QUICK = "Transformer entry 64"  # its build takes least
 KINDS = 8
@@ -76,7 +77,7 @@ def right(model: Probed, **options: Any) -> torch.Tensor:
 
 
 def _parts(lab: Lab, path: Path) -> tuple[dict[str, Any], bytes]:
-    graph = read_graph(path, lab.engine._store._signer)
+    graph = read_graph(path, lab.signer)
     return dict(graph.manifest.data), graph.payload
 
 
@@ -108,12 +109,12 @@ def _folder(lab: Lab, path: Path) -> None:
 
 def _unsign(lab: Lab, path: Path) -> None:
     manifest, payload = _parts(lab, path)
-    data = encode(manifest, compress_payload(payload), lab.engine._store._signer)
+    data = encode(manifest, compress_payload(payload), lab.signer)
     header = data.replace(b'"signature":"', b'"signature":"', 1)
     start = header.index(b'"signature":"') + len(b'"signature":"')
     anonymous = bytearray(header)
     anonymous[start : start + 64] = b"0" * 64
-    fingerprint = lab.engine._store._signer.fingerprint.encode()
+    fingerprint = lab.signer.fingerprint.encode()
     path.write_bytes(bytes(anonymous).replace(fingerprint, b"00000000"))
 
 
@@ -126,7 +127,7 @@ def _sign_elsewhere(lab: Lab, path: Path) -> None:
 def _older_format(lab: Lab, path: Path) -> None:
     """A file that an older version of this pack signed here."""
     manifest, payload = _parts(lab, path)
-    signer = lab.engine._store._signer
+    signer = lab.signer
     data = encode(manifest, compress_payload(payload), signer)
     text = canonical_json(read_manifest_text(data))
     older = text.replace(f'"format":{FORMAT},', '"format":0,')
@@ -195,7 +196,17 @@ DAMAGE: dict[str, tuple[Callable[[Lab, Path], None], str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+#: tests/unit/test_graph_file.py reads files with each damage.
+QUICK_DAMAGE = (
+    "truncated",
+    "a bit of the payload flipped",
+    "unsigned",
+    "from an older version",
+    "for an older torch",
+)
+
+
+@pytest.mark.parametrize("damage", some_rows(DAMAGE, QUICK_DAMAGE))
 def test_a_bad_file_in_the_store_is_named_and_its_places_run_eager(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -317,7 +328,7 @@ _WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", _WRONG)
+@pytest.mark.parametrize("wrong", some_rows(_WRONG, ("other values", "another dtype", "an error")))
 def test_a_graph_that_is_wrong_is_not_used(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture, wrong: str
 ) -> None:
@@ -500,7 +511,7 @@ def test_a_worker_that_sees_other_host_code_refuses_and_names_it(
     """One of a ComfyUI whose files were updated meanwhile would build another graph."""
     block = "Transformer block 64"
     lab = make_lab(without=(block,))
-    hello = lab.engine._builder._hello
+    hello = lab.hello
     tree = Path(hello["host"])
     shutil.copytree(tree / "comfy", tmp_path / "comfy", ignore=shutil.ignore_patterns("*.pyc"))
     for part in tree.iterdir():

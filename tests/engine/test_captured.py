@@ -506,7 +506,12 @@ class _Graph:
 
 
 @pytest.fixture
-def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
+def memory(host: Host) -> CapturedMemory:
+    return CapturedMemory(lambda _: 2**40, lambda _: None)
+
+
+@pytest.fixture
+def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
     """Captured calls without a GPU: the object, its weights, and a step in a form."""
     monkeypatch.setattr(replays, "CapturedCall", _Graph)
     monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
@@ -514,7 +519,6 @@ def steps(host: Host, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weight
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
-    memory = CapturedMemory(lambda _: 2**40, lambda _: None)
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
 
     def step(
@@ -582,13 +586,13 @@ def test_a_captured_call_ends_with_a_graph_in_it_that_was_dropped(
 
 
 def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
-    steps: tuple[Replays, _Weights, Any],
+    steps: tuple[Replays, _Weights, Any], memory: CapturedMemory
 ) -> None:
     made, _, step = steps
     for _ in range(CLEAN_CALLS + 1):
         step("any shape")
-    (graph,) = made._memory._owners
-    made._memory.drop(graph, crowded=True)
+    (graph,) = memory._owners
+    memory.drop(graph, crowded=True)
     for _ in range(replays._BACK_OFF + CLEAN_CALLS):
         step("any shape")
     assert made.captures == 1

@@ -70,7 +70,10 @@ def test_behind_its_unet_a_control_network_has_one_graph_of_its_own(
     xl.check()
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [pytest.param(*size, marks=pytest.mark.slow if i % 2 else []) for i, size in enumerate(SIZES)],
+)
 def test_any_size(xl: Controlled, nothing_built: None, width: int, height: int) -> None:
     xl.check(width=width, height=height, steps=1, cfg=1.0 if width > 200 else 7.0)
 

@@ -16,6 +16,7 @@ from warmgraph_backends.debugging import Debugging
 from warmgraph_backends.errors import StrictError
 from warmgraph_tools import checkpoints
 from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.by_path import ADOPT
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.layouts import UNETS
 
@@ -431,14 +432,7 @@ def test_a_device_without_a_backend_gets_one_line_and_runs_as_without_the_node(
 
 
 _WITHOUT_TRITON = """
-import importlib.util, sys
 sys.modules["triton"] = None  # as where it is not installed: any import of it fails
-name, folder = "warmgraph_backends", sys.argv[1]
-spec = importlib.util.spec_from_file_location(
-    name, folder + "/__init__.py", submodule_search_locations=[folder]
-)
-sys.modules[name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules[name])
 from warmgraph_backends import engine
 from warmgraph_backends.compilers import registry
 inductor = registry.backend_named("inductor")
@@ -452,9 +446,8 @@ except Exception as error:
 
 
 def test_without_triton_everything_imports_and_the_choice_falls_to_eager(host_tree: Path) -> None:
-    backends = Path(__file__).resolve().parents[2] / "backends"
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TRITON, str(backends)],
+        [sys.executable, "-c", ADOPT + _WITHOUT_TRITON],
         capture_output=True,
         text=True,
         cwd=host_tree,

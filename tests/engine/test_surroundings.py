@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, left_behind, relative
+from .rows import some_rows
 from .subject import Subject, reasons
 from .test_cancel import after_a_block
 from .test_replaced_code import PACK, around_the_model
@@ -225,7 +226,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
 }
 
 
-@pytest.mark.parametrize("where", ["outside", "inside", "around the run"])
+@pytest.mark.parametrize("where", some_rows(["outside", "inside", "around the run"], ["inside"]))
 @pytest.mark.parametrize("harm", HARMS)
 def test_other_maths_around_a_step_is_the_hosts_and_named(
     xl: Subject, ours: Any, harm: str, where: str

@@ -22,6 +22,7 @@ from warmgraph_backends.runtime.session import Options, Session
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import WHOLE
 
 from .lab import Lab, left_behind
 
@@ -75,7 +76,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     return attached.value, session
 
 
-@pytest.mark.parametrize("kind", transformers.WHOLE)
+@pytest.mark.parametrize("kind", WHOLE)
 def test_without_a_gpu_it_runs_as_the_hosts_and_the_report_says_so(
     lab: Lab, host: Host, kind: str
 ) -> None:

@@ -120,7 +120,7 @@ def test_graphs_of_a_model_that_is_gone_are_filed_when_they_come(
         assert session() is None, "what is to be filed keeps no model alive"
     lab.settle()
     assert folder_keys(_folder(lab, graphs or "first")) == keys
-    assert not lab.engine._workflow_links._records, "nothing more is to be filed"
+    assert lab.is_all_filed()
 
 
 def test_a_workflow_that_is_renamed_while_graphs_are_built_gets_them(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from warmgraph_tools.by_path import load
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIAS = "warmgraph_benchmarks"
@@ -21,14 +22,7 @@ ALIAS = "warmgraph_benchmarks"
 
 def _lab_class() -> Any:
     if ALIAS not in sys.modules:
-        folder = ROOT / "benchmarks"
-        spec = util.spec_from_file_location(
-            ALIAS, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None and spec.loader is not None
-        module = util.module_from_spec(spec)
-        sys.modules[ALIAS] = module
-        spec.loader.exec_module(module)
+        load(ALIAS, ROOT / "benchmarks")
     from warmgraph_benchmarks.lab import Lab
 
     return Lab

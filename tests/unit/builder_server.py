@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -10,13 +9,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-spec = importlib.util.spec_from_file_location(
-    "worker_script", HERE.parents[1] / "backends" / "worker" / "main.py"
-)
-assert spec and spec.loader
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+sys.path.insert(0, str(HERE.parents[1] / "backends" / "worker"))
+from main import adopt_package  # noqa: E402
+
+adopt_package()
 
 from warmgraph_backends.building.builder import Builder, Job  # noqa: E402
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib.util
 import os
 import subprocess
 import sys
@@ -20,12 +19,10 @@ from typing import Any
 sys.stdout.write("a start-up hook says hello\n\x00")  # before the stream is the protocol's
 sys.stdout.flush()
 
-WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
-spec = importlib.util.spec_from_file_location("worker_script", WORKER)
-assert spec and spec.loader
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "backends" / "worker"))
+from main import adopt_package  # noqa: E402
+
+adopt_package()
 
 from warmgraph_backends import errors  # noqa: E402
 from warmgraph_backends.worker import loop  # noqa: E402

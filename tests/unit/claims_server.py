@@ -6,7 +6,6 @@ kinds at once; each prints a line of JSON about what became of them.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -17,14 +16,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if "warmgraph_backends" not in sys.modules:
-    spec = importlib.util.spec_from_file_location(
-        "warmgraph_backends",
-        HERE.parents[1] / "backends" / "__init__.py",
-        submodule_search_locations=[str(HERE.parents[1] / "backends")],
-    )
-    assert spec and spec.loader
-    sys.modules["warmgraph_backends"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["warmgraph_backends"])
+    sys.path.insert(0, str(HERE.parents[1] / "backends" / "worker"))
+    from main import adopt_package
+
+    adopt_package()
 
 from warmgraph_backends.building.builder import Builder  # noqa: E402
 from warmgraph_backends.building.claims import Claims  # noqa: E402

@@ -5,17 +5,15 @@ Its hello holds "roll", a file that gets a line for each build; "seconds" that o
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).resolve().parents[2] / "backends" / "worker" / "main.py"
-spec = importlib.util.spec_from_file_location("worker_script", WORKER)
-assert spec and spec.loader
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "backends" / "worker"))
+from main import adopt_package
+
+adopt_package()
 
 from warmgraph_backends.worker import loop as serving  # noqa: E402
 

@@ -5,6 +5,7 @@ downwards.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,12 @@ def _rooms() -> list[str]:
     ]
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    """What a module says; `backends/` is read by most of these tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _modules() -> dict[str, Path]:
     """Every module below `backends/` by its dotted name."""
     found = {}
@@ -38,7 +45,7 @@ def _modules() -> dict[str, Path]:
 def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """The modules of ours that a module imports, wherever in it."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             base += node.module.split(".") if node.module else []
@@ -68,9 +75,7 @@ def test_modules_of_a_room_import_one_another_in_no_circle() -> None:
     modules = _modules()
     imports = defaultdict(set)
     for name, path in modules.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # not those for types alone
-            if isinstance(node, ast.ImportFrom) and node.level:
-                imports[name].update(_imported(name, path, modules))
+        imports[name].update(_imported(name, path, modules))
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
@@ -86,7 +91,7 @@ def test_modules_of_a_room_import_one_another_in_no_circle() -> None:
 
 def test_backends_know_neither_nodes_nor_the_server() -> None:
     for name, path in _modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [alias.name for alias in node.names]
                 names += [getattr(node, "module", None) or ""]
@@ -152,7 +157,7 @@ def test_what_runs_on_gpus_alone_imports_names_that_are_there() -> None:
     missing = []
     for folder in ("benchmarks", "tests", "tools", "console"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(_tree(path)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ALIAS):
                     name = (node.module or "").removeprefix(ALIAS).lstrip(".")
                     there = _names(name, modules)

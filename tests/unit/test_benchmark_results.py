@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 import subprocess
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_tools.by_path import load
+
 ROOT = Path(__file__).resolve().parents[2]
 ALIAS = "warmgraph_benchmarks"
 
@@ -21,14 +23,7 @@ ALIAS = "warmgraph_benchmarks"
 @pytest.fixture(scope="module")
 def benchmarks() -> ModuleType:
     if ALIAS not in sys.modules:
-        folder = ROOT / "benchmarks"
-        spec = importlib.util.spec_from_file_location(
-            ALIAS, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[ALIAS] = module
-        spec.loader.exec_module(module)
+        load(ALIAS, ROOT / "benchmarks")
     for name in (
         "lab",
         "measure",

@@ -27,6 +27,7 @@ from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, CancelledBuildError
 from warmgraph_backends.events import Event, Events
+from warmgraph_tools.by_path import ADOPT
 
 from .workers import worker_pids
 
@@ -62,6 +63,17 @@ def wait_until(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def number_measuring(builder: Builder) -> int:
+    """How many workers measure now."""
+    gate = builder._gate
+    return gate._measuring
+
+
+def waiting_to_measure(builder: Builder) -> int:
+    gate = builder._gate
+    return len(gate._waiting)
 
 
 def lives(pid: int) -> bool:
@@ -281,7 +293,8 @@ def test_the_number_of_workers_is_asked_when_none_lives(make, tmp_path):
 
     def is_asleep() -> bool:
         with builder._news:  # a supervisor that has just looked would not ask
-            return not builder._changed and len(builder._news._waiters) == 1
+            news = builder._news
+            return not builder._changed and len(news._waiters) == 1
 
     builder, ends = make(idle_s=0.3), [tmp_path / "end 1", tmp_path / "end 2"]
     builder._workers = workers
@@ -512,11 +525,11 @@ def test_one_worker_at_a_time_measures_while_a_prompt_samples(make, tmp_path):
 def test_all_workers_may_measure_while_no_prompt_samples(make, tmp_path):
     builder, end = make(workers=3), tmp_path / "end"
     futures = [builder.submit(job("wait", until=str(end), measuring=True)) for _ in range(3)]
-    assert wait_until(lambda: builder._gate._measuring == 3)
+    assert wait_until(lambda: number_measuring(builder) == 3)
     end.touch()
     for future in futures:
         result_of(future)
-    assert builder._gate._measuring == 0
+    assert number_measuring(builder) == 0
 
 
 def test_waiting_to_measure_costs_no_build_time(make, tmp_path):
@@ -527,7 +540,7 @@ def test_waiting_to_measure_costs_no_build_time(make, tmp_path):
     assert builder._gate.acquire(lambda: False)
     began = time.monotonic()
     future = builder.submit(job("take_times", times=1, seconds=0.0))
-    assert wait_until(lambda: len(builder._gate._waiting) == 1)
+    assert wait_until(lambda: waiting_to_measure(builder) == 1)
     asked = time.monotonic()
     for thread in list(builder._threads):
         thread.expire(time.monotonic() + 3600)
@@ -544,12 +557,12 @@ def test_a_worker_that_hangs_while_it_measures_is_stopped_and_lets_the_next_one(
     warm_up(builder, 2, tmp_path)
     prompt.set()
     hanging = builder.submit(job("take_times", times=1, seconds=600))
-    assert wait_until(lambda: builder._gate._measuring == 1)
+    assert wait_until(lambda: number_measuring(builder) == 1)
     threads = list(builder._threads)
     assert wait_until(lambda: any(thread._deadline is not None for thread in threads))
     (measuring,) = [thread for thread in threads if thread._deadline is not None]
     good = builder.submit(job("take_times", times=1, seconds=0.01))
-    assert wait_until(lambda: len(builder._gate._waiting) == 1)
+    assert wait_until(lambda: waiting_to_measure(builder) == 1)
     measuring.expire(time.monotonic() + 3600)
     assert "longer than 60 s" in error_of(hanging).reason
     result_of(good)
@@ -825,13 +838,8 @@ def test_the_real_worker_tells_in_words_that_its_host_is_missing(make, tmp_path)
 
 
 def test_builder_imports_neither_torch_nor_the_host():
-    code = f"""
-import importlib.util, json, sys
-path = {str(ROOT / "backends" / "worker" / "main.py")!r}
-spec = importlib.util.spec_from_file_location("worker_script", path)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+    code = f"""{ADOPT}
+import json
 import warmgraph_backends.building.builder
 print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch", "comfy")]))
 """

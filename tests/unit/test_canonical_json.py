@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.storing.canonical_json import canonical_json, sha256_hex
+from warmgraph_tools.by_path import ADOPT
 
 MODULE = Path(__file__).resolve().parents[2] / "backends" / "storing" / "canonical_json.py"
 
@@ -45,15 +46,14 @@ def test_what_has_no_single_form_is_refused(value: Any) -> None:
 
 def test_text_is_the_same_for_every_hash_seed() -> None:
     code = (
-        "import importlib.util, sys\n"
-        "spec = importlib.util.spec_from_file_location('canonical', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        f"{ADOPT}\n"
+        "from warmgraph_backends.storing.canonical_json import canonical_json, sha256_hex\n"
         "names = {f'name{i}' for i in range(50)}\n"  # a set: its order hangs on the seed
-        "print(module.sha256_hex(module.canonical_json({n: n for n in names})))\n"
+        "print(sha256_hex(canonical_json({n: n for n in names})))\n"
     )
     hashes = {
         subprocess.run(
-            [sys.executable, "-c", code, str(MODULE)],
+            [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -24,17 +23,13 @@ from warmgraph_backends.cleanup import owners
 from warmgraph_backends.sessions.prompts import Prompts
 from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.signing import Signer
+from warmgraph_tools.by_path import ADOPT, load
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KEY = sha256_hex("a graph")
-HOLDER = f"""
-import importlib.util, pathlib, sys
-path = {str(ROOT / "backends" / "worker" / "main.py")!r}
-spec = importlib.util.spec_from_file_location("worker_script", path)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+HOLDER = """
+import pathlib
 from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.storing.signing import Signer
 root = pathlib.Path(sys.argv[1])
@@ -50,11 +45,7 @@ input()
 @pytest.fixture(scope="module")
 def servers() -> ModuleType:
     """The module `claims_server.py`."""
-    spec = importlib.util.spec_from_file_location("claims_server", HERE / "claims_server.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("claims_server", HERE / "claims_server.py")
 
 
 @pytest.fixture
@@ -78,7 +69,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     def start(key: str) -> subprocess.Popen[str]:
         holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(tmp_path), key],
+            [sys.executable, "-c", ADOPT + HOLDER, str(tmp_path), key],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

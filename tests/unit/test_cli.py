@@ -4,6 +4,7 @@ report what a server says.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,7 @@ from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.graph_file import compress_payload, encode, file_name
 from warmgraph_backends.storing.signing import KEY_FILE, Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_tools.by_path import load
 
 from . import saved
 
@@ -37,13 +39,28 @@ KEY, OTHER = sha256_hex("a graph"), sha256_hex("another graph")
 RAW = b"the graph itself " * 500
 
 
-def run(
-    *arguments: object, cwd: Path | None = None, imports: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run a command; with `imports`, stderr lists what Python imports."""
-    flags = ["-X", "importtime"] if imports else []
-    command = [sys.executable, *flags, str(CLI), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which has imported what a console would for half a second."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    before, words = list(sys.path), list(map(str, arguments))
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status = load("warmgraph_cli", CLI).main(words)
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            sys.path[:] = before
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        said.append(stream.detach().getvalue().decode("utf-8"))
+    return subprocess.CompletedProcess(words, status, *said)
+
+
+def run_listing_imports(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command as at a console; stderr lists what Python imports."""
+    command = [sys.executable, "-X", "importtime", str(CLI), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def machine(tmp_path: Path, name: str) -> Store:
@@ -158,7 +175,6 @@ def test_wrong_calls_say_what_is_wrong(tmp_path: Path) -> None:
         done = run(*arguments)
         assert done.returncode == 2, arguments
         assert words in done.stderr
-        assert "Traceback" not in done.stderr
 
 
 def test_explain_says_what_a_file_is_and_changes_nothing(tmp_path: Path) -> None:
@@ -206,7 +222,6 @@ def test_explain_says_that_another_version_of_ours_made_a_file(tmp_path: Path) -
         assert done.returncode == 0, done.stderr
         lines = [line.strip() for line in done.stdout.splitlines() if " fit" in line]
         assert lines == ["does not fit: made by another version of Warmgraph"] * 2
-        assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_text_from_a_file_cannot_play_tricks_on_the_console(tmp_path: Path) -> None:
@@ -277,7 +292,6 @@ def test_a_strange_manifest_is_refused_in_one_line(tmp_path: Path, strange: str)
         shown = done.stdout + done.stderr
         assert done.returncode == 1, shown
         assert shown.count("refused: ") == 1
-        assert "Traceback" not in shown
         assert not {"\x1b", "\x07", "\x7f", "\u202e"}.intersection(shown)
 
 
@@ -287,7 +301,6 @@ def test_a_manifest_that_is_no_json_is_refused_in_one_line(tmp_path: Path, text:
     for done in both(path, user):
         assert done.returncode == 1
         assert done.stdout.count("refused: ") == 1
-        assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file with holes is large there")
@@ -300,7 +313,6 @@ def test_a_file_that_claims_a_terabyte_is_refused_unread(tmp_path: Path) -> None
     os.truncate(path, path.stat().st_size + size)
     for done in both(path, user):
         assert done.returncode == 1
-        assert "Traceback" not in done.stdout + done.stderr
         assert f"cannot be {size} bytes long" in done.stdout
 
 
@@ -312,16 +324,13 @@ def test_links_in_a_circle_are_refused_in_words(tmp_path: Path) -> None:
     for done in both(path, user):
         assert done.returncode == 1
         assert done.stdout.count("refused: ") == 1
-        assert "Traceback" not in done.stdout + done.stderr
     circle = tmp_path / "circle"
     circle.symlink_to(circle.name)
     for command in ("trust", "explain"):
         done = run(command, circle, "--user-directory", user)
         assert done.returncode in (1, 2)
-        assert "Traceback" not in done.stdout + done.stderr
         done = run(command, path.parent, "--user-directory", circle)
         assert done.returncode == 2
-        assert "Traceback" not in done.stderr
 
 
 def test_names_that_no_console_shows_are_written_out(tmp_path: Path) -> None:
@@ -342,7 +351,7 @@ def test_explain_and_trust_do_without_pytorch_unless_it_is_asked_for(tmp_path: P
     facts = target("cpu", backend_named("inductor"))
     path, user = planted(tmp_path, good(tmp_path, target=facts))
     for call in (["trust", path.parent], ["explain", path], ["explain", path, "--fit"]):
-        done = run(*call, "--user-directory", user, imports=True)
+        done = run_listing_imports(*call, "--user-directory", user)
         assert done.returncode == 0, done.stderr
         assert (" torch\n" in done.stderr) is ("--fit" in call)
         assert ("fits this machine" in done.stdout) is (call[0] == "explain")
@@ -364,7 +373,7 @@ def source_file(tmp_path: Path, parts: Any = PARTS) -> tuple[Path, Path, Path]:
 def test_source_prints_the_generated_code_and_what_the_file_says(tmp_path: Path) -> None:
     path, user, other = source_file(tmp_path)
     before = path.read_bytes()
-    done = run("source", path, "--user-directory", user, imports=True)
+    done = run_listing_imports("source", path, "--user-directory", user)
     assert done.returncode == 0, done.stderr
     assert " torch\n" not in done.stderr
     comments, _, code = done.stdout.partition("\n\n")
@@ -427,8 +436,6 @@ def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path)
     folder = run("source", path.parent, "--user-directory", user)
     assert folder.returncode == 2
     assert "name one graph file" in folder.stderr
-    for each in (done, none, folder):
-        assert "Traceback" not in each.stderr
 
 
 REPORT: dict[str, Any] = {
@@ -491,7 +498,7 @@ def answering(body: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]
 
 def test_report_says_in_words_what_a_server_answers() -> None:
     with answering(json.dumps(REPORT).encode()) as (url, asked):
-        done = run("report", "--url", url + "/", imports=True)
+        done = run_listing_imports("report", "--url", url + "/")
         machine_readable = run("report", "--url", url, "--json")
     assert done.returncode == 0, done.stderr
     when = datetime.fromtimestamp(1_790_000_000).isoformat(" ")
@@ -531,7 +538,6 @@ def test_report_says_why_an_answer_is_none(body: bytes, status: int, words: str)
         done = run("report", "--url", url)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_report_says_that_what_speaks_no_http_is_no_server() -> None:
@@ -548,7 +554,6 @@ def test_report_says_that_what_speaks_no_http_is_no_server() -> None:
         done = run("report", "--url", url)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"no server answers at {url}" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -566,7 +571,6 @@ def test_report_without_a_server_says_so(url: str, words: str) -> None:
     assert words in done.stderr
     assert "cli.py report --url http://HOST:PORT" in done.stderr
     assert "\x1b" not in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_there() -> None:

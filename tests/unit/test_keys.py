@@ -61,7 +61,7 @@ def model(host: Host) -> Any:
 # --- what must not change a key --------------------------------------------------------------
 
 _SCRIPT = """
-import importlib.util, json, sys
+import importlib, json, sys
 folder, alias, architecture, tree, checkpoint, *flags = sys.argv[1:]
 sys.argv = ["main.py", *flags]
 sys.path.insert(0, tree)
@@ -70,12 +70,9 @@ comfy.options.enable_args_parsing()
 import comfy.sd, torch
 sys.path.insert(0, architecture)
 import narrow_arch
+from by_path import load
 sys.modules[alias.rpartition(".")[0]] = type(sys)("parent")
-spec = importlib.util.spec_from_file_location(
-    alias, folder + "/__init__.py", submodule_search_locations=[folder])
-package = importlib.util.module_from_spec(spec)
-sys.modules[alias] = package
-spec.loader.exec_module(package)
+load(alias, folder)
 def part(name):
     return importlib.import_module(f"{alias}.{name}")
 torch.set_grad_enabled(False)

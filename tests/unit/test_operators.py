@@ -16,6 +16,7 @@ import torch
 
 from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds import host_layer
+from warmgraph_tools.by_path import load
 from warmgraph_tools.inprocess import Host
 
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
@@ -25,13 +26,7 @@ COPY = "another_copy_of_warmgraph"
 @pytest.fixture
 def copy() -> Iterator[str]:
     """The pack's packages under a name of another copy."""
-    spec = importlib.util.spec_from_file_location(
-        COPY, BACKENDS / "__init__.py", submodule_search_locations=[str(BACKENDS)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[COPY] = module
-    spec.loader.exec_module(module)
+    load(COPY, BACKENDS)
     yield COPY
     for name in [name for name in sys.modules if name.partition(".")[0] == COPY]:
         del sys.modules[name]
@@ -66,17 +61,16 @@ def test_a_result_that_is_an_input_is_copied() -> None:
 
 
 _IMPORT = """
-import importlib.util, sys
-folder, tree = sys.argv[1:]
+import sys
+tools, folder, tree = sys.argv[1:]
+sys.path.insert(0, tools)
+from by_path import load
+sys.path.pop(0)
 sys.argv = ["main.py", "--cpu"]
 sys.path.insert(0, tree)
 import comfy.options
 comfy.options.enable_args_parsing()
-spec = importlib.util.spec_from_file_location(
-    "pack", folder + "/__init__.py", submodule_search_locations=[folder])
-package = importlib.util.module_from_spec(spec)
-sys.modules["pack"] = package
-spec.loader.exec_module(package)
+load("pack", folder)
 import pack.engine, pack.kernels.host_attention
 print(ascii(pack.kernels.host_attention.OPERATOR))
 """
@@ -91,7 +85,7 @@ def test_they_are_made_where_the_path_of_the_pack_is_not_utf_8_for_python(
     shutil.copytree(BACKENDS, pack, ignore=shutil.ignore_patterns("__pycache__"))
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run = subprocess.run(
-        [sys.executable, "-c", _IMPORT, os.fsencode(pack), host.tree],
+        [sys.executable, "-c", _IMPORT, BACKENDS.parent / "tools", os.fsencode(pack), host.tree],
         env={**os.environ, **plain},
         capture_output=True,
         text=True,

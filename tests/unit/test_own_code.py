@@ -18,6 +18,7 @@ from warmgraph_backends.kinds.own_code import (
     makers,
     own_fingerprint,
 )
+from warmgraph_tools.by_path import ADOPT
 
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 #: What a build imports besides, and why a graph is the same whatever it says. A folder stands for
@@ -221,16 +222,12 @@ def test_a_fingerprint_is_of_the_list_as_well() -> None:
 
 
 _ALONE = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("own_code", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-print(module.own_fingerprint("cpu"), "torch" in sys.modules)
+from warmgraph_backends.kinds.own_code import own_fingerprint
+print(own_fingerprint("cpu"), "torch" in sys.modules)
 """
 
 
 def test_it_is_known_without_pytorch_and_the_same_in_another_process() -> None:
-    file = BACKENDS / "kinds" / "own_code.py"
-    command = [sys.executable, "-c", _ALONE, str(file)]
+    command = [sys.executable, "-c", ADOPT + _ALONE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [own_fingerprint("cpu"), "False"]

@@ -21,6 +21,7 @@ from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import layouts
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import CAUSAL_WAN
 
 #: Classes that not every host has.
 NEWER = (
@@ -63,7 +64,7 @@ NODE_CLASS_MAPPINGS = {}
 
 
 def test_a_wan_that_goes_frame_by_frame_is_named(host: Host) -> None:
-    model = transformers.make_small(transformers.CAUSAL_WAN).diffusion_model
+    model = transformers.make_small(CAUSAL_WAN).diffusion_model
     words = "no region plan for CausalWanModel yet: runs at normal speed"
     assert registry.plan_model(model) == words
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -154,15 +156,17 @@ def test_a_step_that_is_done_is_not_repeated_until_its_list_changes(tmp_path: Pa
         setup._install(tmp_path, Path("no-python"), "tools", ["a==1", "b==3"])
 
 
-def test_what_is_installed_is_compiled_once(tmp_path: Path) -> None:
-    place = tmp_path / "packages"
-    (place / "tests").mkdir(parents=True)
-    for name in ("good.py", "tests/good.py"):
-        (place / name).write_text("x = 1")
-    (place / "broken.py").write_text("x = (")
-    setup._compile_modules(tmp_path, Path(sys.executable), [place])
-    assert [file.name.split(".")[0] for file in place.rglob("*.pyc")] == ["good"]
-    setup._compile_modules(tmp_path, Path("no-python"), [place])
-    setup._stamp(tmp_path, "another step").touch()
-    with pytest.raises(OSError):
-        setup._compile_modules(tmp_path, Path("no-python"), [place])
+def test_what_is_imported_is_compiled_once_and_nothing_is_left_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code" / "pack").mkdir(parents=True)
+    (tmp_path / "code" / "pack" / "__init__.py").write_text("x = 1", "utf-8")
+    told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for environment in (told, {**told, **setup.keeping_bytecode(tmp_path / "kept")}):
+        command = [sys.executable, "-c", "import pack"]
+        subprocess.run(command, cwd=tmp_path / "code", env=environment, check=True)
+        assert not list((tmp_path / "code").rglob("*.pyc"))
+    assert list((tmp_path / "kept").rglob("__init__.*.pyc"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert setup.keeping_bytecode(tmp_path) == {}  # it keeps it beside the modules

@@ -13,17 +13,13 @@ import pytest
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.storing import signing
 from warmgraph_backends.storing.signing import KEY_FILE, Signer
+from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
 RACER = """
-import importlib.util, pathlib, sys, time
-folder = pathlib.Path(sys.argv[1])
-spec = importlib.util.spec_from_file_location(
-    "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
-sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
+import pathlib
 from warmgraph_backends.storing.signing import Signer
-signer = Signer(pathlib.Path(sys.argv[2]))
+signer = Signer(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 print(signer.sign("text"), flush=True)
@@ -114,7 +110,7 @@ def test_a_key_that_cannot_be_read_is_told_from_a_folder_that_cannot_be_written(
 
 
 def test_processes_that_start_together_share_one_key(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RACER, str(ROOT / "backends"), str(tmp_path / "private")]
+    command = [sys.executable, "-c", ADOPT + RACER, str(tmp_path / "private")]
     racers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(6)
@@ -132,27 +128,22 @@ def test_processes_that_start_together_share_one_key(tmp_path: Path) -> None:
 
 
 FULL = """
-import importlib.util, os, pathlib, resource, signal, sys
-folder = pathlib.Path(sys.argv[1])
-spec = importlib.util.spec_from_file_location(
-    "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
-sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
+import os, pathlib, resource, signal
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.storing.signing import Signer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails part-way, as on a full disk
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-if sys.argv[4] == "no links":
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+if sys.argv[3] == "no links":
     def refuse(*_):
         raise OSError(1, "Operation not permitted")
     os.link = refuse
 for _ in range(3):
     try:
-        Signer(pathlib.Path(sys.argv[2])).sign("text")
+        Signer(pathlib.Path(sys.argv[1])).sign("text")
     except GraphFileError as error:
         print(error.reason.rpartition(": ")[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(len(Signer(pathlib.Path(sys.argv[2])).sign("text")))
+print(len(Signer(pathlib.Path(sys.argv[1])).sign("text")))
 """
 
 
@@ -164,7 +155,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_key_and_later_there_is_one(
 ) -> None:
     private = tmp_path / "private"
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(ROOT / "backends"), str(private), str(room), links],
+        [sys.executable, "-c", ADOPT + FULL, str(private), str(room), links],
         capture_output=True,
         text=True,
         timeout=60,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from warmgraph_backends.families import spatial
 from warmgraph_backends.kinds.sources import attributes_read, fingerprint
 from warmgraph_backends.kinds.watch import Watch
+from warmgraph_tools import by_path
 from warmgraph_tools.inprocess import Host
 
 Load = Callable[..., ModuleType]
@@ -90,12 +90,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         path = tmp_path / str(count) / "sample.py"
         path.parent.mkdir()
         path.write_text(code.replace(old, new) if old else code, "utf-8")
-        spec = importlib.util.spec_from_file_location("sample", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "sample", module)
-        spec.loader.exec_module(module)
-        return module
+        monkeypatch.setitem(sys.modules, "sample", ModuleType("sample"))  # gone afterwards
+        return by_path.load("sample", path)
 
     return load
 

@@ -27,6 +27,7 @@ from warmgraph_backends.storing.graph_file import (
 )
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import BROKEN, BROKEN_KEPT, Store
+from warmgraph_tools.by_path import ADOPT
 
 from . import saved
 
@@ -34,18 +35,13 @@ ROOT = Path(__file__).resolve().parents[2]
 KEY = sha256_hex("a graph")
 RAW = b"the graph itself " * 500
 PREAMBLE = """
-import importlib.util, json, pathlib, sys
-folder = pathlib.Path(sys.argv[1])
-spec = importlib.util.spec_from_file_location(
-    "warmgraph_backends", folder / "__init__.py", submodule_search_locations=[str(folder)])
-sys.modules["warmgraph_backends"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
+import json, pathlib
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
-root, private, key = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
-manifest = json.loads(sys.argv[5])
+root, private, key = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+manifest = json.loads(sys.argv[4])
 store = Store(root, Signer(private), cap_bytes=lambda: 1 << 30, private=private)
 """
 
@@ -82,7 +78,7 @@ def start(code: str, tmp_path: Path) -> subprocess.Popen[str]:
     roots = [tmp_path / "models" / "compiled_graphs", tmp_path / "user" / "__warmgraph"]
     arguments = [*map(str, roots), KEY, json.dumps(saved.manifest(KEY))]
     return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + code, str(ROOT / "backends"), *arguments],
+        [sys.executable, "-c", ADOPT + PREAMBLE + code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

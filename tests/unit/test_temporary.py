@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.cleanup import owners, temporary
+from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
-LOADER = f"""
-import importlib.util, os, signal, sys
-path = {str(ROOT / "backends" / "worker" / "main.py")!r}
-spec = importlib.util.spec_from_file_location("worker_script", path)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
-worker.adopt_package()
+LOADER = f"""{ADOPT}
+import os, signal
 from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
     folder = temporary.make(purpose)

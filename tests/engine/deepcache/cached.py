@@ -36,12 +36,16 @@ CUTS = [("narrow15", 0), ("narrowxl", 3)]
 _KEY = "tests.reference"
 
 
-def by_turns(names: Collection[str]) -> list[Any]:
-    """Each name in one of the models by turns; in the others, too, where all tests run."""
+def by_turns(names: Collection[str], *, rarely: Collection[str] = ()) -> list[Any]:
+    """Each name in one of the models by turns; in the others, too, and those that are meant for
+    `rarely`, where all tests run.
+    """
+    often = [name for name in names if name not in rarely]
+    turns = {name: number % len(CUTS) for number, name in enumerate(often)}
     return [
-        pytest.param(*cut, name, marks=[] if number % len(CUTS) == turn else [pytest.mark.slow])
+        pytest.param(*cut, name, marks=[] if turns.get(name) == turn else [pytest.mark.slow])
         for turn, cut in enumerate(CUTS)
-        for number, name in enumerate(names)
+        for name in names
     ]
 
 
@@ -200,7 +204,7 @@ class Pair:
     ) -> Counter[str]:
         """Assert that a patched model under DeepCache samples what the patched reference samples,
         with DeepCache above and below the patch, by as many calls of each sort; that its image is
-        not the plain one; and that with an interval of one it is.
+        not the plain one; and that with an interval of one it is, where others patch something.
 
         Args:
             patch: what other nodes do to a MODEL; called anew for each of the models.
@@ -226,9 +230,10 @@ class Pair:
             found = sample(ours, **sampling)
             assert evaluations(ours) == reference.counts
             assert torch.equal(found, expected)
-        always = cached(patch(self.model), branch=branch, interval=1)
-        assert torch.equal(sample(always, **sampling), plain)
-        assert evaluations(always)["shallow"] == 0
+        if patch is not unpatched:
+            always = cached(patch(self.model), branch=branch, interval=1)
+            assert torch.equal(sample(always, **sampling), plain)
+            assert evaluations(always)["shallow"] == 0
         return reference.counts
 
 

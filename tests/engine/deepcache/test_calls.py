@@ -58,7 +58,14 @@ COMBINED: dict[str, tuple[Callable[[Pair], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINED)
+#: What others of them are, too.
+_WITHIN = ("many tokens", "two of them", "area", "mask")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in _WITHIN else []) for n in COMBINED],
+)
 def test_each_call_of_a_step_keeps_its_own(xl: Pair, name: str) -> None:
     make, calls = COMBINED[name]
     counts = xl.check(positive=make(xl), **SIZE)
@@ -137,9 +144,9 @@ def test_what_was_not_there_at_the_last_full_step_takes_a_full_call(xl: Pair) ->
 @pytest.mark.parametrize(
     "when",
     [
-        range(0, 12),
         range(2, 5),
-        range(4, 12),
+        pytest.param(range(0, 12), marks=pytest.mark.slow),
+        pytest.param(range(4, 12), marks=pytest.mark.slow),
     ],
     ids=str,
 )

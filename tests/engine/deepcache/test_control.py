@@ -17,6 +17,7 @@ from .cached import (
 )
 from .sampling import step_of
 
+SLOW = pytest.mark.slow
 #: Models whose levels are wide enough for an adapter's features.
 ADAPTERS = ("narrowt2i15", "narrowt2ixl")
 
@@ -36,7 +37,10 @@ def _net(pair: Pair, kind: str, *, file: str = "controlnet") -> Any:
     return pair.node("ControlNetLoader", control_net_name=name)
 
 
-@pytest.mark.parametrize(("kind", "branch"), [("narrow15", 1), ("narrowxl", 0), ("narrowxl", 4)])
+@pytest.mark.parametrize(
+    ("kind", "branch"),
+    [("narrow15", 1), ("narrowxl", 4), pytest.param("narrowxl", 0, marks=pytest.mark.slow)],
+)
 def test_control_reaches_its_own_blocks(pairs: dict[str, Pair], kind: str, branch: int) -> None:
     """At branch 4 the middle block's residual would fit the feature, too, which has it already."""
     pair = pairs[kind]
@@ -57,8 +61,8 @@ def test_two_controls(xl: Pair) -> None:
 @pytest.mark.parametrize(
     ("start", "end"),
     [
-        pytest.param(0.3, 1.0, id="late"),
-        pytest.param(0.0, 0.6, id="early"),
+        pytest.param(0.3, 1.0, id="late", marks=pytest.mark.slow),
+        pytest.param(0.0, 0.6, id="early", marks=pytest.mark.slow),
         pytest.param(0.3, 0.7, id="between"),
     ],
 )
@@ -90,9 +94,9 @@ def test_control_that_changes_its_strength_acts_in_the_outer_blocks_at_once(xl: 
 @pytest.mark.parametrize(
     ("branch", "kind"),
     [
-        pytest.param(branch, kind, marks=[] if (branch == 0) == (number == 0) else pytest.mark.slow)
+        pytest.param(branch, kind, marks=[] if (branch, kind) == (2, ADAPTERS[1]) else SLOW)
         for branch in (0, 2)
-        for number, kind in enumerate(ADAPTERS)
+        for kind in ADAPTERS
     ],
 )
 def test_a_t2i_adapter(pairs: dict[str, Pair], kind: str, branch: int) -> None:

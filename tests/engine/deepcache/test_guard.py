@@ -95,7 +95,10 @@ def _named() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", _named())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if i % 4 else []) for i, n in enumerate(_named())],
+)
 def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     sd15: Pair, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,7 +40,11 @@ NODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "branch", "name"), by_turns(NODES))
+#: They act as RescaleCFG does, on what the calls have given, or as the other FreeU.
+_ALIKE = ("FreeU", "Mahiro", "CFGZeroStar", "TCFG", "FreSca", "Epsilon Scaling")
+
+
+@pytest.mark.parametrize(("kind", "branch", "name"), by_turns(NODES, rarely=_ALIKE))
 def test_nodes_of_the_host(
     pairs: dict[str, Pair], kind: str, branch: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +57,7 @@ def test_nodes_of_the_host(
     assert counts == {sort: calls * count for sort, count in CALLS.items()}
 
 
-@pytest.mark.parametrize("words", [4, 400])
+@pytest.mark.parametrize("words", [4, pytest.param(400, marks=SLOW)])
 def test_perturbed_attention_never_meets_the_plain_calls_feature(xl: Pair, words: int) -> None:
     """With cond and uncond apart, both calls of the positive conditioning have one form."""
     guidance = xl.patch("PerturbedAttentionGuidance", scale=3.0)
@@ -66,7 +70,7 @@ def test_perpendicular_negative(xl: Pair) -> None:
     assert xl.check(patch) == {"full": 6, "shallow": 8}
 
 
-@pytest.mark.parametrize("words", [4, 400])
+@pytest.mark.parametrize("words", [4, pytest.param(400, marks=SLOW)])
 def test_self_attention_guidance(sd15: Pair, words: int) -> None:
     """It blurs where the middle block's attention is: in shallow steps, that of the last full one.
 
@@ -100,7 +104,8 @@ def test_self_attention_guidance(sd15: Pair, words: int) -> None:
 @pytest.mark.parametrize(
     ("branch", "block", "after_skip"),
     [
-        *((0, 1, True), (0, 3, False), (2, 1, False), (2, 3, True)),
+        *((0, 1, True), (2, 3, True)),
+        *(pytest.param(0, 3, False, marks=SLOW), pytest.param(2, 1, False, marks=SLOW)),
         *(pytest.param(0, 1, False, marks=SLOW), pytest.param(0, 3, True, marks=SLOW)),
         *(pytest.param(2, 1, True, marks=SLOW), pytest.param(2, 3, False, marks=SLOW)),
     ],

@@ -13,14 +13,18 @@ from warmgraph_tools.inprocess import Host
 from .cached import STEPS, Pair, cached, evaluations
 from .sampling import sample_custom
 
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize(("denoise", "size"), [(0.5, (9, 11)), (0.8, (13, 8))])
+
+@pytest.mark.parametrize(
+    ("denoise", "size"), [(0.5, (9, 11)), pytest.param(0.8, (13, 8), marks=SLOW)]
+)
 def test_image_to_image(xl: Pair, denoise: float, size: tuple[int, int]) -> None:
     latent = {"samples": torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(1))}
     assert xl.check(latent=latent, denoise=denoise) == {"full": 3, "shallow": 4}
 
 
-@pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.parametrize("cfg", [2.0, pytest.param(1.0, marks=SLOW)])
 def test_four_steps_of_lcm(xl: Pair, cfg: float) -> None:
     def lcm(model: Any) -> Any:
         return xl.node("ModelSamplingDiscrete", model=model, sampling="lcm", zsnr=False)
@@ -54,7 +58,11 @@ def _advanced(pair: Pair, model: Any, *parts: tuple[int, int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "parts", [((0, 8),), ((2, 6),), ((0, 4), (4, 8)), ((0, 2), (2, 7), (7, 8))]
+    "parts",
+    [
+        *(((2, 6),), ((0, 2), (2, 7), (7, 8))),
+        *(pytest.param(parts, marks=SLOW) for parts in (((0, 8),), ((0, 4), (4, 8)))),
+    ],
 )
 def test_parts_of_a_schedule_are_runs_of_their_own(
     xl: Pair, parts: tuple[tuple[int, int], ...]
@@ -119,7 +127,7 @@ GUIDERS: dict[str, Callable[[Pair, Any], Any]] = {
 
 
 @pytest.mark.parametrize("guider", GUIDERS)
-@pytest.mark.parametrize("sampler", ["euler", "euler_ancestral"])
+@pytest.mark.parametrize("sampler", ["euler", pytest.param("euler_ancestral", marks=SLOW)])
 def test_guiders(xl: Pair, guider: str, sampler: str) -> None:
     def sample(model: Any) -> torch.Tensor:
         latent = xl.node(

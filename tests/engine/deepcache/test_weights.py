@@ -24,7 +24,7 @@ def _lora(pair: Pair, strength: float) -> Patch:
     return pair.patch("LoraLoaderModelOnly", lora_name=name, strength_model=strength)
 
 
-@pytest.mark.parametrize("branch", [0, 3])
+@pytest.mark.parametrize("branch", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_loras(xl: Pair, branch: int) -> None:
     def both(model: Any) -> Any:
         return _lora(xl, -0.4)(_lora(xl, 1.0)(model))

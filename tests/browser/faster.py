@@ -1,0 +1,73 @@
+"""What tests of the command that makes a workflow faster do in the page, and look at there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from warmgraph_tools.page import Page
+
+MODEL, VAE = "WarmgraphCompileModel", "WarmgraphCompileVAE"
+MAKE, MAKE_VAE, REMOVE = (f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove"))
+
+#: In the page: the workflow as Undo has to bring it back. The host counts `order` anew with each
+#: Undo, whatever was changed, and `ds` is what part of the canvas is in view.
+WORKFLOW = """((s) => { delete s.extra?.ds; return s; })(JSON.parse(JSON.stringify(
+    app.rootGraph.serialize(), (key, value) => key === 'order' ? undefined : value)))"""
+GRAPHS = "[app.rootGraph, ...app.rootGraph.subgraphs.values()]"
+OURS = f"{GRAPHS}.flatMap((g) => g.nodes).filter((n) => /^Warmgraph/.test(n.comfyClass))"
+TOASTS = "[...document.querySelectorAll('.p-toast-message-text')].map((e) => e.innerText)"
+
+
+def sent(page: Page) -> dict[str, Any]:
+    return dict(page.run("return (await app.graphToPrompt()).output"))
+
+
+def do(page: Page, command: str) -> None:
+    page.run(f"await app.extensionManager.command.execute({command!r})")
+
+
+def undo(page: Page, before: dict[str, Any], *, less: tuple[str, ...] = ()) -> None:
+    """One Undo brings the workflow back, links and subgraphs included.
+
+    Args:
+        less: how the places end at which it may differ.
+    """
+    do(page, "Comfy.Undo")
+    # The host finds the types of nodes that take any a moment after it has loaded them.
+    deadline = time.monotonic() + 5
+    while state(page) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = _differences(before, state(page))
+    assert [text for text in left if not text.split(":")[0].endswith(less)] == []
+
+
+def _differences(a: Any, b: Any, place: str = "") -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            yield from _differences(a.get(key), b.get(key), f"{place}.{key}")
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for number, (one, other) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(one, other, f"{place}.{number}")
+    elif a != b:
+        yield f"{place}: {a} -> {b}"
+
+
+def state(page: Page) -> dict[str, Any]:
+    return dict(page.run(f"return {WORKFLOW}"))
+
+
+def lies_on_nothing(page: Page) -> None:
+    overlaps = page.run(
+        f"""
+        const box = ({{ pos: [x, y], size: [w, h], flags }}) =>
+          flags?.collapsed ? [x, y - 30, 160, 30] : [x, y - 30, w, h + 30];
+        return {OURS}.flatMap((node) => node.graph.nodes.filter((other) => {{
+          const [a, b] = [box(node), box(other)];
+          return other !== node && a[0] < b[0] + b[2] && b[0] < a[0] + a[2]
+            && a[1] < b[1] + b[3] && b[1] < a[1] + a[3];
+        }}).map((other) => `${{node.title}} lies on ${{other.title}}`));
+        """
+    )
+    assert overlaps == []
