@@ -193,7 +193,7 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 1
     words = f"does not fit: torch: made for 2.99.0, this machine has {torch.__version__}"
     assert done.stdout.count(words) == 1
-    assert "refused: graph file" in done.stdout
+    assert "refused: compiled file" in done.stdout
     assert "does not match its hash" in done.stdout
 
 
@@ -415,7 +415,7 @@ def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path)
     path, user, _ = source_file(tmp_path, {**PARTS, "cpp": {"x": _Harmful(mark)}})
     done = run("source", path, "--user-directory", user)
     assert done.returncode == 1
-    assert "which no graph needs" in done.stdout
+    assert "which no compiled file needs" in done.stdout
     assert not mark.exists()
     flip_last_bit(path)
     done = run("source", path, "--user-directory", user)
