@@ -184,7 +184,7 @@ def test_what_a_call_of_one_model_needs_is_built_for_that_model_alone(
         patch.setattr(region_module, "MAX_ELEMENTS", 0)
         large.sample()
     reasons = {entry["reason"] for entry in large.report()["eager"]}
-    assert reasons == {"more elements than a graph with 32-bit indices can address"}
+    assert reasons == {"more elements than a compiled file with 32-bit indices can address"}
     for _ in range(2):
         other.check()
     kinds = other.report()["kinds"]
