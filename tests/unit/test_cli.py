@@ -397,7 +397,7 @@ class _Harmful:
 
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [("eager", "backend eager has no graphs"), ("tensorrt", "backend must be one of")],
+    [("eager", "backend eager compiles nothing"), ("tensorrt", "backend must be one of")],
 )
 def test_source_of_a_backend_that_can_show_none_says_so(
     tmp_path: Path, backend: str, words: str
