@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .device.kinds import CUDA
 from .errors import RequirementError
+from .reasons import NOTHING, Reason
 
 if TYPE_CHECKING:
     import torch
@@ -285,8 +286,8 @@ class Requirement(NamedTuple):
 
     name: str
     met: bool
-    reason: str = ""
-    remedy: str = ""
+    reason: Reason = NOTHING
+    remedy: Reason = NOTHING
     is_final: bool = False
 
 

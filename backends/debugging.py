@@ -11,6 +11,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from .reasons import NOTHING, Reason, of
+
 logger = logging.getLogger(__name__)
 
 VARIABLE = "WARMGRAPH_DEBUG"
@@ -38,22 +40,22 @@ class Debugging:
     only: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        """What is asked for, as a line of the report; empty where nothing is."""
+    def words(self) -> Reason:
+        """What is asked for, for a report; empty where nothing is."""
         asked = [_VERIFY] * self.verify + [_DUMP] * (self.dump is not None)
         asked += [_NO_CAPTURE] * (not self.captures and not self.verify)
         asked += [f"{_ONLY}={part}" for part in self.only]
         if not asked:
-            return ""
-        without = "" if self.captures else "; no calls are captured"
-        return f"{VARIABLE}={','.join(asked)} is set on this server{without}"
+            return NOTHING
+        key = "debugging" if self.captures else "debugging_uncaptured"
+        return of(key, variable=VARIABLE, asked=",".join(asked))
 
-    def why_not(self, label: str) -> str | None:
+    def why_not(self, label: str) -> Reason | None:
         """Say why a kind of this label is left to the host, or None."""
         lower = label.lower()
         if not self.only or any(part.lower() in lower for part in self.only):
             return None
-        return f"{VARIABLE} compiles {' and '.join(self.only)} only"
+        return of("debugging_only", variable=VARIABLE, parts=" and ".join(self.only))
 
 
 OFF = Debugging()

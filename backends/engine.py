@@ -39,6 +39,7 @@ from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .kernels.choices import Choices
+from .reasons import joined, of
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.graph import Graph, State
 from .runtime.graphs import Graphs
@@ -65,8 +66,6 @@ from .storing.store import Store
 logger = logging.getLogger(__name__)
 
 __all__ = ["AttachedBy", "Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
-
-_STRICT_REMEDY = "switch strict off, or use Compile Model to compile what is missing"
 
 
 @dataclass(frozen=True)
@@ -324,7 +323,7 @@ class Engine:
         elif isinstance(carried, Note):
             report = model_report(None, self._builder, carried.text)
         else:
-            note = None if cache else "this model did not come out of Warmgraph"
+            note = None if cache else of("not_ours")
             report = model_report(None, self._builder, note)
         return {**report, "deepcache": deepcache_report(cache) if cache else None}
 
@@ -371,8 +370,10 @@ class Engine:
         problem = strict_problem(self.report(attached.value)) if strict else None
         if problem is not None:
             missing = self._workflow_links.why_none(options, self._hooks.current_workflow())
-            why = "; ".join(filter(None, (missing, problem)))
-            raise StrictError(f"strict loading of {folder!r}: {why}", remedy=_STRICT_REMEDY)
+            why = joined(filter(None, (missing, problem)))
+            raise StrictError(
+                of("strict", folder=repr(folder), why=why), remedy=of("do_not_strict")
+            )
         return attached.value
 
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
@@ -381,7 +382,7 @@ class Engine:
             identifier = f"{attached.sort}-{next(self._numbers)}"
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
-            attached.note(str(error))
+            attached.note(error.told)
             level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None

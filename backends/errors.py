@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .reasons import NOTHING, Reason, of, with_remedy
+
 _CLI = Path(__file__).resolve().parents[1] / "cli.py"
 #: Characters of what came in that a message repeats.
 _SHOWN = 40
@@ -60,16 +62,17 @@ def validate_length(name: str, text: str) -> str:
 
 
 class WarmgraphError(Exception):
-    """Base of all errors; the text is `reason`, followed by `remedy` where there is one.
+    """Base of all errors; the text is `told`: `reason`, followed by `remedy` where there is one.
 
     `final` says that it will be the same for as long as this process lives: nothing is tried again.
     """
 
-    def __init__(self, reason: str, *, remedy: str = "", final: bool = False) -> None:
-        super().__init__(f"{reason}; {remedy}" if remedy else reason)
-        self.reason = reason
-        self.remedy = remedy
+    def __init__(self, reason: Reason, *, remedy: Reason = NOTHING, final: bool = False) -> None:
+        self.reason = Reason.plain(reason)
+        self.remedy = Reason.plain(remedy)
+        self.told = with_remedy(self.reason, self.remedy)
         self.final = final
+        super().__init__(self.told)
 
 
 class RequirementError(WarmgraphError):
@@ -84,7 +87,7 @@ class ManifestError(WarmgraphError):
     """What a graph file or a worker says about a graph is not as it must be; `field` names it."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field} {problem}")
+        super().__init__(Reason.plain(f"{field} {problem}"))
         self.field = field
 
 
@@ -96,7 +99,7 @@ class CancelledBuildError(BuildError):
     """The user cancelled a build; the next run that needs its graph asks for it again."""
 
     def __init__(self) -> None:
-        super().__init__("compiling it was cancelled")
+        super().__init__(of("cancelled"))
 
 
 class GraphFileError(WarmgraphError):

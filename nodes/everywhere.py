@@ -51,7 +51,7 @@ class Everywhere:
             return self._put_nodes(json_data, vaes=settings.compiles_all_vaes)
         except Exception as error:  # nothing may fail a prompt that the host would have run
             logger.exception("A prompt gets no Compile nodes by the setting: %s", error)
-            self._say([{"line": line("left_alone_failed", error=error)._asdict()}])
+            self._say([{"line": line("left_alone_failed", error=error).to_plain()}])
             return json_data
 
     def plain(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Left(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON-plain data."""
-        return {"node": self.node, "class": self.class_type, "line": self.line._asdict()}
+        return {"node": self.node, "class": self.class_type, "line": self.line.to_plain()}
 
 
 class Found(NamedTuple):

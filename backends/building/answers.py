@@ -6,17 +6,21 @@ one that does not keep to the protocol fails the job that it has, and is let go.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import BuildError, ManifestError
+from ..reasons import TABLE, Reason, of
 from ..storing.manifest import check_plain, read_payload_bytes, read_seconds
 from .messages import ProtocolError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REASON_CHARACTERS = 2000
 _SHOWN = 80
+#: Reasons within one another that are read.
+_MOST_NESTED = 8
 
 
 class AnswerError(ProtocolError):
@@ -87,10 +91,8 @@ def read_greeting(message: dict[str, Any]) -> None:
     """
     if type(message.get("ready")) is int:
         return
-    said = message.get("unfit")
-    words = _line(said) if isinstance(said, str) else _shown(message)
     trace = message.get("trace")
-    reason = f"build workers cannot start here ({words[:400]})"
+    reason = of("no_workers", error=_said(message.get("unfit")) or _shown(message))
     raise BuildError(reason, final=message.get("final") is True) from WorkerError(
         _printable(trace) if isinstance(trace, str) else _shown(message)
     )
@@ -118,9 +120,9 @@ def _result(message: dict[str, Any]) -> Result:
 
 
 def _failure(message: dict[str, Any]) -> Failure:
-    words = _line(_text(message, "error"))[:_REASON_CHARACTERS] or "no reason"
-    remedy = _line(_text(message, "remedy"))
-    error = BuildError(words, remedy=remedy, final=message.get("final") is True)
+    reason, remedy = _reason(message, "error"), _reason(message, "remedy")
+    reason = reason or Reason("no reason")
+    error = BuildError(reason, remedy=remedy, final=message.get("final") is True)
     error.__cause__ = WorkerError(_printable(_text(message, "trace")))
     clean = message.get("clean")
     if type(clean) is not bool:
@@ -135,8 +137,33 @@ def _text(message: dict[str, Any], name: str) -> str:
     return value
 
 
+def _reason(message: dict[str, Any], name: str) -> Reason:
+    reason = _said(message.get(name))
+    if reason is None:
+        _refuse(f"{name} must be a reason, got {_shown(message.get(name))}")
+    return reason
+
+
+def _said(reason: object, nested: int = _MOST_NESTED) -> Reason | None:
+    """Read what `Reason.to_plain` made of a reason in another process, or words alone; None where
+    it is neither.
+    """
+    if isinstance(reason, str):
+        return Reason(_line(reason))
+    match reason:
+        case {"key": str(key), "values": dict(values)} if key in TABLE and nested:
+            read = {str(name): _said(value, nested - 1) for name, value in values.items()}
+            with contextlib.suppress(KeyError):  # another version's, with other values
+                if None not in read.values():
+                    return of(key, **read)
+    match reason:
+        case {"text": str(text)}:
+            return Reason(_line(text))
+    return None
+
+
 def _line(text: str) -> str:
-    return " ".join(_printable(text).split())
+    return " ".join(_printable(text).split())[:_REASON_CHARACTERS]
 
 
 def _printable(text: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import BuildError, CancelledBuildError
 from ..events import Event, Events
+from ..reasons import of
 from .pacing import (
     WORKERS_WHILE_BUSY,
     BuildProgress,
@@ -52,7 +53,7 @@ _TICK_S = 0.5
 #: How often listeners hear of what is being built although nothing of it has ended.
 _TELL_S = 2.0
 _CLOSE_S = 5.0
-_CLOSED = "the builder was closed before this graph was built"
+_CLOSED = of("compiling_ended")
 
 
 class Builder:
@@ -368,7 +369,7 @@ class Builder:
         try:
             thread.start()
         except RuntimeError as error:
-            self.gone(thread, BuildError(f"a build worker could not be started ({error})"))
+            self.gone(thread, BuildError(of("worker_no_start", error=error)))
         return _STAGGER_S
 
     def _ask_workers(self) -> int:

@@ -26,13 +26,14 @@ from typing import NamedTuple
 
 from ..cleanup import owners
 from ..errors import GraphFileError
+from ..reasons import of
 from ..storing.files import open_regular
 from ..storing.signing import Signer
 
 logger = logging.getLogger(__name__)
 
 #: What is said of a graph that another server builds.
-BY_ANOTHER_SERVER = "it is being compiled by another server"
+BY_ANOTHER_SERVER = of("compiled_elsewhere")
 BEAT_S = 3.0
 POLL_S = 0.5
 STALE_S = 30.0

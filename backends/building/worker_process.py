@@ -22,6 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from ..cleanup import temporary
 from ..cleanup.keeper import VARIABLE, end_processes_of
+from ..reasons import Reason, of
 from .messages import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,8 @@ class WorkerProcess:
         end_processes_of([self.cache])  # a compiler that lives on holds the stream open
         self._drain.join(_LAST_WORDS_S)
         words = last_words(list(self._lines))
-        return exit_words(self._process.returncode) + (f", last words: {words}" if words else "")
+        how = exit_words(self._process.returncode)
+        return of("last_words", how=how, words=words) if words else how
 
     def _read_stderr(self, stream: IO[bytes]) -> None:
         rest = b""
@@ -289,18 +291,19 @@ def remove_after_me(folder: Path) -> None:
         )
 
 
-def exit_words(returncode: int | None) -> str:
+def exit_words(returncode: int | None) -> Reason:
     """Say in words how a process ended."""
     if returncode is None:
-        return "it does not end"
+        return of("does_not_end")
     if returncode == -9:
-        return "killed (signal 9, often the system's answer to a lack of memory)"
+        return of("killed")
     if returncode < 0:
         with contextlib.suppress(ValueError):
-            return f"signal {-returncode}, {signal.Signals(-returncode).name}"
+            name = signal.Signals(-returncode).name
+            return of("signal", number=-returncode, name=name)
     if returncode > 255:  # Windows: an exception's code, 0xC0000005 is an access violation
-        return f"exit code 0x{returncode & 0xFFFFFFFF:08X}"
-    return f"exit code {returncode}"
+        return of("exit_code", code=f"0x{returncode & 0xFFFFFFFF:08X}")
+    return of("exit_code", code=returncode)
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import BuildError
+from ..reasons import NOTHING, Reason, of
 from ..storing.files import open_regular
 from ..storing.graph_file import CompressedPayload
 from ..storing.manifest import MAX_PAYLOAD_BYTES
@@ -115,8 +116,8 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
         self._deadline: float | None = None
-        self._overtime = ""  # what to say when the deadline has passed
-        self._sentence = ""  # why this worker was killed by us
+        self._overtime = NOTHING  # what to say when the deadline has passed
+        self._sentence: Reason | None = None  # why this worker was killed by us
         self._thread = threading.Thread(target=self._live, name="warmgraph-worker", daemon=True)
 
     def start(self) -> None:
@@ -133,7 +134,7 @@ class WorkerThread:
         """Whether the worker was killed on purpose."""
         return bool(self._sentence)
 
-    def condemn(self, reason: str) -> None:
+    def condemn(self, reason: Reason) -> None:
         """Kill the worker; its job fails with this reason. Never blocks."""
         with self._lock:
             self._sentence = self._sentence or reason
@@ -150,7 +151,7 @@ class WorkerThread:
             reason = self._overtime
         self.condemn(reason)
 
-    def _set_deadline(self, seconds: float | None, overtime: str = "") -> None:
+    def _set_deadline(self, seconds: float | None, overtime: Reason = NOTHING) -> None:
         with self._lock:
             self._deadline = None if seconds is None else time.monotonic() + seconds
             self._overtime = overtime
@@ -167,15 +168,15 @@ class WorkerThread:
                 if not self._build(process, entry):
                     break
         except DeadWorkerError as error:
-            reason = self._sentence or f"a build worker died at its start ({error})"
+            reason = self._sentence or of("worker_died_early", error=error)
             failure = _caused(BuildError(reason), error)
         except BuildError as error:
             failure = error
         except OSError as error:
-            failure = _caused(BuildError(f"a build worker could not be started ({error})"), error)
+            failure = _caused(BuildError(of("worker_no_start", error=error)), error)
         except Exception as error:
             logger.exception("A build worker's thread failed")
-            failure = _caused(BuildError(f"a build worker's thread failed ({error!r})"), error)
+            failure = _caused(BuildError(of("worker_thread_failed", error=repr(error))), error)
         finally:
             with contextlib.suppress(OSError):
                 self._end()
@@ -195,7 +196,7 @@ class WorkerThread:
         if sentence:
             raise DeadWorkerError(sentence)
         limit = self._start_limit_s
-        self._set_deadline(limit, f"a build worker was not ready after {limit:g} s and was stopped")
+        self._set_deadline(limit, of("worker_not_ready", limit=f"{limit:g}"))
         process.send({**self._hello, "cache": str(process.cache), "spool": str(self._spool)})
         answer = process.receive()
         self._set_deadline(None)
@@ -224,19 +225,19 @@ class WorkerThread:
             else:
                 outcome, usable = self._read_result(process, entry, answer), True
         except AnswerError as error:
-            reason = f'what the worker said of "{label}" is no answer ({error})'
+            reason = of("no_answer", label=label, error=error)
             outcome = _caused(BuildError(reason), error)
         except ProtocolError as error:
-            reason = f'the description of "{label}" cannot be sent ({error})'
+            reason = of("not_sent", label=label, error=error)
             outcome = _caused(BuildError(reason), error)
             usable = True
         except DeadWorkerError as error:
             garbled = isinstance(error.__cause__, ProtocolError)  # stopped for that
-            said = f'what the worker said of "{label}" is no message ({error.__cause__})'
-            died = f'the worker that built "{label}" died ({error})'
+            said = of("no_message", label=label, error=error.__cause__)
+            died = of("worker_died", label=label, error=error)
             outcome = _caused(BuildError(self._sentence or (said if garbled else died)), error)
         except Exception as error:
-            outcome = _caused(BuildError(f'"{label}" could not be built ({error!r})'), error)
+            outcome = _caused(BuildError(of("no_build", label=label, error=repr(error))), error)
         self._set_deadline(None)
         self._desk.finish(entry, outcome)
         return usable
@@ -249,9 +250,7 @@ class WorkerThread:
                 has not begun: who waited for it would wait for ever.
         """
         limit = self._time_limit_s()
-        self._set_deadline(
-            limit, f'building "{entry.job.label}" took longer than {limit:g} s and was stopped'
-        )
+        self._set_deadline(limit, of("too_slow", label=entry.job.label, limit=f"{limit:g}"))
         measuring = False
         try:
             process.send({"job": entry.number, "task": entry.job.task})

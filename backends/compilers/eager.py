@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ..contract import EAGER, Compiled, Measure, PayloadFacts, Program, Requirement
 from ..errors import BuildError, GraphFileError, RequirementError
+from ..reasons import of
 
 
 class Eager:
@@ -54,4 +55,4 @@ class Eager:
         raise error(_NONE)
 
 
-_NONE = "backend eager has no graphs"
+_NONE = of("eager_compiles_nothing")

@@ -17,6 +17,7 @@ from ..contract import INDUCTOR, Compiled, Measure, PayloadFacts, Program, Requi
 from ..device.kinds import CPU, KINDS
 from ..errors import RequirementError
 from ..kinds.options import inductor_fingerprint
+from ..reasons import NOTHING, of
 from ..torch_api import payload as payloads
 from ..torch_api.version_files import constants_of
 
@@ -41,8 +42,8 @@ class Inductor:
             Requirement(
                 "C compiler",
                 compiler is not None,
-                "Triton needs one (gcc or clang) for its first kernel, and there is none",
-                "install gcc, or name another with CC",
+                of("no_c_compiler"),
+                of("do_install_gcc"),
             )
         ]
 
@@ -113,8 +114,8 @@ def _torch() -> Requirement:
     from ..torch_api import present
 
     missing = present.missing_api()
-    remedy = "update torch to 2.10 or newer"
-    return Requirement("torch", missing is None, missing or "", remedy, is_final=True)
+    remedy = of("do_update_torch")
+    return Requirement("torch", missing is None, missing or NOTHING, remedy, is_final=True)
 
 
 def _of_device(device: str) -> list[Requirement]:
@@ -126,24 +127,24 @@ def _of_device(device: str) -> list[Requirement]:
             Requirement(
                 "C++ compiler",
                 any(shutil.which(c) for c in (compiler, "c++", "clang++")),
-                f"no C++ compiler ({compiler}) on the path",
-                "install one",
+                of("no_cpp_compiler", name=compiler),
+                of("do_install_one"),
             )
         ]
     if not any(kind.has_packed_kernels for kind in KINDS if kind.type == device):
-        reason = f"this backend does not run on {device}"
-        return [Requirement("device", False, reason, "use an NVIDIA GPU")]
+        reason = of("no_such_device", device=device)
+        return [Requirement("device", False, reason, of("do_use_nvidia"))]
     return [
         Requirement(
             "NVIDIA CUDA",
             is_there(device) and kind_of(device).has_packed_kernels,
-            "this backend runs on NVIDIA GPUs so far, and this torch has none",
-            "use an NVIDIA GPU, with a PyTorch that has CUDA",
+            of("no_cuda"),
+            of("do_use_nvidia_torch"),
         ),
         Requirement(
             "Triton",
             importlib.util.find_spec("triton") is not None,
-            "Triton is not installed",
-            "on Windows install triton-windows, on Linux reinstall torch",
+            of("no_triton"),
+            of("do_install_triton"),
         ),
     ]

@@ -14,6 +14,7 @@ from ..host_api.attention import host_order
 from ..kernels.rounding import round_once
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.options import CHANNELS_LAST_CONFIG, base_config
+from ..reasons import of
 from ..torch_api import compiling, packing
 
 
@@ -46,10 +47,10 @@ def lower(program: Program, measure: Measure) -> Compiled:
     except BuildError:
         raise
     except Exception as error:
-        raise BuildError(
-            f"Inductor failed on {description.label}: {type(error).__name__}: "
-            f"{(str(error).strip() or 'no text').splitlines()[0][:300]}"
-        ) from error
+        sort = type(error).__name__
+        words = (str(error).strip() or "no text").splitlines()[0][:300]
+        why = of("inductor_failed", label=description.label, sort=sort, error=words)
+        raise BuildError(why) from error
     return Compiled(payload, {"binary_bytes": binary_bytes}, source)
 
 

@@ -13,7 +13,7 @@ from .registry import BACKENDS
 _TRITON = "triton"
 _COMPILER = "compiler"
 #: By a distribution's `ID` or `ID_LIKE`: how its package manager gets a C and C++ compiler.
-_PACKAGES = {
+PACKAGES = {
     "debian": "sudo apt install build-essential",
     "ubuntu": "sudo apt install build-essential",
     "fedora": "sudo dnf install gcc gcc-c++",
@@ -61,7 +61,7 @@ def install_command(
         return "winget install Microsoft.VisualStudio.2022.BuildTools"
     if platform == "darwin":
         return "xcode-select --install"
-    return next((_PACKAGES[name] for name in _distribution(release) if name in _PACKAGES), "")
+    return next((PACKAGES[name] for name in _distribution(release) if name in PACKAGES), "")
 
 
 def _distribution(release: Path) -> Iterator[str]:

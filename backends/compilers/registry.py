@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..contract import AUTO, Backend, Requirement
 from ..errors import RequirementError
+from ..reasons import Reason, of, with_remedy
 from .eager import Eager
 from .inductor import Inductor
 
@@ -18,7 +19,7 @@ class Resolution(NamedTuple):
     """A chosen backend, and why those before it were passed over."""
 
     backend: Backend
-    refused: tuple[str, ...]
+    refused: tuple[Reason, ...]
 
 
 def backend_named(name: str) -> Backend:
@@ -31,7 +32,7 @@ def backend_named(name: str) -> Backend:
         if backend.name == name:
             return backend
     names = ", ".join(b.name for b in BACKENDS)
-    raise RequirementError(f"backend must be one of {names}, got {name!r}")
+    raise RequirementError(of("unknown_backend", names=names, got=repr(name)))
 
 
 def resolve_backend(choice: str, device: str) -> Resolution:
@@ -45,14 +46,17 @@ def resolve_backend(choice: str, device: str) -> Resolution:
     if choice != AUTO:
         backend = backend_named(choice)
         if (unmet := _unmet(backend, device)) is not None:
-            raise RequirementError(f"backend {choice}: {unmet.reason}", remedy=unmet.remedy)
+            raise RequirementError(
+                of("backend_unfit", name=choice, why=unmet.reason), remedy=unmet.remedy
+            )
         return Resolution(backend, ())
-    refused: list[str] = []
+    refused: list[Reason] = []
     for backend in BACKENDS:
         unmet = _unmet(backend, device)
         if unmet is None:
             return Resolution(backend, tuple(refused))
-        refused.append(f"{backend.name}: {unmet.reason}; {unmet.remedy}")
+        why = with_remedy(unmet.reason, unmet.remedy)
+        refused.append(of("backend_unfit", name=backend.name, why=why))
     raise AssertionError("eager has no requirements")
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import RequirementError, WarmgraphError
 from ..kinds.options import base_config
+from ..reasons import of
 from ..torch_api.compiling import compile_wrapper
 from ..torch_api.loading import unpack
 from ..torch_api.packing import pack
@@ -60,13 +61,18 @@ def self_test(device: str) -> None:
         step = "running"
         value = torch.full((3, 8), 2.0, device=device)
         if not torch.allclose(call([value])[0], _Probe()(value)):
-            words = f"a loaded graph computed something else with torch {torch.__version__}"
-            raise RequirementError(words, final=True)
+            raise RequirementError(of("computed_wrong", version=torch.__version__), final=True)
     except RequirementError:
         raise
     except Exception as error:
         raise RequirementError(
-            f"{step} failed with torch {torch.__version__}: {type(error).__name__}: {error}",
+            of(
+                "step_failed",
+                step=step,
+                version=torch.__version__,
+                sort=type(error).__name__,
+                error=error,
+            ),
             final=_is_lasting(error),
         ) from error
 

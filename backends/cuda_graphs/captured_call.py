@@ -21,6 +21,7 @@ import torch
 
 from ..device.gpu import is_capturing
 from ..host_api.execution import is_interrupt
+from ..reasons import Reason, of
 from ..weights.addresses import Addresses
 from . import streams
 from .constants import Constants
@@ -30,8 +31,7 @@ from .skip_joins import QuickJoins
 #: For constants, which are small: tables of frequencies.
 _CONSTANT_BYTES = 2**16
 
-OUT_OF_MEMORY = "out of memory while it was captured"
-_FOREIGN_CAPTURE = "another node, or ComfyUI, captures it into a CUDA graph of its own"
+_FOREIGN_CAPTURE = of("foreign_capture")
 
 
 class _Ours(threading.local):
@@ -49,7 +49,7 @@ def is_ours() -> bool:
     return _ours.captures
 
 
-def foreign_capture(device: torch.device) -> str | None:
+def foreign_capture(device: torch.device) -> Reason | None:
     """Say that somebody else captures what runs now: then nothing of ours may allocate, compare or
     load, which would be a fault of that capture.
     """
@@ -57,7 +57,11 @@ def foreign_capture(device: torch.device) -> str | None:
 
 
 class CaptureError(Exception):
-    """A call could not be captured; the text says why. The GPU is as it was before."""
+    """A call could not be captured, for a `reason`. The GPU is as it was before."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class CapturedCall:
@@ -195,14 +199,14 @@ def _told() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise CaptureError(OUT_OF_MEMORY) from error
+        raise CaptureError(of("no_memory_capturing")) from error
     except FixedCallError as error:
-        raise CaptureError(str(error)) from error
+        raise CaptureError(error.reason) from error
     except Exception as error:  # whatever the call raises now, it did not when it ran
         if is_interrupt(error):
             raise
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CaptureError(f"it cannot be captured: {text[:200]}") from error
+        raise CaptureError(of("cannot_capture", error=text[:200])) from error
 
 
 def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from ..host_api.memory import LoadedEntry, empty_cache
+from ..reasons import Reason, of
 from . import driver
 
 
@@ -85,7 +86,7 @@ class CapturedMemory:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> str | None:
+    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> Reason | None:
         """Count a new graph, for which the pool grew by `size` bytes.
 
         Over the budget the graphs that were not used for longest go, one by one, as long as what is
@@ -110,7 +111,7 @@ class CapturedMemory:
         self.drop_all()
         if not alone:
             return None
-        return f"its memory ({needed >> 20} MiB) is over the budget of {budget >> 20} MiB"
+        return of("over_budget", needed=needed >> 20, budget=budget >> 20)
 
     def holds(self, graph: Held) -> bool:
         """Tell whether a graph was not let go."""

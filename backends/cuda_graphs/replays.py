@@ -22,10 +22,11 @@ import torch
 
 from ..device import gpu
 from ..host_api.execution import check_cancelled
+from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
 from . import driver
-from .captured_call import OUT_OF_MEMORY, CapturedCall, CaptureError
+from .captured_call import CapturedCall, CaptureError
 from .memory import CapturedMemory
 from .signatures import Call, FixedCallError, result_form
 
@@ -40,13 +41,8 @@ EXACT = "exact"
 MAX_SIGNATURES = 64
 #: Clean calls that a signature must make more after its graph was let go for lack of room.
 _BACK_OFF = 8
-_NO_ROOM = "too little VRAM is free to capture it"
-_NO_MEMORY = "out of memory for captured calls"
-_TRIED_AGAIN = (_NO_ROOM, _NO_MEMORY, OUT_OF_MEMORY)
 #: The driver gives a graph its memory outside of what the host can make room for.
 MIN_FREE_BYTES = 2**30
-_NO_GAIN = "one call takes {:.1f} s, of which replaying it would save nothing"
-_NO_WAIT = "graphs are on their way, and until then the GPU is what its calls wait for"
 
 
 class Runner(Protocol):
@@ -62,7 +58,7 @@ class _Signature:
     #: The form to capture, how many clean calls were made since it is, and why not, if not.
     target: Hashable = None
     clean: int = 0
-    refused: str | None = None
+    refused: Reason | None = None
     #: What a call gave.
     like: Call | None = None
     #: Marks on the GPU around the last clean call.
@@ -116,7 +112,7 @@ class Replays:
         #: The places of those of this run.
         self.places: set[str] = set()
         #: Calls that could not be captured or replayed, by reason.
-        self.reasons: Counter[str] = Counter()
+        self.reasons: Counter[Reason] = Counter()
 
     def fresh(self) -> Replays:
         """Return one for another root module, over the same memory."""
@@ -163,7 +159,7 @@ class Replays:
         graph, made = known.graph, known.form
         result = None
         if addresses is None:
-            self.reasons[book.problem or ""] += 1
+            self.reasons[book.problem or NOTHING] += 1
         elif graph is not None and (
             known.form == target or (known.refused and known.form in (EXACT, others))
         ):
@@ -173,7 +169,7 @@ class Replays:
                 try:
                     result = self._replay(graph, book, addresses, call)
                 except CaptureError as error:
-                    known.refused = str(error)
+                    known.refused = error.reason
         elif known.like is not None and known.clean >= needed and self._pays(known, complete):
             rerun, made = partial(_rerun, runner, host, compiled=complete), target
             result = self._capture(known, call, rerun, book, addresses, ran)
@@ -198,11 +194,11 @@ class Replays:
                 known.like = result_form(result)
                 known.clean += 1
             except FixedCallError as error:
-                known.refused = str(error)
+                known.refused = error.reason
         if known.refused is not None:
             self.reasons[known.refused] += 1
 
-    def decline(self, reason: str) -> None:
+    def decline(self, reason: Reason) -> None:
         """Count a call that cannot be known by what it shows."""
         self.reasons[reason] += 1
 
@@ -223,7 +219,7 @@ class Replays:
         self._calls_in_run = 0
         self.places = set()
         for known in self._signatures.values():
-            if known.refused in _TRIED_AGAIN:
+            if known.refused is not None and known.refused.retry:
                 known.refused = None
 
     def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
@@ -268,9 +264,9 @@ class Replays:
             return True
         problem = None
         if not complete and not gpu.is_passed(known.marks[1]):
-            problem = _NO_WAIT
+            problem = of("on_their_way")
         elif (seconds := gpu.seconds_between(*known.marks)) > self._limit_s():
-            problem = _NO_GAIN.format(seconds)
+            problem = of("no_gain", seconds=f"{seconds:.1f}")
         if known.clean >= CLEAN_CALLS:
             known.refused = problem
         return problem is None
@@ -291,7 +287,7 @@ class Replays:
             if "out of memory" not in str(error):
                 raise
             self._memory.drop_all()
-            raise CaptureError(_NO_MEMORY) from error
+            raise CaptureError(of("no_memory")) from error
         finally:
             book.let_go(addresses)
         self._memory.note_use(graph)
@@ -313,7 +309,7 @@ class Replays:
         assert known.like is not None
         device = call.tensors[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
-            known.refused = _NO_ROOM
+            known.refused = of("no_room")
             return None
         marks = book.marks()
         before = 0
@@ -330,7 +326,7 @@ class Replays:
             if not copied:
                 result = self._replay(graph, book, addresses, call)
         except (CaptureError, torch.OutOfMemoryError) as error:
-            known.refused = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else str(error)
+            known.refused = error.reason if isinstance(error, CaptureError) else of("no_memory")
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
         finally:
             book.let_go(addresses)

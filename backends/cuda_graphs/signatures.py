@@ -14,18 +14,23 @@ from typing import Any, NamedTuple
 import torch
 
 from ..host_api import options
+from ..reasons import Reason, of
 
 _FUNCTIONS = {
-    options.PATCHES: "another node's patches may do something else at each step",
-    options.REPLACEMENTS: "another node's attention may do something else at each step",
-    options.ATTENTION: "another node's attention may do something else at each step",
+    options.PATCHES: of("patches_may_differ"),
+    options.REPLACEMENTS: of("attention_may_differ"),
+    options.ATTENTION: of("attention_may_differ"),
 }
 _SEQUENCES = (list, tuple, torch.Size)
 _PLAIN = (bool, int, float, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
 
 class FixedCallError(Exception):
-    """A call that cannot be captured; the text says why."""
+    """A call that cannot be captured, for a `reason`."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Call(NamedTuple):
@@ -144,7 +149,7 @@ def read_result(result: Any) -> Call:
     """
     read = read_call((result,), {}, frozenset())
     if not read.tensors:
-        raise FixedCallError(f"the model returns no tensor, but a {type(result).__name__}")
+        raise FixedCallError(of("returns_no_tensor", sort=type(result).__name__))
     return read
 
 
@@ -157,9 +162,9 @@ def _walk(
 ) -> None:
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
-            raise FixedCallError(f"{name} must be plain tensors, got a {type(value).__name__}")
+            raise FixedCallError(of("no_plain_tensors", name=name, sort=type(value).__name__))
         if value.device.type == "cpu" and any(t.device.type != "cpu" for t in tensors):
-            raise FixedCallError(f"{name} is on the CPU, where a captured call could not read it")
+            raise FixedCallError(of("on_cpu", name=name))
         tensors.append(value)
         note((value.shape, value.stride(), value.dtype, value.device))
     elif type(value) is dict:
@@ -181,4 +186,4 @@ def _walk(
     elif isinstance(value, _PLAIN):
         note(value)
     else:
-        raise FixedCallError(f"{name} has a {type(value).__name__}, whose effect is not known")
+        raise FixedCallError(of("unknown_effect", name=name, sort=type(value).__name__))

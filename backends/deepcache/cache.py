@@ -21,6 +21,7 @@ from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from ..kinds.packs import owner_of
+from ..reasons import Reason, of
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
 from .features import Features, shape_of
@@ -36,18 +37,6 @@ T = TypeVar("T")
 
 #: How far two ways through compiled graphs may lie apart, in half precision.
 _COMPILED_REL_L2 = 1e-2
-_STEPS_ASIDE = (
-    "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides which steps run: "
-    "DeepCache steps aside, for a step that is skipped leaves no feature. Use one of them"
-)
-_CARDS = (
-    "steps aside: this model is spread over several cards (MultiGPU CFG Split), and only what runs "
-    "on the first one could be cached. Use one of the two"
-)
-_FAILED = "steps aside for the rest of this run, for it failed ({}); the log has the trace"
-_REPLACED = "steps aside: another node replaces the UNet's own forward, which it would cut in two"
-_SWAPPED = "steps aside: another node runs the UNet by a class of its own ({} of {})"
-_UNLIKE = "steps aside: with these patches the outer blocks do not give what the whole model gives"
 
 
 class DeepCache:
@@ -84,7 +73,7 @@ class DeepCache:
         #: What the last run did; None before the first.
         self.tally: Tally | None = None
         #: Why it stepped aside in the last run, if it did.
-        self.problem: str | None = None
+        self.problem: Reason | None = None
         self._unet = unet
         self._run: Run | None = None
         self._checked: set[str] = set()
@@ -112,8 +101,8 @@ class DeepCache:
         a callback that tells its steps.
         """
         if SEVERAL_CARDS in extra.get("model_options", {}):
-            self.problem = _CARDS
-            logger.warning("DeepCache: %s", _CARDS)
+            self.problem = of("deepcache_cards")
+            logger.warning("DeepCache: %s", self.problem)
             return None, (guider, sigmas, extra, callback, *others)
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
@@ -194,20 +183,20 @@ class DeepCache:
         if step.place is None or feature is None:
             return
         if step.random is not None and not self._is_right(executor, step, output, feature):
-            self._step_aside(_UNLIKE)
+            self._step_aside(of("deepcache_unlike"))
             return
         self._checked.add(step.structure)
         run.features.keep(step.place, feature)
         run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
 
-    def _why_not(self, executor: Any, options: dict[str, Any]) -> str | None:
+    def _why_not(self, executor: Any, options: dict[str, Any]) -> Reason | None:
         """Why the rest of this run is the host's, if it is."""
         if EASY_CACHE in options:
-            return _STEPS_ASIDE
+            return of("deepcache_easycache")
         if (kind := self.branch.foreign_class()) is not None:
-            return _SWAPPED.format(kind.__name__, owner_of(kind))
+            return of("deepcache_swapped", name=kind.__name__, owner=owner_of(kind))
         own = is_own_forward(host.innermost(executor), self._unet)
-        return None if own else _REPLACED
+        return None if own else of("deepcache_replaced")
 
     def _whole(
         self, executor: Any, call: dict[str, Any]
@@ -270,9 +259,10 @@ class DeepCache:
 
     def _failed(self, error: Exception) -> None:
         text = str(error) if isinstance(error, OwnError) else f"{type(error).__name__}: {error}"
-        self._step_aside(_FAILED.format(shorten(text, 120, placeholder="...")), error)
+        short = shorten(text, 120, placeholder="...")
+        self._step_aside(of("deepcache_failed", error=short), error)
 
-    def _step_aside(self, why: str, error: Exception | None = None) -> None:
+    def _step_aside(self, why: Reason, error: Exception | None = None) -> None:
         """Leave the rest of this run to the host."""
         self.problem = why
         if self._run is not None:

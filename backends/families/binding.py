@@ -14,6 +14,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from ..reasons import Reason, of
+
 #: A block's forward, or what is in its place.
 Forward = Callable[..., Any]
 
@@ -38,13 +40,13 @@ class Taken(NamedTuple):
     """
 
     default: Any = _EMPTY
-    missing: str | None = None
+    missing: Reason | None = None
     is_left_out: bool = False
 
 
 #: What becomes of an argument: it is taken; it is refused, unless it is None, for a reason in
 #: words; or (None) it says nothing to us.
-Use = Taken | str | None
+Use = Taken | Reason | None
 
 TAKEN = Taken()
 #: Taken, or None where a call has none.
@@ -53,7 +55,7 @@ OR_NONE = Taken(None)
 OPTIONAL = Taken(None, is_left_out=True)
 
 
-def needed(missing: str) -> Taken:
+def needed(missing: Reason) -> Taken:
     """Take an argument; a call without it, or with None, is the host's for this reason."""
     return Taken(None, missing)
 
@@ -81,26 +83,26 @@ class _Way(NamedTuple):
     #: Makes what is taken of the row; None where the host's own raises.
     pick: Callable[[_Values], _Values] | None
     #: Those that must be None, each with the reason.
-    refused: tuple[tuple[int, str], ...] = ()
+    refused: tuple[tuple[int, Reason], ...] = ()
     #: Those that must not be.
-    required: tuple[tuple[int, str], ...] = ()
+    required: tuple[tuple[int, Reason], ...] = ()
     #: Those that we do not know: place, name, and what the host takes anyway.
     unknown: tuple[tuple[int, str, Any], ...] = ()
     #: Of what is taken, whether None is left out; empty where nothing is.
     optional: tuple[bool, ...] = ()
     #: Why every such call is the host's.
-    reason: str | None = None
+    reason: Reason | None = None
     #: Whether what comes by position is just what is taken.
     is_plain: bool = False
     #: Whether `why_not` has anything to look at.
     is_unusual: bool = False
 
-    def why_not(self, values: _Values) -> str | None:
+    def why_not(self, values: _Values) -> Reason | None:
         """Why an unusual call is the host's, or None."""
         others = [name for i, name, idle in self.unknown if not _is_idle(values[i], idle)]
         if others:
             names = ", ".join(sorted(others))
-            return f"called with other arguments than Warmgraph knows: {names}"
+            return of("unknown_arguments", names=names)
         return next((why for i, why in self.required if values[i] is None), self.reason)
 
     def present(self, taken: _Values) -> _Values:
@@ -110,7 +112,7 @@ class _Way(NamedTuple):
 
 
 def bound(
-    arguments: Arguments, serve: Forward, own: partial[Any], decline: Callable[[str], Any]
+    arguments: Arguments, serve: Forward, own: partial[Any], decline: Callable[[Reason], Any]
 ) -> Forward:
     """Make what takes every call of a block.
 

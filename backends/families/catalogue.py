@@ -10,6 +10,7 @@ import torch
 
 from ..host_api.options import UNREAD
 from ..kinds.packs import foreign_class, is_known
+from ..reasons import Reason, joined, of
 from . import (
     adapter,
     control,
@@ -77,24 +78,25 @@ def family_title(name: str) -> str | None:
     return _TITLES.get(name)
 
 
-def plan_model(root: torch.nn.Module) -> Plan | str:
+def plan_model(root: torch.nn.Module) -> Plan | Reason:
     """Cut a model of the host into regions, or say in a line why it stays as it is."""
     cls = type(root)
     family = _family(cls)
     if family is None and (owner := foreign_class(cls)) is not None:
-        return f"{owner}: runs at normal speed"
+        return of("at_normal_speed", why=owner)
     if family is None:
-        return f"no region plan for {cls.__name__} yet: runs at normal speed"
+        return of("at_normal_speed", why=of("no_plan", model=cls.__name__))
     try:
         plan = family.roots[_full_name(cls)](root)
     except _UNLIKE as error:
-        words = f"this {cls.__name__} is not built as the host's that is known here"
-        return f"{words} ({type(error).__name__}: {error}): runs at normal speed"
-    if isinstance(plan, str):
+        told = {"model": cls.__name__, "sort": type(error).__name__, "error": error}
+        return of("at_normal_speed", why=of("built_unlike", **told))
+    if isinstance(plan, Reason):
         return plan
     if not plan.dispatches:
-        reasons = "; ".join(dict.fromkeys(reason for _, reason in plan.outside)) or "no known block"
-        return f"nothing of this {cls.__name__} can be compiled ({reasons}): runs at normal speed"
+        reasons = list(dict.fromkeys(reason for _, reason in plan.outside))
+        why = joined(reasons) if reasons else of("no_known_block")
+        return of("at_normal_speed", why=of("nothing_can", model=cls.__name__, why=why))
     return plan
 
 

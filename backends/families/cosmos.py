@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..reasons import of
 from . import dit
 from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from .family import Family, Inputs
@@ -33,7 +34,7 @@ SYMBOLS = dit.SYMBOLS | {
     s.name: s for s in (Symbol("frames", 1, 4096, 24), Symbol("patches", 1, 2**16, 1590))
 }
 
-_POSITIONS = "called with positions for each block"
+_POSITIONS = of("positions")
 
 
 class Block(dit.Attending):

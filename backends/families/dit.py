@@ -15,6 +15,7 @@ from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
 from ..kernels import host_attention
 from ..kinds import live_arguments
+from ..reasons import Reason, of
 from .binding import OR_NONE, Arguments, Forward, Use
 from .plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
 
@@ -25,12 +26,12 @@ Options = dict[str, Any] | None
 options = host_attention.options
 
 #: Why a block is the host's where some tokens are modulated otherwise than the others.
-REFERENCES = "called with reference images that have a timestep of their own"
+REFERENCES = of("references")
 #: Why where it takes one timestep alone.
-FRAMES = "called with a timestep for each frame"
+FRAMES = of("frames")
 #: Why where some tokens are hidden, or none has a place.
-MASKED = "called with an attention mask"
-NOT_ROTATED = "called without a rotation table"
+MASKED = of("masked")
+NOT_ROTATED = of("not_rotated")
 
 #: Tokens of an image or a video, of a text, and of both together.
 SYMBOLS = {
@@ -72,7 +73,7 @@ class Attending(Form):
     def serving(self, call: Call, module: Any) -> Forward:
         return partial(self.serve, call)
 
-    def changed(self, options: Options) -> str | None:
+    def changed(self, options: Options) -> Reason | None:
         """Return why a block must run the host's code in a call with these options, or None."""
         return changed(options)
 
@@ -167,7 +168,7 @@ def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:
 _WITHIN = ("attn1_patch", "attn1_output_patch", "attn2_patch", "mlp_patch")
 
 
-def changed(options: Options) -> str | None:
+def changed(options: Options) -> Reason | None:
     """Return why a block must run the host's code in this call, or None.
 
     Args:
@@ -177,13 +178,13 @@ def changed(options: Options) -> str | None:
     if patches:
         for name in _WITHIN:
             if name in patches:
-                return f"another node patches {name}"
+                return of("patches", name=name)
     return None
 
 
 def serve(
     call: Call,
-    reason: str | None,
+    reason: Reason | None,
     options: Options,
     *inputs: Any,
     live: Mapping[str, Any] | None = None,

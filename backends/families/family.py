@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..host_api import options
+from ..reasons import Reason
 from .plan import Form, Plan
 
 #: What a root's call takes besides latent, timestep and options: shapes of empty tensors, and plain
@@ -46,7 +47,7 @@ class Family:
     """
 
     title: str
-    roots: Mapping[str, Callable[[Any], Plan | str]]
+    roots: Mapping[str, Callable[[Any], Plan | Reason]]
     forms: Mapping[str, Form]
     may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)
     unread: frozenset[str] = options.UNREAD

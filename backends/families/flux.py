@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..reasons import Reason
 from . import dit
 from .binding import TAKEN
 from .family import Family, Inputs
@@ -211,7 +212,7 @@ def _parts(modulation: Any) -> list[torch.Tensor]:
     return [modulation.shift, modulation.scale, modulation.gate]
 
 
-def _problem(options: dit.Options, pe: Any) -> str | None:
+def _problem(options: dit.Options, pe: Any) -> Reason | None:
     """Why a block must run the host's code in this call, or None."""
     if not isinstance(pe, torch.Tensor) or pe.dim() != 6:
         return dit.NOT_ROTATED

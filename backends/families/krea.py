@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..reasons import Reason
 from . import dit
 from .binding import TAKEN
 from .family import Family, Inputs
@@ -59,7 +60,7 @@ class Text(dit.Attending):
     parts = ("attn", "mlp")
     arguments = dit.takes(x=TAKEN, mask=dit.MASKED)
 
-    def changed(self, options: dit.Options) -> str | None:
+    def changed(self, options: dit.Options) -> Reason | None:
         return None  # patches are for blocks that are counted, which these are not
 
     def label(self, module: Any) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..host_api import attention
+from ..reasons import Reason, of
 from . import dit
 from .binding import OR_NONE, TAKEN
 from .family import Family, Inputs
@@ -34,9 +35,9 @@ SYMBOLS = dit.SYMBOLS | {
     )
 }
 
-STREAMS = "called without one of its streams, or what joins them"
-PERTURBED = "called with its self-attention left out"
-_UNEVEN = "called with timesteps whose shares of the tokens are not equal"
+STREAMS = of("streams")
+PERTURBED = of("perturbed")
+_UNEVEN = of("uneven")
 #: Masks: of guides with a strength of their own, among the video's tokens, and of a text.
 _GUIDES, _TEXT = "guides", "text"
 
@@ -303,7 +304,7 @@ def _table(name: str, tokens: tuple[str, str], layer: Any, dtype: str) -> InputS
     return InputSpec(name, dtype, ("batch", *tokens, *sides))
 
 
-def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> str | None:
+def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> Reason | None:
     """Why a block must run the host's code in this call. Its code asks for no patches within."""
     options = options or {}
     if not attention.may_attend_under(guides):

@@ -16,6 +16,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
+from ..reasons import Reason, of
 from . import ltx_forwards, vae
 from .binding import OR_NONE, TAKEN, Arguments, Forward
 from .family import Family
@@ -219,7 +220,7 @@ FAMILY = Family(
 )
 
 
-def _problem(layer: Any) -> str | None:
+def _problem(layer: Any) -> Reason | None:
     """Why a block of the host is not one of those that the forms stand for."""
     from comfy.ldm.lightricks.vae.causal_conv3d import CausalConv3d
     from comfy.ldm.lightricks.vae.pixel_norm import PixelNorm
@@ -228,11 +229,11 @@ def _problem(layer: Any) -> str | None:
     norms = [part for name, part in parts.items() if name in ("norm1", "norm2")]
     convolutions = [part for name, part in parts.items() if name in ("conv", "conv1", "conv2")]
     if not all(type(norm) is PixelNorm and norm.dim == 1 for norm in norms):
-        return "VAE blocks with other norms than by pixels have no region yet"
+        return of("vae_norms")
     if not all(type(each) is CausalConv3d and _is_plain(each) for each in convolutions):
-        return "VAE blocks with other convolutions than LTX's have no region yet"
+        return of("vae_convolutions")
     if getattr(layer, "inject_noise", False):
-        return "VAE blocks that add noise have no region yet"
+        return of("vae_noise")
     return None
 
 
@@ -249,15 +250,15 @@ def _is_plain(convolution: Any) -> bool:
     )
 
 
-def _last_problem(half: Any) -> str | None:
+def _last_problem(half: Any) -> Reason | None:
     """Why a decoder's last norm and SiLU are not called one after the other."""
     from comfy.ldm.lightricks.vae.pixel_norm import PixelNorm
 
     norm, act = half.conv_norm_out, half.conv_act
     if type(norm) is not PixelNorm or norm.dim != 1 or type(act) is not torch.nn.SiLU:
-        return "VAE blocks with other norms than by pixels have no region yet"
+        return of("vae_norms")
     if getattr(half, "timestep_conditioning", False):
-        return "a last norm that a timestep modulates has no region yet"
+        return of("vae_last_norm")
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..reasons import of
 from . import dit
 from .binding import TAKEN
 from .family import Family, Inputs
@@ -96,7 +97,7 @@ def plan_minimax(model: Any) -> Plan:
 
     plan = Plan(symbols=SYMBOLS)
     if 3 * model.rope.inv_freq.shape[0] != PAIRS:
-        plan.outside.append(("blocks", "rotates another part of each head"))
+        plan.outside.append(("blocks", of("other_rotation")))
         return plan
     kinds = _Kinds()
     for i, block in enumerate(model.blocks):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..contract import InputSpec, Symbol
+from ..reasons import of
 from . import dit
 from .binding import TAKEN, needed
 from .family import Family
@@ -55,7 +56,7 @@ def plan_minimax_vae(model: Any) -> Plan:
     plan = Plan(symbols=SYMBOLS)
     table = model.decoder.pos_embed
     if table.n_dim * table.inv_freq.shape[0] != PAIRS:
-        plan.outside.append((_STACK, "rotates another part of each head"))
+        plan.outside.append((_STACK, of("other_rotation")))
         return plan
     dit.cut_stack(plan, model, _STACK, host.TransformerBlock, BLOCK)
     return plan

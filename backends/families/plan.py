@@ -31,6 +31,7 @@ from ..kinds.packs import foreign_class
 from ..kinds.replaced import describe_packs
 from ..kinds.sources import attributes_read, fingerprint
 from ..kinds.watch import Watch
+from ..reasons import Reason, of
 from .binding import Arguments, Forward, bound
 
 _HOST_STATE = layers.STATE
@@ -49,7 +50,7 @@ class Call(Protocol):
 
     def __call__(self, *inputs: Any) -> Any: ...
 
-    def decline(self, reason: str) -> Any:
+    def decline(self, reason: Reason) -> Any:
         """Note that the host does this call, for a reason in words; returns None."""
 
 
@@ -171,7 +172,7 @@ class Dispatch:
     def forwards(self, calls: Sequence[Call]) -> list[Placed]:
         """Make the forward of each module that gets one."""
 
-        def decline(reason: str) -> None:
+        def decline(reason: Reason) -> None:
             calls[0].decline(reason)
 
         made: list[Placed] = []
@@ -197,7 +198,7 @@ class Plan:
     """
 
     dispatches: list[Dispatch] = field(default_factory=list)
-    outside: list[tuple[str, str]] = field(default_factory=list)
+    outside: list[tuple[str, Reason]] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
     guests: list[tuple[str, str]] = field(default_factory=list)
 
@@ -380,11 +381,12 @@ def dispatch_several(
     return Dispatch(first.module, tuple(places), {FORWARD: method})
 
 
-def unknown_layer(layer: Any) -> str:
+def unknown_layer(layer: Any) -> Reason:
     """Say that a family has no form for a module."""
     if (owner := foreign_class(type(layer))) is not None:
         return owner
-    return f"no region for {type(layer).__qualname__} of {type(layer).__module__}"
+    cls = type(layer)
+    return of("no_region_for", layer=cls.__qualname__, module=cls.__module__)
 
 
 def _own_method(module: torch.nn.Module, name: str) -> partial[Any]:

@@ -15,6 +15,7 @@ from ..contract import InputSpec
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import owner_of
 from ..kinds.sources import is_foreign
+from ..reasons import Reason, of
 from .binding import OR_NONE, TAKEN, Arguments
 from .plan import Call, Form, host_forward, shallow_copy
 
@@ -151,11 +152,11 @@ class _Uncompiled:
     def __call__(self, *inputs: Any) -> Any:
         return self._form.reference(self._module, *inputs)
 
-    def decline(self, reason: str) -> Any:
+    def decline(self, reason: Reason) -> Any:
         return None
 
 
-def spatial_transformer_change() -> str | None:
+def spatial_transformer_change() -> Reason | None:
     """Say whether this host's SpatialTransformer does what `serve_spatial` does in its place.
 
     Both run once on a tiny instance with recording blocks: same calls, same options left behind,
@@ -166,16 +167,16 @@ def spatial_transformer_change() -> str | None:
 
     key = SpatialTransformer.forward
     if is_foreign(key):  # what it does around the blocks, no graph of its two ends does
-        return f"{owner_of(key)} replaces SpatialTransformer.forward"
+        return of("pack_replaces", owner=owner_of(key), name="SpatialTransformer.forward")
     if key not in _PROBED:
         _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)
     return _PROBED[key]
 
 
-_PROBED: dict[Any, str | None] = {}
+_PROBED: dict[Any, Reason | None] = {}
 
 
-def _compare_spatial(cls: Any, operations: Any) -> str | None:
+def _compare_spatial(cls: Any, operations: Any) -> Reason | None:
     seen = []
     for ours in (False, True):
         with torch.no_grad():
@@ -196,5 +197,5 @@ def _compare_spatial(cls: Any, operations: Any) -> str | None:
         seen.append(([b.calls for b in blocks], options, result))
     (theirs, left, expected), (calls_made, left_by_us, got) = seen
     if theirs != calls_made or left != left_by_us or not torch.equal(expected, got):
-        return "this host's SpatialTransformer does more than Warmgraph knows"
+        return of("transformer_does_more")
     return None

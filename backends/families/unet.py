@@ -17,6 +17,7 @@ from ..host_api.options import UNREAD
 from ..kinds.layout import CHANNELS_LAST
 from ..kinds.packs import is_made_of_the_hosts, owner_of
 from ..kinds.purity import options_kept
+from ..reasons import Reason, of
 from . import dit
 from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from .family import Family, Inputs
@@ -84,7 +85,7 @@ class Block(dit.Attending):
     family = NAME
     name = "block"
     parts = ("attn1", "attn2", "ff")
-    arguments = dit.takes(x=TAKEN, context=needed("called without a context"))
+    arguments = dit.takes(x=TAKEN, context=needed(of("no_context")))
 
     def label(self, module: Any) -> str:
         return f"Transformer block {module.norm1.normalized_shape[0]}"
@@ -231,7 +232,7 @@ FAMILY = Family(
 )
 
 
-def patched(options: dict[str, Any]) -> str | None:
+def patched(options: dict[str, Any]) -> Reason | None:
     """Return why a transformer block must run the host's code in this call, or None.
 
     Args:
@@ -241,7 +242,7 @@ def patched(options: dict[str, Any]) -> str | None:
     if patches:
         for name in BLOCK_PATCHES:
             if name in patches:
-                return f"another node patches {name}"
+                return of("patches", name=name)
     replaced = options.get("patches_replace")
     if replaced:
         block = options.get("block")
@@ -249,7 +250,7 @@ def patched(options: dict[str, Any]) -> str | None:
         for name in ("attn1", "attn2"):
             table = replaced.get(name)
             if table and (place in table or block in table):
-                return f"another node replaces {name}"
+                return of("replaces", name=name)
     return None
 
 

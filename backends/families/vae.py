@@ -15,6 +15,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
+from ..reasons import Reason, of
 from .binding import TAKEN, Arguments
 from .family import Family
 from .plan import (
@@ -64,7 +65,7 @@ class Residual(_VAEForm):
 
     name = "residual"
     arguments = Arguments(
-        x=TAKEN, temb="called with a time embedding", conv_carry_in=None, conv_carry_out=None
+        x=TAKEN, temb=of("time_embedding"), conv_carry_in=None, conv_carry_out=None
     )
 
     def label(self, module: Any) -> str:
@@ -265,13 +266,13 @@ FAMILY = Family(
 )
 
 
-def _problem(layer: Any) -> str | None:
+def _problem(layer: Any) -> Reason | None:
     """Why an image block of the host is not one of those that the forms stand for."""
     convolutions = [m for m in layer.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
     if not convolutions or not all(isinstance(m, torch.nn.Conv2d) for m in convolutions):
-        return "3-D convolutions (video VAEs) have no region yet"
+        return of("vae_3d")
     if hasattr(layer, "temb_proj"):
-        return "VAE blocks with a time embedding have no region yet"
+        return of("vae_time")
     return None
 
 

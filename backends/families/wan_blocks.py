@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..reasons import of
 from . import dit
 from .binding import TAKEN, Arguments, Forward
 from .plan import Call, Form, Place, Plan, dispatch_one, host_forward
 
 NAME = "wan"
 
-NO_IMAGE = "called without an image's tokens"
-_UNEVEN = "called with timesteps whose shares of the tokens are not equal"
+NO_IMAGE = of("no_image")
+_UNEVEN = of("uneven")
 
 
 class Block(dit.Attending):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..reasons import of
 from . import dit
 from .binding import OR_NONE, TAKEN, Forward
 from .plan import Call, host_forward
@@ -18,7 +19,7 @@ from .wan_blocks import Block, context_input, of_all_frames, of_frames, table_in
 #: Tokens of what is heard with a frame.
 _HEARD = 16
 
-_UNHEARD = "called with no sound for each frame"
+_UNHEARD = of("unheard")
 
 
 class HintBlock(Block):

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..reasons import Reason, of
 from . import dit
 from .family import Family
 
 _LDM = "comfy.ldm"
 
 
-def _no_regions(model: Any) -> str:
-    return (
-        f"this {type(model).__name__} has no regions, so nothing of it is compiled; where its "
-        "whole steps cannot be captured, it runs at normal speed"
-    )
+def _no_regions(model: Any) -> Reason:
+    return of("unless_captured", why=of("no_regions", model=type(model).__name__))
 
 
 FAMILY = Family(

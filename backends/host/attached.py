@@ -10,6 +10,7 @@ import torch
 from ..families.plan import Plan
 from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
+from ..reasons import Reason
 from ..runtime.scope import Target
 from ..runtime.session import Session
 
@@ -33,7 +34,7 @@ def when_unloaded(patcher: Any, session: Session) -> None:
 class Note:
     """Attached in place of a session: why there is none."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: Reason) -> None:
         self.text = text
 
 
@@ -76,12 +77,12 @@ class Left:
     holder: Any = None
     scale: LatentScale | None = None
 
-    def __init__(self, thing: Any, why: str, notes: MutableMapping[Any, Note]) -> None:
+    def __init__(self, thing: Any, why: Reason, notes: MutableMapping[Any, Note]) -> None:
         """Args: the object, why it is left, and where the note about it is kept."""
         self.value = thing
         self.name = type(thing).__name__
         self.why = why
-        self.plan: Callable[[], Plan | str] = lambda: why
+        self.plan: Callable[[], Plan | Reason] = lambda: why
         self._notes = notes
 
     def target(self) -> Target:
@@ -90,7 +91,7 @@ class Left:
     def attach(self, session: Session, runs: Runs) -> None:
         raise RuntimeError(self.why)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         self._notes[self.value] = Note(text)
 
 
@@ -116,7 +117,7 @@ class Attached(Protocol):
     root: torch.nn.Module | None
     holder: Any
     scale: LatentScale | None
-    plan: Callable[[], Plan | str]
+    plan: Callable[[], Plan | Reason]
 
     def target(self) -> Target:
         """Return where it runs, as things are now."""
@@ -124,5 +125,5 @@ class Attached(Protocol):
     def attach(self, session: Session, runs: Runs) -> None:
         """Make `value` run through a session."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         """Keep on `value` why it runs as before."""

@@ -19,12 +19,13 @@ from ..families.catalogue import plan_model
 from ..families.plan import Plan
 from ..host_api import controlnets, models
 from ..kinds.packs import owner_of
+from ..reasons import Reason, of
 from ..runtime.faults import STEP
 from ..runtime.scope import Scope, Target
 from ..runtime.session import Session
 from .attached import Note, Runs
 
-_PER_RUN = "its network is made from the model at every run, and compiled there"
+_PER_RUN = of("network_per_run")
 
 
 class AttachedControlNet:
@@ -54,7 +55,7 @@ class AttachedControlNet:
         if controlnets.is_per_run(type(control)):
             self.root = torch.nn.Module()
         self.holder = self.root
-        self.plan: Callable[[], Plan | str] = partial(_plan, refusal(self.value), self.root)
+        self.plan: Callable[[], Plan | Reason] = partial(_plan, refusal(self.value), self.root)
         self._notes = notes
 
     def target(self) -> Target:
@@ -67,7 +68,7 @@ class AttachedControlNet:
             session.note(_PER_RUN)
         _hang(self.value, session, runs)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         self._notes[self.value] = Note(text)
 
 
@@ -85,14 +86,15 @@ def plain(control: Any) -> Any:
     return copy
 
 
-def refusal(control: Any) -> str | None:
+def refusal(control: Any) -> Reason | None:
     """Say why nothing may be hung on a CONTROL_NET, or None."""
     cls = type(control)
     if not controlnets.is_hosts(cls):
-        return f"{cls.__name__} of {owner_of(cls)} is not the host's: runs at normal speed"
+        why = of("not_hosts", name=cls.__name__, owner=owner_of(cls))
+        return of("at_normal_speed", why=why)
     for name in controlnets.METHODS:
         if name in vars(control):
-            return f"another node replaces {name} of this ControlNet: runs at normal speed"
+            return of("at_normal_speed", why=of("controlnet_replaced", name=name))
     return None
 
 
@@ -123,7 +125,7 @@ class _Hold:
                 session.run_through(self._own)
         not_ours = None
         if module is not session.scope.root:
-            not_ours = "another copy of the network runs (several GPUs, or another node's)"
+            not_ours = of("copy_of_network")
         elif not self._open:
             self._open = True
             self._runs.begin(session, partial(_target, control, module), told=False)
@@ -178,7 +180,8 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
             session.scope.faults.spare(STEP, "following a copy", _hang, other, session, runs)
         else:
             owner, name = owner_of(type(other)), type(other).__name__
-            session.note(f"{name} of {owner} took this ControlNet over: runs at normal speed")
+            why = of("took_over", name=name, owner=owner)
+            session.note(of("at_normal_speed", why=why))
 
     def pre_run(*args: Any, **kwargs: Any) -> None:
         hold.end()
@@ -201,11 +204,11 @@ def _hang(control: Any, session: Session, runs: Runs) -> None:
         vars(control)[name] = ours
 
 
-def _plan(refused: str | None, root: torch.nn.Module | None) -> Plan | str:
+def _plan(refused: Reason | None, root: torch.nn.Module | None) -> Plan | Reason:
     if refused is not None:
         return refused
     if root is None:
-        return "this ControlNet has no network: runs at normal speed"
+        return of("at_normal_speed", why=of("no_network"))
     return plan_model(root) if next(root.children(), None) is not None else Plan()
 
 

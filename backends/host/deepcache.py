@@ -13,6 +13,7 @@ from ..errors import RequirementError
 from ..events import Events
 from ..host_api import models, unets
 from ..host_api import patcher as host
+from ..reasons import of
 from ..runtime.session import Session
 from .attached import KEY
 from .evaluation import is_step
@@ -36,10 +37,7 @@ def apply(
     own_class = models.own_class(model)
     if own_class is not unets.classes().unet:
         name = own_class.__name__
-        raise RequirementError(
-            f"DeepCache needs a UNet, and this model is a {name}: it runs unchanged. "
-            "ComfyUI's own EasyCache is for such models."
-        )
+        raise RequirementError(of("deepcache_needs_unet", model=name))
     clone = host.clone(model)
     cache = DeepCache(
         _branch(model, unet, options.branch),

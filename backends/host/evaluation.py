@@ -19,6 +19,7 @@ from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
 from ..kinds.packs import owner_of
+from ..reasons import Reason, of
 from ..runtime.attributes import is_own_method
 from ..runtime.faults import STEP
 from ..runtime.placing import called_next
@@ -28,24 +29,9 @@ from ..runtime.variant import Variant
 from ..torch_api.tracing import compiled_from
 from .attached import KEY, Runs
 
-_CARD = (
-    "its copy on {} runs at normal speed (MultiGPU CFG Split): models run compiled on one "
-    "card so far"
-)
-_COPY = "another copy of the model runs (hooks or several GPUs)"
-_OTHER = (
-    "another model runs with this one's options (Dual Model CFG Guider, or a sampler that swaps "
-    "models), and no Compile Model is on it"
-)
-_REPLACED = "another node puts its own function in place of the model's"
-_TORCH_COMPILE = (
-    "torch.compile runs the whole model (TorchCompileModel, or another node that compiles): use "
-    "one of the two"
-)
-_NO_STEP = (
-    "no step of the last run came to this node: the sampler made none, or ran this model by itself "
-    "or with another model's options (Dual Model CFG Guider: Compile Model belongs on both)"
-)
+_COPY = of("copy_of_model")
+_REPLACED = of("function_in_place")
+_WRAPPED = of("wraps_call")
 
 
 class Running(NamedTuple):
@@ -66,7 +52,7 @@ class _Evaluation:
     come once more.
     """
 
-    def __init__(self, session: Session, why: str | None = None) -> None:
+    def __init__(self, session: Session, why: Reason | None = None) -> None:
         self.session = session
         self.why = why
         self.came = False
@@ -110,7 +96,7 @@ def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> A
     elif not_ours is None and host.innermost(executor) != own:
         not_ours = _REPLACED
     if scope is not None and within:
-        no_capture = "another node wraps the model's own call"
+        no_capture = _WRAPPED
         host.put_innermost(executor, partial(scope.innermost, host.innermost(executor)))
     if now.is_placed:
         return executor(*args, **kwargs)
@@ -124,11 +110,11 @@ def is_step(wrapper: Any) -> bool:
     return getattr(wrapper, "func", None) is around_step
 
 
-def why_no_step(patcher: Any) -> str:
+def why_no_step(patcher: Any) -> Reason:
     """Say why no step of a run came to a session."""
     for function in models.calls_replaced(patcher):
-        return f"{_owner(function)} runs the model in a way of its own, past this node"
-    return _theirs(models.diffusion_model(patcher)) or _NO_STEP
+        return of("runs_own_way", owner=_owner(function))
+    return _theirs(models.diffusion_model(patcher)) or of("no_step")
 
 
 def target_of(patcher: Any) -> Target:
@@ -150,8 +136,8 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
             runs.begin(theirs, partial(target_of, patcher), told=False)
         return _Evaluation(theirs)
     if patcher is not None and models.is_for_another_card(patcher):
-        return _Evaluation(session, _CARD.format(models.load_device(patcher)))
-    return _Evaluation(session, _COPY if theirs is session else _OTHER)
+        return _Evaluation(session, of("copy_on_card", device=models.load_device(patcher)))
+    return _Evaluation(session, _COPY if theirs is session else of("another_model"))
 
 
 def _evaluate(
@@ -172,7 +158,7 @@ def _evaluate(
     return result
 
 
-def _route(now: _Evaluation, called: Any) -> tuple[bool, str | None]:
+def _route(now: _Evaluation, called: Any) -> tuple[bool, Reason | None]:
     """Tell whether the call of the diffusion model has to be led here, for no wrapper of ours lies
     around it, and why it may not come here at all.
     """
@@ -202,20 +188,19 @@ def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:
         now.is_placed = False
 
 
-def _theirs(root: Any) -> str | None:
+def _theirs(root: Any) -> Reason | None:
     """Say whose forward is in place of a root module's, None where it is the model's own."""
     forward = vars(root).get("forward")
     if forward is None or is_own_method(root, "forward", forward):
         return None
-    return f"{_owner(forward)} puts its own forward in place of the model's"
+    return of("forward_in_place", owner=_owner(forward))
 
 
-def _instead(called: Any, root: Any) -> str:
+def _instead(called: Any, root: Any) -> Reason:
     """Say what is called in place of a root module."""
     if compiled_from(called) is root:
-        return _TORCH_COMPILE
-    name = type(called).__name__
-    return f"{_owner(type(called))} puts a {name} in place of the model"
+        return of("torch_compile")
+    return of("puts_in_place", owner=_owner(type(called)), name=type(called).__name__)
 
 
 def _owner(function: Any) -> str:

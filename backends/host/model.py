@@ -13,6 +13,7 @@ from ..families.catalogue import plan_model
 from ..families.plan import Plan
 from ..host_api import models
 from ..host_api import patcher as host
+from ..reasons import Reason
 from ..runtime.faults import TELLING
 from ..runtime.scope import Target
 from ..runtime.session import Session
@@ -38,7 +39,7 @@ class AttachedModel:
         self.name = models.model_name(clone)
         self.scale: models.LatentScale | None = models.latent_scale(clone)
         self.root: torch.nn.Module | None = root
-        self.plan: Callable[[], Plan | str] = partial(plan_model, root)
+        self.plan: Callable[[], Plan | Reason] = partial(plan_model, root)
 
     def target(self) -> Target:
         return target_of(self.patcher)
@@ -53,7 +54,7 @@ class AttachedModel:
         host.call_back(clone, "ON_CLEANUP", KEY, _ends(session, runs))
         when_unloaded(clone, session)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         host.attach(self.value, KEY, Note(text))
 
 

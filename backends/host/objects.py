@@ -12,6 +12,7 @@ from ..host_api.controlnets import is_control
 from ..host_api.models import is_model
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..reasons import Reason
 from . import controlnet, deepcache, model, vae
 from .attached import Attached, Left, Note
 
@@ -19,7 +20,7 @@ from .attached import Attached, Left, Note
 class Objects:
     """Takes MODEL, VAE and CONTROL_NET up, and knows what was hung on them."""
 
-    def __init__(self, off: Mapping[Feature, str]) -> None:
+    def __init__(self, off: Mapping[Feature, Reason]) -> None:
         """Args: which features are off with this host (`present.missing`)."""
         self._off = off
         #: Why objects of the host that carry nothing of ours run as before.

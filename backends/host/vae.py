@@ -20,6 +20,7 @@ from ..families.catalogue import plan_model
 from ..families.plan import Plan
 from ..host_api import models, vaes
 from ..host_api import patcher as host
+from ..reasons import Reason, of
 from ..runtime.scope import Target
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
@@ -60,7 +61,7 @@ class AttachedVAE:
         self.root = vaes.first_stage_model(vae)
         self.holder = self.root
         self.name = type(self.root).__name__
-        self.plan: Callable[[], Plan | str] = partial(_plan, self.root, parts)
+        self.plan: Callable[[], Plan | Reason] = partial(_plan, self.root, parts)
 
     def target(self) -> Target:
         return _target(self.value)
@@ -71,7 +72,7 @@ class AttachedVAE:
         self.value.__dict__[KEY] = _Attachment(session, runs)
         when_unloaded(self.patcher, session)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         self.value.__dict__[KEY] = Note(text)
 
 
@@ -118,30 +119,29 @@ class _Attachment:
     def _begins(self, vae: Any) -> bool:
         """Begin a run, if this call is the session's."""
         if vaes.first_stage_model(vae) is not self.session.scope.root:
-            self.session.count_eager(
-                "another copy of the VAE runs (several GPUs, or another node's)"
-            )
+            self.session.count_eager(of("copy_of_vae"))
             return False
         try:
             self._runs.begin(self.session, partial(_target, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
             self._runs.end(self.session)
-            self.session.note(f"ran at normal speed: {error}")
+            self.session.note(of("ran_at_normal_speed", error=error))
             return False
         return True
 
 
-def _plan(root: torch.nn.Module | None, parts: str) -> Plan | str:
+def _plan(root: torch.nn.Module | None, parts: str) -> Plan | Reason:
     if root is None:
-        return "this VAE has no weights: runs at normal speed"
+        return of("at_normal_speed", why=of("vae_no_weights"))
     plan = plan_model(root)
     if isinstance(plan, Plan) and parts != BOTH:
         plan.dispatches = [d for d in plan.dispatches if _is_of(parts, d.regions[0].name)]
         plan.outside = [(name, reason) for name, reason in plan.outside if _is_of(parts, name)]
         if not plan.dispatches and not plan.outside:
             name = type(root).__name__
-            return f"nothing of this {name}'s {parts} is compiled yet: runs at normal speed"
+            why = of("part_not_compiled", model=name, part=parts)
+            return of("at_normal_speed", why=why)
     return plan
 
 

@@ -14,17 +14,18 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
+from ..reasons import Reason, of
 from .needs import NEEDS, Feature, Need
 
 logger = logging.getLogger(__name__)
 
 
-def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, str]:
+def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, Reason]:
     """Return which features this host lacks a name for, and which name, in words.
 
     Nothing is imported that the host has not imported, and nothing is called.
     """
-    found: dict[Feature, list[str]] = {}
+    found: dict[Feature, list[Reason]] = {}
     for need in needs:
         if (problem := _problem(need)) is not None:
             for feature in need.features:
@@ -32,13 +33,13 @@ def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, str]:
     return {feature: _words(problems) for feature, problems in found.items()}
 
 
-def why_off(off: Mapping[Feature, str], feature: Feature) -> str | None:
+def why_off(off: Mapping[Feature, Reason], feature: Feature) -> Reason | None:
     """Say in a line why a feature is off, None where it is not; `off` is of `missing`."""
     reason = off.get(Feature.EVERYTHING) or off.get(feature)
-    return None if reason is None else f"{feature.value}: off with this ComfyUI, for {reason}"
+    return None if reason is None else of("feature_off", feature=feature.value, why=reason)
 
 
-def look() -> dict[Feature, str]:
+def look() -> dict[Feature, Reason]:
     """Return what `missing` does, and say it once in the log.
 
     Where everything is off, nothing else is of interest.
@@ -49,29 +50,29 @@ def look() -> dict[Feature, str]:
     return off
 
 
-def _words(problems: list[str]) -> str:
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return problems[0] + more
+def _words(problems: list[Reason]) -> Reason:
+    first, *more = problems
+    return of("and_more", one=first, count=len(more)) if more else first
 
 
-def _problem(need: Need) -> str | None:
+def _problem(need: Need) -> Reason | None:
     """What of a name is not as it is needed, in words."""
     module_name, _, path = need.name.partition(":")
     dotted = f"{module_name}.{path}"
     module = sys.modules.get(module_name)
     if module is None:  # the host has it for later, or not at all
-        return None if _exists(module_name) else f"{module_name} is not there"
+        return None if _exists(module_name) else of("name_gone", name=module_name)
     try:
         found: Any = reduce(getattr, path.split("."), module)
     except AttributeError:
-        return f"{dotted} is not there"
+        return of("name_gone", name=dotted)
     if need.call is not None and not _takes(found, need.call):
-        return f"{dotted} takes other arguments than ({need.call.replace('=', '')})"
+        return of("takes_others", name=dotted, arguments=need.call.replace("=", ""))
     if need.names:
         known = _names(found, module_name)
         lost = [] if known is None else [name for name in need.names if name not in known]
         if lost:
-            return f"{dotted} knows no {lost[0]}"
+            return of("knows_no", name=dotted, part=lost[0])
     return None
 
 

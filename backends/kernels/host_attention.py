@@ -20,6 +20,7 @@ from ..host_api.options import ATTENTION
 from ..kinds import live_arguments, operators
 from ..kinds.attention_layer import AttentionLayer
 from ..kinds.host_layer import part_at
+from ..reasons import of
 
 
 class Choice(Protocol):
@@ -111,7 +112,7 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
     try:
         given = _CALL.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise BuildError(f"attention is called in a way that is not known: {error}") from error
+        raise BuildError(of("attention_unknown", error=error)) from error
     named = given.pop("named", {})
     low_precision = named.pop("low_precision_attention", True)
     layer = named.pop(attention.PREFERRED, None)
@@ -157,8 +158,7 @@ def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _unknown(*arguments: str) -> BuildError:
-    found = ", ".join(arguments)
-    return BuildError(f"attention is called with {found}, which a graph does not pass on")
+    return BuildError(of("attention_given", arguments=", ".join(arguments)))
 
 
 class LiveAttention(live_arguments.LiveArgument):
@@ -208,7 +208,7 @@ def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     layer's own attention it is not told.
     """
     if _thread.must_be_named:
-        raise BuildError("attention is called by another way than its name")
+        raise BuildError(of("attention_unnamed"))
     return stand_in(*args, **kwargs)
 
 

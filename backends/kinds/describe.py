@@ -16,6 +16,7 @@ import torch
 
 from ..errors import DescriptionError
 from ..host_api import layers
+from ..reasons import joined, of
 from . import attention_layer, host_layer, live_parts
 from .module_tree import walk
 from .packs import foreign_class, pack_of
@@ -57,8 +58,8 @@ def describe_module(
     where = f"{cls.__module__}:{cls.__qualname__}"
     owner = foreign_class(cls)
     if "<locals>" in cls.__qualname__:
-        words = f"class {where} is made at run time, so no worker can import it"
-        raise DescriptionError(words if owner is None else f"{words}; {owner}")
+        words = of("class_at_run_time", name=where)
+        raise DescriptionError(words if owner is None else joined([words, owner]))
     if owner is not None and pack_of(cls.__module__):  # a worker has the host's code only
         raise DescriptionError(owner)
     wanted = reads(cls)
@@ -81,7 +82,7 @@ def describe_module(
             attributes[name] = _plain(value)
         except TypeError:
             raise DescriptionError(
-                f"attribute {name} of {where} is a {type(value).__name__}, not plain data"
+                of("attribute_not_plain", name=name, where=where, sort=type(value).__name__)
             ) from None
     parameters: dict[str, dict[str, Any] | None] = {}
     for name, tensor in module._parameters.items():
@@ -92,12 +93,12 @@ def describe_module(
             continue
         if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
             raise DescriptionError(
-                f"{where}.{name} is a {type(tensor).__name__}, not a plain tensor"
+                of("tensor_not_plain", where=where, name=name, sort=type(tensor).__name__)
             )
         final = dtype(module, name, tensor)
         parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
     if any(b is not None and name not in hidden for name, b in module._buffers.items()):
-        raise DescriptionError(f"{where} has buffers, which no region takes yet")
+        raise DescriptionError(of("has_buffers", where=where))
     return {
         "class": where,
         "attributes": dict(sorted(attributes.items())),
@@ -185,7 +186,7 @@ def import_named(name: str) -> Any:
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise DescriptionError(f"{name} cannot be imported: {error}") from error
+        raise DescriptionError(of("not_importable", name=name, error=error)) from error
     return found
 
 

@@ -25,6 +25,7 @@ from ..host_api.layers import (
     rounds_inputs_to,
     takes_rounded,
 )
+from ..reasons import Reason, of
 from . import operators
 from .layout import CONTIGUOUS
 from .module_tree import walk
@@ -76,7 +77,11 @@ class _Thread(threading.local):
 
 
 class UnfitError(RuntimeError):
-    """Others' code gave what no graph can go on with; its text says what."""
+    """Others' code gave what no graph can go on with, for a `reason`."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @contextlib.contextmanager
@@ -136,8 +141,7 @@ def called(
             or tuple(result.shape) != shape
             or result.device != inputs[0].device
         ):
-            words = f"another node's code in {path} gives something else than the host's"
-            raise UnfitError(words)
+            raise UnfitError(of("gives_otherwise", path=path))
         return result  # type: ignore[no-any-return]
 
     result = operators.live(path, checked, shape, *inputs, layout=layout, own=True)
@@ -259,7 +263,7 @@ def round_none(twin: torch.nn.Module) -> None:
             layer.rounded_to = None
 
 
-def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> str | None:
+def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> Reason | None:
     """Say why one of these live layers would not round its input at this moment, as its graph does;
     None where all do.
 
@@ -269,9 +273,7 @@ def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> str | None
     for path, layer in layers:
         if not takes_rounded(layer):
             form = getattr(formats.of(layer), "people", "")
-            return (
-                f"the weights of {path} are patched at each call, so its product is not in {form}"
-            )
+            return of("patched_per_call", path=path, format=form)
     return None
 
 

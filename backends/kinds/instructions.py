@@ -13,6 +13,8 @@ import sys
 from functools import cache
 from typing import Any
 
+from ..reasons import of
+
 IS_X86 = platform.machine() in ("x86_64", "AMD64")
 #: What Inductor names on x86, as Linux spells it.
 _NAMED = (
@@ -32,7 +34,7 @@ _NAMED = (
 )
 #: What people call them, the newest first.
 _LEVELS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-_OLDEST = "basic ones"
+_OLDEST = of("basic_instructions")
 #: Of Windows: PF_AVX2_INSTRUCTIONS_AVAILABLE and PF_AVX512F_INSTRUCTIONS_AVAILABLE.
 _WINDOWS = {"avx2": 40, "avx512f": 41}
 _FACTS = "/proc/cpuinfo"
@@ -50,7 +52,9 @@ def shortly(instructions: str, others: str) -> str:
     """Name instructions as people do, and so that it is seen in what they differ from others."""
     level = _level(instructions)
     more = sorted({*instructions.split()} - {*others.split()})
-    return f"{level} with {', '.join(more)}" if more and level == _level(others) else level
+    if more and level == _level(others):
+        return of("level_with", level=level, more=", ".join(more))
+    return level
 
 
 def _level(instructions: str) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from ..contract import Backend, Description
 from ..device import gpu
+from ..reasons import Reason, of
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.manifest import FORMAT, Manifest
 from .target import TorchFacts, compose_target
@@ -69,20 +70,20 @@ def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
     return sha256_hex(canonical_json(parts).encode())
 
 
-def explain_structure(manifest: Manifest, description: Description) -> list[str]:
+def explain_structure(manifest: Manifest, description: Description) -> list[Reason]:
     """Say in words how a graph file's region differs from a kind of the same form; empty: it
     fits.
     """
     theirs, ours = manifest.structure, structure(description)
     lines = []
     if theirs["module"] != ours["module"]:
-        lines.append("the region's layers, sizes or dtypes differ")
+        lines.append(of("region_differs"))
     changed = _differing(theirs["sources"], ours["sources"])
     if changed:
-        lines.append("the host's code changed: " + ", ".join(changed[:4]))
+        lines.append(of("code_changed", names=", ".join(changed[:4])))
     recorded = {"inputs": manifest.inputs, "symbols": manifest.symbols}
     if canonical_json(recorded) != canonical_json(inputs(description)):
-        lines.append("its inputs differ")
+        lines.append(of("inputs_differ"))
     return lines
 
 

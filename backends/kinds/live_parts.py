@@ -17,6 +17,7 @@ import torch
 
 from ..errors import BuildError, DescriptionError
 from ..host_api.options import ATTENTION
+from ..reasons import of
 from . import host_layer, live_arguments, operators
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .layout import memory_format
@@ -25,7 +26,7 @@ from .module_tree import walk
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.
-_NEIGHBOUR = "other layers of their blocks are another node's"
+_NEIGHBOUR = of("neighbours")
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
 _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm)
 _OF_A_CONVOLUTION = ("kernel_size", "stride", "padding", "dilation")
@@ -74,7 +75,7 @@ def called_live(
     left = set(live.parts)
     result = _called(description, module, "", live, left, layout)
     if left:
-        raise DescriptionError(f"another node replaces {min(left)}, which is not called here")
+        raise DescriptionError(of("replaces_uncalled", name=min(left)))
     return host_layer.unrounded(result)
 
 
@@ -227,14 +228,14 @@ def taken_apart(
             return {type(value).__name__: [write(each) for each in value]}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
-        raise BuildError(f"{path} is another node's, and is given a {type(value).__name__}")
+        raise BuildError(of("guest_is_given", path=path, sort=type(value).__name__))
 
     written = {
         "args": [write(value) for value in args],
         "named": {name: write(value) for name, value in named.items()},
     }
     if not tensors:
-        raise BuildError(f"{path} is another node's, and is given no tensor")
+        raise BuildError(of("guest_no_tensor", path=path))
     return tensors, sizes, json.dumps(written)
 
 

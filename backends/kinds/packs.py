@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..reasons import Reason, of
+
 #: The name that our own package goes by in this process.
 OWN = __name__.rsplit(".", 2)[0]
 #: Packages whose code is no pack's.
@@ -72,11 +74,11 @@ def owner_of(part: Any) -> str:
     return re.split(r"[/\\]", module)[-1].partition(".")[0]  # the host names modules by their paths
 
 
-def foreign_class(cls: type) -> str | None:
+def foreign_class(cls: type) -> Reason | None:
     """Say whose a class is, if it is neither the host's nor torch's."""
     if is_known(cls.__module__):
         return None
-    return f"{cls.__name__} is another node's own class ({owner_of(cls)})"
+    return of("own_class", name=cls.__name__, owner=owner_of(cls))
 
 
 def is_made_of_the_hosts(cls: type) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..reasons import Reason, of
 from .bytecode import codes, global_chains
 from .sources import is_foreign, is_operator
 
@@ -40,7 +41,7 @@ _IGNORED = frozenset(
 )
 
 
-def objection(function: Callable[..., Any]) -> str | None:
+def objection(function: Callable[..., Any]) -> Reason | None:
     """Say why no graph can stand for another pack's function, or None where one can.
 
     Args:
@@ -49,7 +50,7 @@ def objection(function: Callable[..., Any]) -> str | None:
     free = _free(function)
     for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         if value and not isinstance(value, _PLAIN):
-            return "has a default that may change"
+            return of("default_may_change")
     for code in codes(function.__code__):
         problem = _problem_of_code(code, free, function.__code__)
         if problem is not None:
@@ -87,28 +88,28 @@ def options_kept(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 def _problem_of_code(
     code: types.CodeType, free: dict[str, Any], outer: types.CodeType
-) -> str | None:
+) -> Reason | None:
     keeping = _keeping(code) if code is outer else []
     allowed = {id(one) for _, owner, store in keeping for one in (owner, store)}
     steps = [one for one in _instructions(code) if id(one) not in allowed]
     for one in steps:
         name, operation = one.argval, one.opname
         if operation == "IMPORT_NAME":
-            return "imports while it runs"
+            return of("imports")
         if operation in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
             operation in ("STORE_DEREF", "DELETE_DEREF") and name in free
         ):
-            return f"keeps {name} from call to call"
+            return of("keeps", name=name)
         if operation in ("STORE_ATTR", "DELETE_ATTR"):
-            return f"sets {name} of an object"
+            return of("sets", name=name)
     for one in steps:
         name, operation = one.argval, one.opname
         held = operation.startswith("LOAD_") and "DEREF" in operation and name in free
         known = held and _is_fixed(free[name])
         if held and not known:
-            return f"reads {name}, which may change"
+            return of("reads_changing", name=name)
         if operation in ("LOAD_ATTR", "LOAD_METHOD") and name == "__dict__":
-            return "reads an object's __dict__"
+            return of("reads_dict")
     return None
 
 
@@ -119,25 +120,25 @@ def _is_fixed(value: Any) -> bool:
     return isinstance(value, types.FunctionType) or is_operator(value)
 
 
-def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> str | None:
+def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> Reason | None:
     name = ".".join(chain)
     if chain[0] not in scope:
         if chain[0] in _REFLECTION:
-            return f"calls {chain[0]}"
-        return None if hasattr(builtins, chain[0]) else f"reads {chain[0]}, which is not there"
+            return of("calls", name=chain[0])
+        return None if hasattr(builtins, chain[0]) else of("reads_missing", name=chain[0])
     value = scope[chain[0]]
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)):
             break
         if not hasattr(value, part):
-            return f"reads {name}, which is not there"
+            return of("reads_missing", name=name)
         value = getattr(value, part)
     if isinstance(value, (*_PLAIN, types.FunctionType, logging.Logger)):
         return None
     module = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
     if module.partition(".")[0] in _KNOWN_HOMES:
         return None
-    return f"reads {name}, which may change"
+    return of("reads_changing", name=name)
 
 
 def _home(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from ..contract import PackFile
 from ..errors import DescriptionError
 from ..host_api.layers import NOT_TRACED
+from ..reasons import Reason, of
 from .bytecode import codes, hash_code
 from .module_tree import walk
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
@@ -50,7 +51,7 @@ def describe_packs(
     for cls in classes:
         pack = pack_of(cls.__module__)
         if pack is not None:
-            raise DescriptionError(f"a {cls.__qualname__} of {pack.name} takes part in it")
+            raise DescriptionError(of("takes_part", name=cls.__qualname__, pack=pack.name))
     files: dict[str, PackFile] = {}
     for function in _in_order(guests):
         pack = pack_of_function(function)
@@ -58,17 +59,17 @@ def describe_packs(
             what = _binding(function, classes)
             problem = objection(function) or _read_attribute(function, described, through)
             if problem is not None:
-                raise DescriptionError(blame(pack.name, what, f"it {problem}"))
+                raise DescriptionError(blame(pack.name, what, of("it_does", what=problem)))
             file = _file(pack, what, origin(function))
             if hash_code(function.__code__) not in _hashes(file.text, file.path):
                 raise DescriptionError(
-                    blame(pack.name, what, f"{pack.file.name} changed since it was imported")
+                    blame(pack.name, what, of("changed_since", file=pack.file.name))
                 )
             files.setdefault(file.module, file)
     return tuple(files.values())
 
 
-def _replaced_cast(classes: Sequence[type]) -> str | None:
+def _replaced_cast(classes: Sequence[type]) -> Reason | None:
     """Say what runs in place of a layer of the host while its weights are cast: no graph runs
     through that, for its weights come in as they are, and no key covers it.
     """
@@ -78,13 +79,14 @@ def _replaced_cast(classes: Sequence[type]) -> str | None:
             if owner is not None and is_known(owner.__module__):
                 function = vars(owner)[name]
                 if isinstance(function, types.FunctionType) and is_foreign(function):
-                    return f"{owner_of(function)} replaces {owner.__name__}.{name}"
+                    named = f"{owner.__name__}.{name}"
+                    return of("pack_replaces", owner=owner_of(function), name=named)
     return None
 
 
-def blame(pack: str, replaces: str, problem: str) -> str:
+def blame(pack: str, replaces: str, problem: Reason) -> Reason:
     """Say that a pack's function keeps a region from being compiled."""
-    return f"{pack} replaces {replaces}, and its code cannot be built apart from it: {problem}"
+    return of("blame", pack=pack, what=replaces, why=problem)
 
 
 def _in_order(guests: Sequence[Any]) -> Iterator[Any]:
@@ -117,7 +119,7 @@ def _binding(function: Any, classes: Sequence[type]) -> str:
 
 def _read_attribute(
     function: Any, described: dict[str, Any], through: Sequence[Callable[..., Any]]
-) -> str | None:
+) -> Reason | None:
     """Which attribute of the region's modules only the pack's code reads: its nodes may set it."""
     theirs = {n for code in codes(function.__code__) for n in code.co_names}
     ours = {
@@ -130,7 +132,8 @@ def _read_attribute(
     for _, module in walk(described):
         for name in module["attributes"]:
             if name in theirs - ours:
-                return f"reads {name} of a {module['class'].rpartition('.')[2]}"
+                layer = module["class"].rpartition(".")[2]
+                return of("reads_of_a", name=name, layer=layer)
     return None
 
 
@@ -157,10 +160,10 @@ def _file(pack: Pack, what: str, module: str) -> PackFile:
 def _text(pack: Pack, what: str) -> str:
     try:
         if pack.file.stat().st_size > _LARGEST_BYTES:
-            raise DescriptionError(blame(pack.name, what, f"{pack.file.name} is too large"))
+            raise DescriptionError(blame(pack.name, what, of("too_large", file=pack.file.name)))
         return importlib.util.decode_source(Path(pack.file).read_bytes())
     except (OSError, UnicodeError, SyntaxError) as error:
-        problem = f"{pack.file.name} cannot be read ({error})"
+        problem = of("file_unreadable", file=pack.file.name, error=error)
         raise DescriptionError(blame(pack.name, what, problem)) from error
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import BuildError
 from ..host_api.layers import CALLED_WHOLE, STATE
+from ..reasons import Reason, of
 
 
 class UnknownToGraphError(BuildError, AttributeError):
@@ -84,8 +85,8 @@ def refuse_questions(parts: Iterable[torch.nn.Module]) -> None:
             raise UnknownToGraphError(_reason(f"{min(part._asked)} of {part.path}"))
 
 
-def _reason(what: str) -> str:
-    return f"this ComfyUI's code asks for {what}, which a graph does not know"
+def _reason(what: str) -> Reason:
+    return of("asks_unknown", what=what)
 
 
 def _asked_by_torch() -> bool:

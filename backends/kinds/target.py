@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..device.kinds import GPU_TYPES
+from ..reasons import Reason, of
 from .instructions import shortly
 from .options import INSTRUCTIONS, OURS
 
 #: What people call facts whose names say less.
 _WORDS = {
-    "capability": "GPU compute capability",
-    "torch_source": "torch build",
-    INSTRUCTIONS: "processor's instructions",
+    "capability": of("gpu_capability"),
+    "torch_source": of("torch_build"),
+    INSTRUCTIONS: of("instructions"),
 }
 
 
@@ -59,14 +60,15 @@ def compose_target(
     return facts
 
 
-def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[str]:
+def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[Reason]:
     """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
     differing = {n for n in {*made_for, *target_facts} if made_for.get(n) != target_facts.get(n)}
     ours = OURS if INSTRUCTIONS in made_for else OURS | {INSTRUCTIONS}
-    lines = ["made by another version of Warmgraph"] if differing & ours else []
+    lines = [of("other_version")] if differing & ours else []
     for name in sorted(differing - ours):
         there, here = made_for.get(name), target_facts.get(name)
         if name == INSTRUCTIONS:
             there, here = shortly(str(there), str(here)), shortly(str(here), str(there))
-        lines.append(f"{_WORDS.get(name, name)}: made for {there}, this machine has {here}")
+        fact = _WORDS.get(name, name)
+        lines.append(of("made_for", fact=fact, there=there, here=here))
     return lines

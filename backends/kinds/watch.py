@@ -11,6 +11,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any, NamedTuple
 
+from ..reasons import Reason, of
 from .packs import is_known, origin, owner_of
 
 _ABSENT = object()
@@ -26,12 +27,13 @@ class Change(NamedTuple):
     value: Any
 
     @property
-    def words(self) -> str:
+    def words(self) -> Reason:
         """What another node did, for a report."""
         home = origin(self.value) or getattr(self.value, "__module__", None)
         known = not callable(self.value) or is_known(home)
-        who = "another node" if known else f"another node ({owner_of(self.value)})"
-        return f"{who} replaces {self.name}"
+        if known:
+            return of("replaces", name=self.name)
+        return of("whose_replaces", owner=owner_of(self.value), name=self.name)
 
 
 class Watch:
@@ -78,7 +80,7 @@ class Watch:
                 found.append(Change(f"{_name_of(owner)}.{name}", None if now is _ABSENT else now))
         return found
 
-    def problem(self) -> str | None:
+    def problem(self) -> Reason | None:
         """Say what another node replaced, None where all is as it was."""
         changes = self.changes() if self.changed() else []
         return changes[0].words if changes else None

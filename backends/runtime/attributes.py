@@ -19,6 +19,7 @@ from ..host_api import attention
 from ..host_api.layers import FORWARDS, STATE
 from ..kinds.bytecode import codes
 from ..kinds.sources import attributes_read
+from ..reasons import Reason, of
 
 #: torch calls a module's forward through these, which an instance may have, too.
 _CALLS = frozenset(("_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"))
@@ -34,12 +35,12 @@ class Method(NamedTuple):
     value: Any
 
     @property
-    def words(self) -> str:
+    def words(self) -> Reason:
         """What another node did, for a report."""
         label = type(self.module).__name__
         if self.name in FORWARDS:
-            return f"another node replaces the forward of a {label}"
-        return f"another node replaces {self.name} of a {label}"
+            return of("replaces_forward", layer=label)
+        return of("replaces_of_a", name=self.name, layer=label)
 
 
 class Attributes:
@@ -63,7 +64,7 @@ class Attributes:
         #: Methods that instances have of their own, when this was last looked at.
         self.methods: list[Method] = []
         #: What another node set since the description, in words; when this was last looked at.
-        self.set_since: str | None = None
+        self.set_since: Reason | None = None
         self._described = self._scan()
 
     def look(self) -> None:
@@ -91,7 +92,7 @@ class Attributes:
             pairs = zip(self._modules, now, self._described, strict=True)
             module, one, other = next(each for each in pairs if each[1] != each[2])
             name = min(name for name, _ in one.items() ^ other.items())
-            self.set_since = f"another node sets {name} of a {type(module).__name__}"
+            self.set_since = of("sets_of_a", name=name, layer=type(module).__name__)
 
     def _scan(self) -> list[dict[str, Any]]:
         """The plain attributes of each module; notes what all look like, for `look`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from ..host_api.execution import is_interrupt
+from ..reasons import Reason, joined, of
 
 T = TypeVar("T")
 
@@ -23,15 +24,15 @@ STEP = "steps"
 CAPTURES = "captured calls"
 #: What people are told about a run; no call hangs on it.
 TELLING = "telling"
-_COSTS: dict[Hashable, str] = {TELLING: "the report may lack it"}
-_COST = "the host's own code runs until the model is loaded anew"
+_COSTS: dict[Hashable, Reason] = {TELLING: of("report_may_lack")}
+_COST = of("until_loaded_anew")
 
 
 class Faults:
     """The parts of one root module's runtime that failed."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, str] = {}
+        self._found: dict[Hashable, Reason] = {}
         self._told: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -53,21 +54,22 @@ class Faults:
             self.note(part, doing, error)
             return None
 
-    def note(self, part: Hashable, label: str, error: BaseException) -> str:
+    def note(self, part: Hashable, label: str, error: BaseException) -> Reason:
         """Turn a part off; the log has the trace, once.
 
         Returns:
             What to tell in a report.
         """
-        words = f"{label} failed ({type(error).__name__}: {_first_line(error)})"
-        words += f"; {_COSTS.get(part, _COST)}"
+        sort, text = type(error).__name__, _first_line(error)
+        failed = of("failed", what=label, sort=sort, error=text)
+        words = joined([failed, _COSTS.get(part, _COST)])
         self._found[part] = words
         if words not in self._told:
             self._told.add(words)
             logger.warning("%s", words, exc_info=error)
         return words
 
-    def of(self, part: Hashable) -> str | None:
+    def of(self, part: Hashable) -> Reason | None:
         """Why a part is off, if it is."""
         return self._found.get(part)
 

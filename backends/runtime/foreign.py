@@ -12,6 +12,7 @@ import torch
 
 from ..families.plan import Plan
 from ..kinds.watch import Change, Watch
+from ..reasons import Reason
 from ..torch_api import surroundings
 from .kind import Kind
 from .wiring import Guests, Others, Wiring, others_in, replaced_function
@@ -20,10 +21,10 @@ from .wiring import Guests, Others, Wiring, others_in, replaced_function
 class _State(NamedTuple):
     """What other nodes do at a moment."""
 
-    around: str | None
+    around: Reason | None
     marks: tuple[list[Any], list[int], list[int]]
     changes: list[Change]
-    set_since: str | None
+    set_since: Reason | None
 
 
 class Foreign:
@@ -53,11 +54,11 @@ class Foreign:
         self._replaced = replaced_function(root, self._watch) if whole_calls else None
         self._seen: _State | None = None
         #: Places that are left to the host's code, each with its reason.
-        self.places: dict[str, str] = {}
+        self.places: dict[str, Reason] = {}
         #: What others put into parts of places, which graphs call when they run.
         self.guests: dict[str, Guests] = {}
         #: Why no whole call can be known by what it shows, if so.
-        self.code: str | None = None
+        self.code: Reason | None = None
 
     def is_stale(self) -> bool:
         """Tell whether the model has to be described anew: other modules, attributes, code.
@@ -70,7 +71,7 @@ class Foreign:
         attributes.look()
         return self._watch.changed() or self.is_rebuilt() or attributes.set_since is not None
 
-    def around(self) -> str | None:
+    def around(self) -> Reason | None:
         """Say what changes the maths of all calls now, whatever code makes them."""
         return surroundings.foreign(self._device) or surroundings.replaced_methods()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ..cuda_graphs.replays import EXACT
 from ..families.plan import Call, Place, Placed, Plan
 from ..host_api import options
+from ..reasons import Reason
 from ..weights.fetching import ModelWeights
 from .faults import Faults
 from .graph import Graph, State
@@ -53,7 +54,7 @@ class Forwards:
         self._shared = shared
         self._faults = faults
         self._account = account
-        self._past_reasons: dict[str, str] = {}
+        self._past_reasons: dict[str, Reason] = {}
         self._plan = Plan()
         self._kinds: Mapping[str, Kind] = {}
         self._weights: ModelWeights | None = None
@@ -262,7 +263,7 @@ class Forwards:
         finally:
             ran |= self.ran(before)
 
-    def declined(self, name: str) -> str | None:
+    def declined(self, name: str) -> Reason | None:
         """Why no ready graph of a place took a call, if there was one that none did."""
         here = list(self._regions.get(name, {}).values())
         reasons = (region.declined for region in here if region.declined is not None)

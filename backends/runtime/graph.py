@@ -18,6 +18,7 @@ from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds import keys
 from ..kinds.module_tree import parameters
+from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.manifest import Facts, read_facts, read_seconds
 
 #: Builds of one graph in one process; a worker may have died of something that has passed.
@@ -42,8 +43,8 @@ class Refusal(NamedTuple):
         untrusted_in: its folder, if all that it lacks is that somebody trusts it here.
     """
 
-    reason: str
-    remedy: str
+    reason: Reason
+    remedy: Reason
     untrusted_in: Path | None
 
 
@@ -86,8 +87,8 @@ class Outcome(NamedTuple):
     """
 
     state: State = State.MISSING
-    reason: str | None = None
-    remedy: str = ""
+    reason: Reason | None = None
+    remedy: Reason = NOTHING
     elsewhere: bool = False
     loaded: Loaded | None = None
 
@@ -111,11 +112,11 @@ class Graph:
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
         #: Why it is not used until the next run begins, if so.
-        self.resting: str | None = None
+        self.resting: Reason | None = None
         #: Classes of weights with which a comparison spoke against it once.
         self.doubts: set[str] = set()
         #: Others' code in parts of a region that it cannot call as the host does, with the reasons.
-        self.unfit: dict[str, str] = {}
+        self.unfit: dict[str, Reason] = {}
         self.attempts = 1
         #: Where to look for it besides the store, and whether to build it if no file serves; asked
         #: while it is looked for.
@@ -138,12 +139,12 @@ class Graph:
         return None if self.outcome.loaded is None else self.outcome.loaded.source
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Reason | None:
         """Why it is not ready, in words, where that is known."""
         return self.outcome.reason
 
     @property
-    def remedy(self) -> str:
+    def remedy(self) -> Reason:
         """What to do about that reason; empty where there is nothing."""
         return self.outcome.remedy
 
@@ -168,19 +169,18 @@ class Graph:
         return state is State.BUILDING or (state is State.LOADING and self.build_wanted)
 
     @property
-    def why_not(self) -> str | None:
+    def why_not(self) -> Reason | None:
         """Why it serves no call now, None where it does."""
         now = self.outcome
         if now.state is State.READY:
             return self.resting
         if now.state is State.BUILDING:
-            return BY_ANOTHER_SERVER if now.elsewhere else "it is being compiled"
+            return BY_ANOTHER_SERVER if now.elsewhere else of("being_compiled")
         if now.state is State.LOADING and not self.is_missed:
-            return "it is being loaded"
-        text = now.reason or "no compiled file"
-        return f"{text}; {now.remedy}" if now.remedy else text
+            return of("being_loaded")
+        return with_remedy(now.reason or of("no_file"), now.remedy)
 
-    def rest(self, reason: str) -> None:
+    def rest(self, reason: Reason) -> None:
         """Leave its calls to the host until the next run begins."""
         self.resting = reason
         self._on_drop()  # what serves calls is chosen anew, and captured so
@@ -191,7 +191,7 @@ class Graph:
             self.resting = None
             self._on_drop()
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: Reason) -> None:
         """Never use this graph again in this process."""
         self.outcome = Outcome(State.FAILED, reason)
         self.attempts = MAX_ATTEMPTS
@@ -232,7 +232,7 @@ def validate_result(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
         validate_weights(graph, facts)
         return facts, read_seconds(result.seconds)
     except ManifestError as error:
-        raise BuildError(f"a worker's result is not as it must be: {error.reason}") from error
+        raise BuildError(of("bad_result", error=error.reason)) from error
 
 
 def validate_weights(graph: Graph, facts: Facts) -> None:

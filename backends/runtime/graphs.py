@@ -21,6 +21,7 @@ from ..events import Event, Events
 from ..kinds import keys
 from ..kinds.module_tree import walk
 from ..kinds.target import explain_target
+from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
 from ..storing.store import Store
@@ -39,7 +40,7 @@ from .graph import (
 
 logger = logging.getLogger(__name__)
 
-_CLOSED = "Warmgraph was closed"
+_CLOSED = of("closed")
 _NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
 
 
@@ -190,11 +191,12 @@ class Graphs:
             else:
                 self._set(graph, graph.outcome)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
-            self._give_up(graph, "loading or building it failed", error)
+            self._give_up(graph, of("gave_up", error=_words(error)), error)
 
     def _find(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
         """Load a graph from a file; where there is none, say why unless it is to be built."""
-        reason, remedy = None, ""
+        reason: Reason | None = None
+        remedy = NOTHING
         try:
             if self._load(graph, folders):
                 return True
@@ -203,11 +205,11 @@ class Graphs:
             graph.refused = _refusal(error)
             reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
-                self._warn_once(f"{reason}; {remedy or 'it is built anew'}")
+                self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
             self._detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
-            reason = f"loading failed: {_words(error)}"
+            reason = of("loading_failed", error=_words(error))
         if not graph.build_wanted:
             if reason is None and graph.refused is not None:
                 reason, remedy, _ = graph.refused
@@ -215,11 +217,11 @@ class Graphs:
         graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
         return False
 
-    def _give_up(self, graph: Graph, what: str, error: BaseException) -> None:
+    def _give_up(self, graph: Graph, why: Reason, error: BaseException) -> None:
         """End a graph's way at the boundary of a thread, where nothing else has."""
-        logger.error("%s: %s", graph.description.label, what, exc_info=error)
+        logger.error("%s: %s", graph.description.label, why, exc_info=error)
         if graph.state is not State.READY:
-            self._set(graph, Outcome(State.FAILED, f"{what}: {_words(error)}"))
+            self._set(graph, Outcome(State.FAILED, why))
 
     def _detail(self, what: str, error: BaseException) -> None:
         """Write an error's causes to the log, a worker's trace among them; the same ones once."""
@@ -266,8 +268,8 @@ class Graphs:
             validate_weights(graph, facts)
         except ManifestError as error:
             raise GraphFileError(
-                f"graph file {file.path} does not fit its graph: {error.reason}",
-                remedy="it is built again",
+                of("file_unlike_part", path=file.path, error=error.reason),
+                remedy=of("do_nothing_again"),
             ) from error
         call = graph.backend.load(file.payload)
         self._dump(graph, file.payload)
@@ -302,7 +304,7 @@ class Graphs:
         try:
             self._take(graph, future)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
-            self._give_up(graph, "what was built cannot be used", error)
+            self._give_up(graph, of("unusable", error=_words(error)), error)
 
     def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
@@ -313,11 +315,11 @@ class Graphs:
             reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
-                self._warn_once(f"Nothing is built until the server starts anew: {error}")
+                self._warn_once(of("until_restart", why=error.told))
             else:
                 logger.warning("%s: %s", _stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
-            self._set(graph, Outcome(State.FAILED, f"compiling failed: {reason}"))
+            self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
             return
         result = future.result()
         try:
@@ -345,7 +347,8 @@ class Graphs:
             self.unkept = None
         except (GraphFileError, OSError) as error:
             logger.warning("%s is not kept on disk: %s", graph.description.label, error)
-            self.unkept = str(error)
+            told = error.told if isinstance(error, GraphFileError) else str(error)
+            self.unkept = Reason.plain(told)
         loaded = _loaded(call, facts, result.payload.sha256, seconds)
         return loaded._replace(source="built", bytes=size)
 
@@ -353,7 +356,7 @@ class Graphs:
         if self._dump_folder is not None:
             dump_graph(self._dump_folder, graph, payload)
 
-    def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> str:
+    def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> Reason:
         """Say why no file serves: none at all, or one for another target or another host."""
         for path in self._similar(folders):
             try:
@@ -367,8 +370,8 @@ class Graphs:
             lines = explain_target(manifest.target, target)
             lines += keys.explain_structure(manifest, graph.description)
             if lines:
-                return "no compiled file fits: " + "; ".join(lines[:3])
-        return "no compiled file"
+                return of("no_file_fits", why=lines[:3])
+        return of("no_file")
 
     def _similar(self, folders: Sequence[Path]) -> list[Path]:
         found: list[Path] = []
@@ -422,20 +425,20 @@ def _loaded(
 def _stays(graph: Graph) -> str:
     """What happens without a graph, in words."""
     label, special = graph.description.label, graph.description.is_special
-    return f"{label} stays with its graph for any size" if special else f"{label} runs eager"
+    return f"{label} {'keeps its file for any size' if special else 'runs at normal speed'}"
 
 
 def _raw(result: BuildResult) -> bytes:
     try:
         return unpack_payload(result.payload)
     except ValueError as error:
-        raise BuildError(f"a worker's result does not unpack: {error}") from error
+        raise BuildError(of("bad_payload", error=error)) from error
 
 
-def _words(error: BaseException) -> str:
+def _words(error: BaseException) -> Reason:
     """An error in one line; some have no text."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return text or type(error).__name__
+    return Reason.plain(text or type(error).__name__)
 
 
 def _cost(graph: Graph) -> int:

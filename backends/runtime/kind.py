@@ -16,6 +16,7 @@ from ..kinds import left_layers, live_parts
 from ..kinds.left_layers import Left
 from ..kinds.live_parts import Live
 from ..kinds.watch import Watch
+from ..reasons import Reason, of
 from .graph import Graph
 from .variations import VARIATIONS, Needs, Variation
 from .wiring import Guests
@@ -39,7 +40,7 @@ class Kind:
     label: str
     places: list[Place] = field(default_factory=list)
     graph: Graph | None = None
-    reason: str | None = None
+    reason: Reason | None = None
     variants: dict[Variation, Graph] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     called: dict[Live, Kind] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Kind:
 def hand_over(
     of_place: Mapping[str, Kind],
     guests: Mapping[str, Guests],
-    left: dict[str, str],
+    left: dict[str, Reason],
     kinds: Iterable[Kind],
     graph_of: Callable[[Description], Graph],
 ) -> dict[str, tuple[Kind, Guests]]:
@@ -161,7 +162,7 @@ def describe_kinds(
     dtype: torch.dtype,
     graph_of: Callable[[Description], Graph],
     needs: Needs,
-    why_not: Callable[[str], str | None] = lambda _: None,
+    why_not: Callable[[str], Reason | None] = lambda _: None,
 ) -> tuple[list[Kind], dict[str, Kind]]:
     """Write a plan's kinds down for a device and compute dtype.
 
@@ -196,7 +197,7 @@ def _describe(
     graph_of: Callable[[Description], Graph],
     needs: Needs,
     known: dict[str, Kind],
-    why_not: Callable[[str], str | None],
+    why_not: Callable[[str], Reason | None],
 ) -> Kind:
     label, watch = type(place.module).__name__, Watch()
     try:
@@ -207,7 +208,7 @@ def _describe(
     except DescriptionError as error:
         return Kind(label, reason=error.reason, watch=watch)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        return Kind(label, reason=f"its {label} is not built as the host's: {error}", watch=watch)
+        return Kind(label, reason=of("part_built_unlike", part=label, error=error), watch=watch)
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..reasons import Reason
+
 
 class LastRun(NamedTuple):
     """A run that has ended.
@@ -19,7 +21,7 @@ class LastRun(NamedTuple):
 
     ran: frozenset[str]
     placed: frozenset[str]
-    why: str | None
+    why: Reason | None
 
 
 class Parts(NamedTuple):
@@ -35,7 +37,7 @@ class Parts(NamedTuple):
     compiled: int
     ready: int
     idle: int
-    eager: list[tuple[str, str]]
+    eager: list[tuple[str, Reason]]
 
 
 class Steps:
@@ -49,21 +51,21 @@ class Steps:
 
     def _begin(self) -> None:
         self._served = 0
-        self._left: Counter[str] = Counter()
-        self._beside: str | None = None
+        self._left: Counter[Reason] = Counter()
+        self._beside: Reason | None = None
 
     def begin_run(self) -> None:
         """A run starts."""
         with self._lock:
             self._begin()
 
-    def serve(self, beside: str | None) -> None:
+    def serve(self, beside: Reason | None) -> None:
         """A step runs through graphs; `beside`: another node's part in it, if there is one."""
         with self._lock:
             self._served += 1
             self._beside = beside or self._beside
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: Reason) -> None:
         """A step runs as without us."""
         with self._lock:
             self._left[reason] += 1
@@ -82,7 +84,9 @@ class Steps:
             self.last = LastRun(ran, placed, None if ran else why)
 
 
-def parts(places: Sequence[str], eager: Sequence[tuple[str, str]], last: LastRun | None) -> Parts:
+def parts(
+    places: Sequence[str], eager: Sequence[tuple[str, Reason]], last: LastRun | None
+) -> Parts:
     """Say how parts stand.
 
     Args:

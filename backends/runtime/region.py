@@ -19,6 +19,7 @@ from ..kernels.choices import HOSTS, Choices
 from ..kinds import attention_layer, host_layer, live_arguments
 from ..kinds.layout import aligned
 from ..kinds.recorded import Record
+from ..reasons import Reason, of
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
-_TOO_LARGE = "more elements than a graph with 32-bit indices can address"
+_TOO_LARGE = of("too_many_elements")
 #: Forms of a call's inputs that are remembered as good.
 MAX_KNOWN = 64
 
@@ -79,7 +80,7 @@ class Region:
         """
         self.place = place
         self.graph = graph
-        self.declined: str | None = None
+        self.declined: Reason | None = None
         #: How many calls the graph has served here.
         self.calls = 0
         self._account = account or Account()
@@ -139,7 +140,7 @@ class Region:
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
 
-    def _why_not(self) -> str | None:
+    def _why_not(self) -> Reason | None:
         """Why no call is served at this moment, if so."""
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return fault
@@ -183,7 +184,7 @@ class Region:
         graph = self.graph
         loaded, guests = graph.outcome.loaded, self._guests
         if loaded is None:
-            return self.decline(graph.reason or "its graph was dropped")
+            return self.decline(graph.reason or of("dropped"))
         call = loaded.call
         self._trust.others = "" if guests is None else guests.code
         if self._trust.others in graph.unfit:
@@ -200,7 +201,7 @@ class Region:
         try:
             weights = self._weights.fetch()
         except ValueError as error:
-            return self.decline(f"its weights are not what the graph takes: {error}")
+            return self.decline(of("weights_unfit", error=error))
         try:
             trusted = self._trust.covers(weights.weight_class, elements)
             if not trusted and is_ours():
@@ -224,15 +225,13 @@ class Region:
                     with nullcontext() if sample.whole else live_arguments.attending_with({}):
                         verdict = self._trust.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
-                    return self.decline(
-                        "out of memory while comparing with the host, which ran this call"
-                    )
+                    return self.decline(of("oom_comparing"))
         except torch.OutOfMemoryError:
             if is_ours():
                 raise
             if weights.given and weights.release is not None:
                 self._source.note_no_room()
-            return self.decline("out of memory in the graph; the host ran this call")
+            return self.decline(of("oom"))
         finally:
             self._trust.record = None
             if weights.release is not None:
@@ -257,7 +256,7 @@ class Region:
         options = host_attention.options_of_step()
         return host_layer.layers_of(module, products, given, guests.words, record, options)
 
-    def _problem(self, inputs: Sequence[Any]) -> str | None:
+    def _problem(self, inputs: Sequence[Any]) -> Reason | None:
         """Why the graph cannot take these inputs, or None."""
         sizes: dict[str, tuple[int, str]] = {}
         for check, value in zip(self._inputs, inputs, strict=True):
@@ -267,7 +266,8 @@ class Region:
             for symbol, size in check.sizes(value):
                 known, name = sizes.setdefault(symbol, (size, check.name))
                 if known != size:  # the host's operators may broadcast, a graph reads past its end
-                    return f"{symbol} is {known} in {name} and {size} in {check.name}"
+                    there = {"one": known, "name": name, "other": size, "another": check.name}
+                    return of("sizes_differ", symbol=symbol, **there)
         return None
 
     def _remember(self, form: tuple[Any, ...], elements: int) -> None:
@@ -289,7 +289,7 @@ class Region:
         """Keep no weights beyond a run."""
         self._weights.let_go()
 
-    def decline(self, reason: str) -> Any:
+    def decline(self, reason: Reason) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""
         self.declined = reason
         return None
@@ -309,14 +309,15 @@ class Region:
             raise  # the call's problem, not this graph's
         except host_layer.UnfitError as error:
             assert self._guests is not None
-            graph.unfit[self._guests.code] = str(error)
-            return self.decline(str(error))
+            reason = graph.unfit[self._guests.code] = error.reason
+            return self.decline(reason)
         except Exception as error:
             if is_ours() or passes(error):
                 raise
-            graph.drop(f"failed at run time: {type(error).__name__}: {error}")
-            logger.warning("%s runs eager: %s", graph.description.label, graph.reason)
-            return self.decline(graph.reason or "")
+            reason = of("failed_running", sort=type(error).__name__, error=error)
+            graph.drop(reason)
+            logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
+            return self.decline(reason)
         return results
 
     def _given(
@@ -353,26 +354,25 @@ class _Check:
         given = (value,) if self.is_int else value.shape
         return [(symbol.name, int(given[i])) for i, symbol in self.ranges]
 
-    def problem(self, value: Any, device: torch.device) -> str | None:
+    def problem(self, value: Any, device: torch.device) -> Reason | None:
         if self.is_int:
             sizes: Any = (value,)
         else:
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
-                return f"{self.name} must be a plain tensor, got a {type(value).__name__}"
+                return of("no_plain_tensor", name=self.name, sort=type(value).__name__)
             if value.dtype is not self.dtype:
-                return f"{self.name} must be {self.dtype}, got {value.dtype}"
+                return of("wrong_dtype", name=self.name, wanted=self.dtype, got=value.dtype)
             if not same_device(value.device, device) or value.dim() != self.rank:
-                return f"{self.name} is on {value.device} with {value.dim()} dims"
+                return of("wrong_place", name=self.name, device=value.device, count=value.dim())
             sizes = value.shape
         for i, size in self.fixed:
             if sizes[i] != size:
-                return f"{self.name} must have size {size} in dim {i}, got {sizes[i]}"
+                told = {"name": self.name, "wanted": size, "dim": i, "got": sizes[i]}
+                return of("wrong_size", **told)
         for i, symbol in self.ranges:
             if not symbol.minimum <= sizes[i] <= symbol.maximum:
-                return (
-                    f"{symbol.name} must be {symbol.minimum} to {symbol.maximum} "
-                    f"for its graph, got {sizes[i]}"
-                )
+                bounds = {"minimum": symbol.minimum, "maximum": symbol.maximum}
+                return of("out_of_range", name=symbol.name, **bounds, got=sizes[i])
         return None
 
 

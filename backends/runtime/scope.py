@@ -19,6 +19,7 @@ from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.keys import target
 from ..kinds.packs import foreign_class
+from ..reasons import Reason, of
 from ..weights.source import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
@@ -55,7 +56,7 @@ class Scope:
         self,
         root: torch.nn.Module,
         holder: Any,
-        make_plan: Callable[[], Plan | str],
+        make_plan: Callable[[], Plan | Reason],
         plan: Plan,
         backend: Backend,
         shared: Shared,
@@ -142,7 +143,7 @@ class Scope:
         """The places that had a graph when the last step was made, called or not."""
         return self.forwards.placed
 
-    def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
+    def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.
         """
@@ -160,7 +161,7 @@ class Scope:
         other.describe(self._bound.device, self._bound.dtype)
         return other
 
-    def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | str]) -> Scope:
+    def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
         mine = self.account
         return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
@@ -306,7 +307,7 @@ class Scope:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        no_capture: str | None = None,
+        no_capture: Reason | None = None,
     ) -> Made:
         """Call the root module: by a captured call, or with the forwards of all ready places.
 
@@ -331,7 +332,7 @@ class Scope:
             return self._making.make(self.root, host, plain, step)
 
     def _prepare(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: str | None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
     ) -> Step:
         """Find out how a call is to be made."""
         if not self._run_open:
@@ -340,7 +341,7 @@ class Scope:
         bound.weights.begin_step()
         self.forwards.refresh(self.specials.complete)
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
-        if isinstance(call, str):
+        if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
             return Step(self.forwards.any_shape)
@@ -357,8 +358,8 @@ class Scope:
         return self.forwards.of(key)
 
     def _read(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: str | None
-    ) -> Call | str:
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
+    ) -> Call | Reason:
         """The call as data, or why it is not to be captured or cannot be known by what it shows."""
         if no_capture is not None:
             return no_capture
@@ -366,7 +367,7 @@ class Scope:
             call = read_call(args, kwargs, self._unread)
             return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
-            return str(error)
+            return error.reason
 
     def innermost(self, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the host's own call within other nodes' wrappers, which may have replaced code since
@@ -397,25 +398,25 @@ class Scope:
             self._leave_to_others(bound)
         return bound
 
-    def why_not(self, x: Any) -> str | None:
+    def why_not(self, x: Any) -> Reason | None:
         """Say why a whole call with the activation `x` is the host's, or None."""
         if (fault := self.faults.of(STEP)) is not None:
             return fault
         if self._bound is None:
-            return "no graphs are asked for"
+            return of("nothing_asked")
         if self._placing.is_open:
-            return "the model calls itself"
+            return of("calls_itself")
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return "gradients are on (training)"
+            return of("gradients")
         if not isinstance(x, torch.Tensor) or not same_device(x.device, self._bound.device):
-            return f"it runs on {getattr(x, 'device', 'an unknown device')}"
+            return of("runs_on", device=getattr(x, "device", "an unknown device"))
         if (capture := foreign_capture(self._bound.device)) is not None:
             return capture
         return foreign_class(type(self.root))
 
     # --- what to say ------------------------------------------------------------------------------
 
-    def eager_places(self) -> list[tuple[str, str]]:
+    def eager_places(self) -> list[tuple[str, Reason]]:
         """Return (place, reason) of everything that runs the host's code now."""
         found = list(self.plan.outside)
         for dispatch in self.plan.dispatches:
@@ -425,13 +426,13 @@ class Scope:
                 found += [(place.name, shared) for place in dispatch.regions]
         return found
 
-    def _reason(self, place: Place) -> str | None:
+    def _reason(self, place: Place) -> Reason | None:
         left = None if self._bound is None else self._bound.foreign.places.get(place.name)
         if left is not None:
             return left
         kind, guests = self._called.get(place.name, (self._of_place.get(place.name), None))
         if kind is None or kind.graph is None:
-            return kind.reason if kind is not None and kind.reason else "it was not described"
+            return kind.reason if kind is not None and kind.reason else of("not_described")
         graph = kind.graph
         if guests is not None and graph.is_missed:  # it is asked for when a run begins, if at all
             return guests.why

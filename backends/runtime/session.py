@@ -15,6 +15,7 @@ import torch
 from ..contract import Backend, CallForm, WhenMissing
 from ..families.catalogue import plan_model
 from ..families.plan import Place
+from ..reasons import Reason
 from .faults import TELLING
 from .graph import Graph, State
 from .last_run import Parts, Steps, parts
@@ -71,7 +72,7 @@ class Session:
         options: Options,
         scope: Scope,
         pace: Pace,
-        notes: Iterable[str] = (),
+        notes: Iterable[Reason] = (),
         whose: Whose = lambda _: None,
     ) -> None:
         """Args: an id and a name for reports; the rest as the engine chose it."""
@@ -83,7 +84,7 @@ class Session:
         self._variants: Live[Scope] = Live()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
-        self._eager_calls: Counter[str] = Counter()
+        self._eager_calls: Counter[Reason] = Counter()
         self._counting = threading.Lock()
         #: Keys of graphs that were looked for.
         self._asked: set[str] = set()
@@ -212,8 +213,8 @@ class Session:
         kwargs: Mapping[str, Any],
         *,
         scope: Scope | None = None,
-        not_ours: str | None = None,
-        no_capture: str | None = None,
+        not_ours: Reason | None = None,
+        no_capture: Reason | None = None,
     ) -> Any:
         """Run one call of the root module through what graphs are ready.
 
@@ -268,33 +269,33 @@ class Session:
         """What came to this process after this session did."""
         return [g for g in self.graphs if g.state is State.READY and self.is_new(g)]
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: Reason) -> None:
         """Note that a call of the root module runs as without us."""
         self.count_eager(reason)
         self._warn(reason)
 
-    def miss(self, reason: str) -> None:
+    def miss(self, reason: Reason) -> None:
         """Note why no step of the run that ends came here."""
         self.counts.leave(reason)
         self._warn(reason)
 
-    def count_eager(self, reason: str) -> None:
+    def count_eager(self, reason: Reason) -> None:
         """Count a call of the root module that ran as without us."""
         self.counts.leave(reason)
         with self._counting:  # a thread for each card
             self._eager_calls[reason] += 1
 
     @property
-    def eager_calls(self) -> dict[str, int]:
+    def eager_calls(self) -> dict[Reason, int]:
         """Calls of the root module that ran as without us, by reason."""
         return dict(self._eager_calls)  # the prompt's thread counts on
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Reason]:
         """Lines for the report."""
         return list(self._notes)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Reason) -> None:
         """Keep a line for the report, once."""
         if text not in self._notes:
             self._notes.append(text)
@@ -304,13 +305,12 @@ class Session:
         for _, reason in self.scope.eager_places():
             self._warn(reason)
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, reason: Reason) -> None:
         if reason in self._warned:
             return
         self._warned.add(reason)
-        expected = reason.startswith(("it is being", "no compiled file"))
-        level = logging.DEBUG if expected else logging.WARNING
-        logger.log(level, "Warmgraph: parts of %s run eager: %s", self.name, reason)
+        level = logging.DEBUG if reason.expected else logging.WARNING
+        logger.log(level, "Warmgraph: parts of %s run at normal speed: %s", self.name, reason)
 
 
 def _module_of(place: Place) -> tuple[int, str]:

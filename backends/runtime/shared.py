@@ -11,6 +11,7 @@ from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
 from ..host_api.needs import Feature
 from ..kernels.choices import HOSTS, Choices
+from ..reasons import Reason
 from ..storing.comparisons import Comparisons
 from .graphs import Graphs
 from .variations import Needs
@@ -37,7 +38,7 @@ class Shared:
     debugging: Debugging = OFF
     verification: Verification | None = None
     choices: Choices = HOSTS
-    off: Mapping[Feature, str] = field(default_factory=dict)
+    off: Mapping[Feature, Reason] = field(default_factory=dict)
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
 
     def needs_of(self, model: Any) -> Needs:

@@ -16,6 +16,7 @@ import torch
 
 from ..contract import Description
 from ..families.plan import Call
+from ..reasons import Reason
 from .graph import Graph, State
 
 #: Signatures of one model that have a set at a time; their files stay in the store.
@@ -163,7 +164,7 @@ class _Recorder:
         )
         return self._call(*inputs)
 
-    def decline(self, reason: str) -> Any:
+    def decline(self, reason: Reason) -> Any:
         return self._call.decline(reason)
 
 

@@ -15,6 +15,7 @@ from ..kinds import host_layer
 from ..kinds.layout import aligned
 from ..kinds.recorded import CalledOtherwiseError, Record, in_order
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
+from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -44,7 +45,7 @@ class Verdict(NamedTuple):
 
     good: bool
     references: tuple[torch.Tensor, ...]
-    reason: str = ""
+    reason: Reason = NOTHING
 
 
 class Trust:
@@ -153,23 +154,23 @@ class Trust:
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
         if self.record is not None:  # for all that is known, with this code of others alone
-            reason = f"with another node's code in it, it differs from eager by {found.error:.1e}"
+            reason = of("unlike_with_others", error=f"{found.error:.1e}")
             graph.unfit[self.others] = reason
-            logger.warning("%s runs eager: %s", graph.description.label, reason)
+            logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
             return Verdict(False, (), reason)  # the code may do more than give its result
         reason = self._differs(found.error, weights.weight_class)
         return Verdict(False, references, reason)
 
-    def _differs(self, error: float, weight_class: str) -> str:
+    def _differs(self, error: float, weight_class: str) -> Reason:
         graph = self._graph
-        words = f"differs from eager by {error:.1e} (relative L2) with {weight_class} weights"
+        words = of("differs", error=f"{error:.1e}", weights=weight_class)
         if weight_class in graph.doubts:
             graph.drop(words)
         else:
             graph.doubts.add(weight_class)
-            words = f"{words}; the next run compares it once more"
+            words = of("once_more", why=words)
             graph.rest(words)
-        logger.warning("%s runs eager: %s", graph.description.label, words)
+        logger.warning("%s runs at normal speed: %s", graph.description.label, words)
         return words
 
     def _difference(
@@ -219,11 +220,11 @@ class Trust:
 
 def _of_other_dtypes(
     results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]
-) -> str | None:
+) -> Reason | None:
     """Say that the host gives other dtypes in this call than a graph does, which was built for the
     other ones: nothing can be told from their difference.
     """
     for ours, theirs in zip(results, references, strict=False):
         if ours.dtype is not theirs.dtype:
-            return f"called otherwise: eager gives {theirs.dtype}, its graph {ours.dtype}"
+            return of("other_dtypes", theirs=theirs.dtype, ours=ours.dtype)
     return None

@@ -14,6 +14,7 @@ from ..contract import Description
 from ..device.gpu import is_gpu
 from ..families.plan import Place
 from ..kinds import host_layer
+from ..reasons import Reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Misfit(NamedTuple):
         needs: how a graph that takes it would differ; None where none does.
     """
 
-    reason: str
+    reason: Reason
     needs: Variation | None = None
 
 

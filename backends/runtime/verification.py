@@ -13,6 +13,7 @@ import torch
 
 from ..families.plan import Place
 from ..kinds.tolerance import tells_nothing
+from ..reasons import of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .graph import Graph
@@ -20,7 +21,7 @@ from .trust import Sample, Trust, Verdict
 
 logger = logging.getLogger(__name__)
 
-_REASON = "its graph differs from eager, whose result is used; the log has the first difference"
+_REASON = of("verified_unlike")
 
 
 class Verification:

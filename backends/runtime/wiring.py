@@ -19,10 +19,11 @@ from ..kinds.packs import is_known, owner_of
 from ..kinds.purity import objection
 from ..kinds.sources import fingerprint, is_foreign, wrapped_functions
 from ..kinds.watch import Watch
+from ..reasons import Reason, of
 from .attributes import Attributes, is_own_method, own_methods
 
 #: Of a layer for which a file, or a node, names an attention.
-_OWN_ATTENTION = "a layer of it has an attention of its own"
+_OWN_ATTENTION = of("own_attention")
 
 
 class Wiring:
@@ -59,10 +60,10 @@ class Wiring:
             or list(map(type, self._modules)) != self._classes
         )
 
-    def foreign(self) -> str | None:
+    def foreign(self) -> Reason | None:
         """Say what another node's code does within the tree, None where it is all the host's."""
         for name, _ in self._replaced_methods():
-            return f"another node replaces {name} of this {type(self._root).__name__}"
+            return of("replaces_of_this", name=name, model=type(self._root).__name__)
         self.attributes.look()
         if any(self.attributes.methods) or any(self._hooks):
             for module in self._modules:
@@ -71,7 +72,7 @@ class Wiring:
                     return problem
         for module in self._modules:
             if not isinstance(module, Passage) and not _has_known_code(type(module)):
-                return f"another node replaces the code of {type(module).__name__}"
+                return of("replaces_code", layer=type(module).__name__)
         return _OWN_ATTENTION if any(map(attention.names_its_own, self._attentions)) else None
 
     def marks(self) -> tuple[list[Any], list[int], list[int]]:
@@ -105,12 +106,12 @@ class Guests(NamedTuple):
         code: names of the functions, which tell whether they were compared with eager before.
     """
 
-    words: dict[str, str]
+    words: dict[str, Reason]
     live: Live
     code: str
 
     @property
-    def why(self) -> str:
+    def why(self) -> Reason:
         """One of its words."""
         return next(iter(self.words.values()))
 
@@ -120,7 +121,7 @@ class Others(NamedTuple):
     guests of the other ones.
     """
 
-    places: dict[str, str]
+    places: dict[str, Reason]
     guests: dict[str, Guests]
 
 
@@ -128,12 +129,12 @@ def others_in(plan: Plan) -> Others:
     """Find where another node hooked a module or gave it another forward, or a layer has an
     attention of its own that no graph calls.
     """
-    places: dict[str, str] = {}
+    places: dict[str, Reason] = {}
     guests: dict[str, Guests] = {}
     for dispatch in plan.dispatches:
         found = {place.name: _guests_of(place) for place in dispatch.regions}
         problem = _foreign_change(dispatch) or _own_attention(dispatch)
-        problem = problem or next((g for g in found.values() if isinstance(g, str)), None)
+        problem = problem or next((g for g in found.values() if isinstance(g, Reason)), None)
         if problem is not None:
             places.update(dict.fromkeys(found, problem))
         else:
@@ -153,7 +154,7 @@ def _has_known_code(cls: type) -> bool:
     )
 
 
-def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
+def replaced_function(root: torch.nn.Module, watch: Watch) -> Reason | None:
     """Say which function that a module runs through is not the host's, None where all are.
 
     Args:
@@ -166,14 +167,15 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> str | None:
     for function in through:  # `functools.wraps` gives another pack's the names of the host's
         problem = objection(function) if is_foreign(function) else None
         if problem is not None:
-            return f"code of {owner_of(function)} takes part: it {problem}"
+            what = of("it_does", what=problem)
+            return of("code_takes_part", owner=owner_of(function), what=what)
     for name in found:
         if not is_known(name.partition(":")[0]):
-            return f"code of another package takes part ({name})"
+            return of("package_takes_part", name=name)
     return None
 
 
-def _foreign_change(dispatch: Dispatch) -> str | None:
+def _foreign_change(dispatch: Dispatch) -> Reason | None:
     """Say what others did to the very module that is dispatched, or to what follows it, or around
     a place within it. Hooks of the module itself are called around whatever forward it has.
     """
@@ -186,11 +188,11 @@ def _foreign_change(dispatch: Dispatch) -> str | None:
     return problem or next((found for part in inner if (found := _foreign_part(part))), None)
 
 
-def _guests_of(place: Place) -> Guests | str | None:
+def _guests_of(place: Place) -> Guests | Reason | None:
     """What others put into parts of a place, or why it cannot be called by a graph; None for
     nothing. Where a part is another's, what is within it is that one's to call.
     """
-    words: dict[str, str] = {}
+    words: dict[str, Reason] = {}
     code: set[str] = set()
     parts, products = [], False
     kept = place.form.children
@@ -216,7 +218,7 @@ def _guests_of(place: Place) -> Guests | str | None:
     return Guests(words, Live(products, tuple(sorted(parts))), " ".join(sorted(code)))
 
 
-def _own_attention(dispatch: Dispatch) -> str | None:
+def _own_attention(dispatch: Dispatch) -> Reason | None:
     """Say that a layer attends in a way of its own, where graphs have the host's within them."""
     if attention.replaceable() is not None and all(
         place.form.live_attention for place in dispatch.regions
@@ -226,14 +228,14 @@ def _own_attention(dispatch: Dispatch) -> str | None:
     return _OWN_ATTENTION if any(map(attention.names_its_own, parts)) else None
 
 
-def _foreign_part(part: torch.nn.Module) -> str | None:
+def _foreign_part(part: torch.nn.Module) -> Reason | None:
     problem = _own_method(part)
     if problem is None and (part._forward_hooks or part._forward_pre_hooks):
-        return f"another node hooks a {type(part).__name__}"
+        return of("hooks_a", layer=type(part).__name__)
     return problem
 
 
-def _own_method(part: torch.nn.Module) -> str | None:
+def _own_method(part: torch.nn.Module) -> Reason | None:
     return next((method.words for method in own_methods(part)), None)
 
 

@@ -15,14 +15,16 @@ from ..errors import GraphFileError, RequirementError
 from ..families.catalogue import family_title
 from ..kinds import keys
 from ..kinds.target import explain_target
-from ..storing.graph_file import key_of
+from ..reasons import NOTHING, Reason, joined, of
+from ..storing.graph_file import RefusedFileError, key_of
 from ..storing.store import Store, StoreUsage
+from .lines import told
 
 #: How long a graph may lie there without being loaded until it counts as unused, in days.
 UNUSED_DAYS = 30
 _DAY_S = 24 * 60 * 60
 _OTHER = "Other files"
-_UNTRUSTED = "signed with another key than this server's, or not at all"
+_UNTRUSTED = of("untrusted")
 
 
 class What(str, Enum):
@@ -40,7 +42,7 @@ class _Made(NamedTuple):
 
     family: str
     target: Mapping[str, Any]
-    fault: str = ""
+    fault: Reason = NOTHING
 
 
 class _Stored(NamedTuple):
@@ -52,7 +54,7 @@ class _Stored(NamedTuple):
     used: float
     made: _Made
     #: Why it cannot be used here, in words.
-    unfit: str
+    unfit: Reason
 
 
 class Inventory:
@@ -101,9 +103,11 @@ class Inventory:
         try:
             manifest = self._store.read_manifest(path)
         except GraphFileError as error:
-            return _Made("", {}, error.reason.replace(str(path), path.name))
+            if isinstance(error, RefusedFileError):
+                return _Made("", {}, of("file", path=path.name, what=error.what))
+            return _Made("", {}, error.reason)
         assert manifest is not None, "every kind was wanted"
-        fault = "" if manifest.signer == self._store.fingerprint else _UNTRUSTED
+        fault = NOTHING if manifest.signer == self._store.fingerprint else _UNTRUSTED
         return _Made(str(manifest.structure["family"]), manifest.target, fault)
 
 
@@ -113,15 +117,16 @@ class _Targets:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Mapping[str, Any] | None] = {}
 
-    def explain(self, made_for: Mapping[str, Any]) -> str:
-        """Say why a file that was made for a target does not fit this machine; "" where it does."""
+    def explain(self, made_for: Mapping[str, Any]) -> Reason:
+        """Say why a file that was made for a target does not fit here; empty where it does."""
         device, backend = str(made_for.get("device")), str(made_for.get("backend"))
         if (device, backend) not in self._known:
             self._known[device, backend] = _target(device, backend)
         ours = self._known[device, backend]
         if ours is None:
-            return f"made for the device {device}, which is not here"
-        return "; ".join(explain_target(made_for, ours))
+            return of("made_for_device", device=device)
+        lines = explain_target(made_for, ours)
+        return joined(lines) if lines else NOTHING
 
 
 def _target(device: str, backend: str) -> Mapping[str, Any] | None:
@@ -139,7 +144,7 @@ def _is_unused(file: _Stored, in_use: Collection[str]) -> bool:
 
 def _family(name: str, files: list[_Stored], in_use: Collection[str]) -> dict[str, Any]:
     unused = [file for file in files if _is_unused(file, in_use)]
-    unfit: Counter[str] = Counter()
+    unfit: Counter[Reason] = Counter()
     for file in files:
         if file.unfit:
             unfit[file.unfit] += file.bytes
@@ -153,7 +158,7 @@ def _family(name: str, files: list[_Stored], in_use: Collection[str]) -> dict[st
         "unused_files": len(unused),
         "unused_bytes": sum(file.bytes for file in unused),
         "unfit": [
-            {"reason": why, "files": sum(file.unfit == why for file in files), "bytes": size}
+            {**told(why), "files": sum(file.unfit == why for file in files), "bytes": size}
             for why, size in unfit.most_common()
         ],
     }

@@ -6,30 +6,39 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..kinds.left_layers import Left
+from ..reasons import Reason, joined, of
 
 #: By `Left.how`.
-_WORDS = {
-    "unpacked": "quantised, {name}: this device unpacks it at each call{better}",
-    "unpacked_asked": "quantised, {name}: unpacked at each call, for its file asks for full "
-    "precision",
-    "rounded": "quantised, {name}: multiplied as it is, by what is rounded within the graph",
-    "multiplied": "quantised, {name}: multiplied as it is",
-    "stored": "weights in fp8{better}",
-    "stored_multiplied": "weights in fp8, multiplied as they are",
-    "packed": "the weight is a {name}{better}",
-    "plain": "plain weights in a quantised file",
-    "others": "{name}",
+_PRODUCTS = {
+    "unpacked": "unpacked_here",
+    "unpacked_asked": "unpacked_fully",
+    "rounded": "multiplied_rounded",
+    "multiplied": "multiplied",
+}
+_OTHERS = {
+    "stored": "fp8_weights",
+    "stored_multiplied": "fp8_multiplied",
+    "packed": "weight_is",
+    "plain": "plain_weights",
 }
 
 
-def in_words(left: Mapping[Left, int]) -> Counter[tuple[str, str]]:
+def in_words(left: Mapping[Left, int]) -> Counter[tuple[str, Reason]]:
     """Count layers by what they are and how they compute, in words."""
-    found: Counter[tuple[str, str]] = Counter()
+    found: Counter[tuple[str, Reason]] = Counter()
     for each, count in left.items():
-        better = _better(each.files)
-        found[each.what, _WORDS[each.how].format(name=each.name, better=better)] += count
+        found[each.what, _why(each)] += count
     return found
 
 
-def _better(files: tuple[str, ...]) -> str:
-    return f"; {' or '.join(files)} files are multiplied as they are" if files else ""
+def _why(left: Left) -> Reason:
+    if left.how in _PRODUCTS:
+        product = _better(of(_PRODUCTS[left.how]), left.files)
+        return of("quantised", format=left.name, product=product)
+    if left.how in _OTHERS:
+        return _better(of(_OTHERS[left.how], sort=left.name), left.files)
+    return Reason.plain(left.name)
+
+
+def _better(why: Reason, files: tuple[str, ...]) -> Reason:
+    return joined([why, of("better_files", files=" or ".join(files))]) if files else why

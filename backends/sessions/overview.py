@@ -12,6 +12,7 @@ from ..device.gpu import current
 from ..events import Event, Events
 from ..host_api.memory import empty_cache
 from ..host_api.needs import Feature
+from ..reasons import Reason
 from ..runtime.graphs import Graphs
 from ..runtime.live import Live
 from ..runtime.session import Session
@@ -41,7 +42,7 @@ class Overview:
         history: History,
         settings: Settings,
         events: Events,
-        off: Mapping[Feature, str],
+        off: Mapping[Feature, Reason],
     ) -> None:
         """Args: what the engine owns."""
         self._sessions = sessions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +12,21 @@ from ..contract import WhenMissing
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..device.gpu import is_gpu
+from ..reasons import Reason, joined, of
 from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
 from .left_words import in_words
-from .lines import Line, in_english, plain
+from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
 from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
 
 _EXAMPLES = 3
-#: What is true of a model that is let run.
-_OTHERWISE = re.compile(r"(?:[:,;] (?:it )?|^)runs at normal speed$")
 
 
-def model_report(session: Session | None, builder: Builder, note: str | None) -> dict[str, Any]:
+def model_report(session: Session | None, builder: Builder, note: Reason | None) -> dict[str, Any]:
     """Return the report of one MODEL, VAE or CONTROL_NET as JSON-plain data.
 
     Args:
@@ -104,20 +102,20 @@ def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
     whole = report_lines(report, notes)
     return {
         **report,
-        "notes": [each.text for each in notes],
+        "notes": [_reason_of(each) for each in notes],
         "lines": plain(node_lines(report, notes)),
         "whole": plain(whole),
         "text": in_english(whole),
     }
 
 
-def strict_problem(report: dict[str, Any]) -> str | None:
-    """Say what of a MODEL would run eager; None when nothing would."""
+def strict_problem(report: dict[str, Any]) -> Reason | None:
+    """Say what of a MODEL would run as without us; None when nothing would."""
     if not report["regions"]["total"]:
-        notes = (_OTHERWISE.sub("", note) for note in report["notes"])
-        return "; ".join(notes) or "nothing of this model is compiled"
-    lines = [f"{e['places']} places: {e['reason']}" for e in report["eager"][:4]]
-    return f"parts would run at normal speed: {'; '.join(lines)}" if lines else None
+        notes = [note.cause for note in report["notes"]]
+        return joined(notes) if notes else of("nothing_compiled")
+    found = [of("places", count=e["places"], why=e["reason"]) for e in report["eager"][:4]]
+    return of("would_run_normally", why=found) if found else None
 
 
 def deepcache_report(cache: DeepCache) -> dict[str, Any]:
@@ -136,6 +134,7 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
         "vram_bytes": 0 if tally is None else tally.feature_bytes,
         "problem": cache.problem,
+        "problem_line": told(cache.problem)["reason_line"],
     }
     whole = deepcache_run(report)
     return {
@@ -144,6 +143,10 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "whole": plain(whole),
         "text": in_english(whole),
     }
+
+
+def _reason_of(note: Line) -> Reason:
+    return Reason.plain(note.values["note"] if note.key == "note" else note.text)
 
 
 def _attached_by(attached: AttachedBy | None) -> dict[str, Any]:
@@ -236,7 +239,7 @@ def _kind(kind: Any) -> dict[str, Any]:
         "places": len(kind.here),
         "state": _state(graph) if known else "eager",
         "variants": {each.name: graph.state.value for each, graph in kind.variants.copy().items()},
-        "reason": graph.reason if known else kind.reason,
+        **told(graph.reason if known else kind.reason),
         "layers": [
             {"what": what, "why": why, "count": count}
             for (what, why), count in sorted(in_words(kind.left).items())
@@ -249,20 +252,20 @@ def _kind(kind: Any) -> dict[str, Any]:
     }
 
 
-def _left(kinds: Sequence[Kind]) -> Counter[tuple[str, str]]:
+def _left(kinds: Sequence[Kind]) -> Counter[tuple[str, Reason]]:
     """Count the layers within compiled blocks that are the host's, by what they are and why."""
-    layers: Counter[tuple[str, str]] = Counter()
+    layers: Counter[tuple[str, Reason]] = Counter()
     for kind in kinds:
         layers.update(in_words(kind.left))
     return layers
 
 
-def _by_reason(eager: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    places: dict[str, list[str]] = defaultdict(list)
+def _by_reason(eager: list[tuple[str, Reason]]) -> list[dict[str, Any]]:
+    places: dict[Reason, list[str]] = defaultdict(list)
     for place, reason in eager:
         places[reason].append(place)
     return [
-        {"reason": reason, "places": len(names), "examples": names[:_EXAMPLES]}
+        {**told(reason), "places": len(names), "examples": names[:_EXAMPLES]}
         for reason, names in sorted(places.items(), key=lambda item: -len(item[1]))
     ]
 

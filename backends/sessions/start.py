@@ -18,6 +18,7 @@ from ..families.plan import Plan
 from ..host.attached import Attached, Left
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..reasons import Reason, joined, of, with_remedy
 from ..runtime.pace import Pace
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session, Whose
@@ -25,11 +26,6 @@ from ..runtime.shared import Shared
 from ..runtime.specials import Specials
 from .eager_times import EagerTimes
 from .settings import Settings
-
-_EXACT_NEEDS = (
-    "that needs an NVIDIA GPU, a model whose steps may be captured, and VRAM for them in the "
-    "settings: runs at normal speed"
-)
 
 
 class Starter:
@@ -66,35 +62,34 @@ class Starter:
         if isinstance(attached, Left):
             raise RequirementError(attached.why)
         replays = self._replays(attached)
-        notes: Sequence[str] = ()
+        notes: Sequence[Reason] = ()
         make_plan = attached.plan
         try:
             if options.form is CallForm.EXACT:
                 asked = self._shared.debugging
-                why = _EXACT_NEEDS if asked.captures else asked.words
-                needs = "" if replays else f"; {why}"
-                raise RequirementError(f"identical pixels: nothing is compiled{needs}")
+                told = of("identical")
+                if not replays and asked.captures:
+                    told = of("at_normal_speed", why=joined([told, of("identical_needs")]))
+                raise RequirementError(told if replays else with_remedy(told, asked.words))
             plan = make_plan()
-            if isinstance(plan, str):
+            if isinstance(plan, Reason):
                 if attached.root is None or not may_be_swapped(attached.root):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.target().device
             if device.index:  # kernels are loaded on the first one
-                raise RequirementError(
-                    f"models run compiled on the first GPU only, not on {device}"
-                )
+                raise RequirementError(of("first_gpu_only", device=device))
             resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
-                raise RequirementError("; ".join(notes) or "the compiler is off, to compare")
+                raise RequirementError(joined(notes) if notes else of("compiler_off"))
         except RequirementError as error:
             if choice == "eager" and attached.scale is not None:
-                replays, notes = None, [str(error)]  # its steps are timed, to compare with
+                replays, notes = None, [error.told]  # its steps are timed, to compare with
             elif replays is None or choice == "eager":
                 raise
             else:
-                notes = [f"{error}; its calls are replayed as the host makes them"]
+                notes = [of("replayed_as_is", why=error.told)]
             make_plan, plan = Plan, Plan()
             resolution = resolve_backend("eager", attached.target().device.type)
         assert attached.root is not None
@@ -127,7 +122,7 @@ class Starter:
         device, is_building = attached.target().device.type, self._is_building
         return lambda: is_building() and slows_steps(device)
 
-    def _lacks(self, attached: Attached) -> list[str]:
+    def _lacks(self, attached: Attached) -> list[Reason]:
         """What a session would have with another version of the host."""
         wanted = [Feature.WORKFLOWS]
         if is_gpu(attached.target().device):

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 
+from ..reasons import NOTHING, Reason
 from ..runtime.graph import Graph, State
 from ..runtime.session import Session
 
@@ -27,7 +28,7 @@ class Story:
         #: What was last said of a session's runs.
         self._told: weakref.WeakKeyDictionary[Session, str] = weakref.WeakKeyDictionary()
         #: Steps that were replayed, and those that were not, by reason, until then.
-        self._counted: weakref.WeakKeyDictionary[Session, Counter[str]] = (
+        self._counted: weakref.WeakKeyDictionary[Session, Counter[Reason]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -72,11 +73,11 @@ class Story:
         """Whether steps were replayed since this was last asked, or why not."""
         replays = [each.replays for each in session.scopes if each.replays is not None]
         now = sum((Counter(dict(one.reasons)) for one in replays), Counter())
-        now[""] = sum(one.replayed for one in replays)
+        now[NOTHING] = sum(one.replayed for one in replays)
         before = self._counted.get(session, Counter())
         self._counted[session] = now
         new = now - before
-        replayed = new.pop("", 0)
+        replayed = new.pop(NOTHING, 0)
         parts = ["steps are replayed from CUDA graphs"] if replayed else []
         if new:
             reason, _ = new.most_common(1)[0]

@@ -10,6 +10,7 @@ from ..contract import CallForm
 from ..cuda_graphs.replays import CLEAN_CALLS
 from ..families.catalogue import empty_inputs, guided_together
 from ..host_api import models
+from ..reasons import of
 from ..runtime.session import Session
 from .lines import line
 from .prompts import Progress
@@ -17,7 +18,7 @@ from .prompts import Progress
 #: Calls of a size until it is replayed, where that is possible: the first ones, then the capture.
 _CALLS = CLEAN_CALLS + 3
 
-_UNKNOWN = "Warm Up made its graphs ready; it knows no empty step for this model"
+_UNKNOWN = of("warmed_up")
 
 
 def run_empty_steps(

@@ -13,6 +13,7 @@ from ..device.gpu import compiled_for
 from ..errors import BuildError, console_command
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..reasons import Reason
 from ..runtime.graphs import Graphs
 from .lines import Line, line, plain
 from .settings import Settings
@@ -68,7 +69,7 @@ def of_machine() -> tuple[Warning, ...]:
     return tuple(_missing(requirement) for requirement in found if not requirement.met)
 
 
-def of_settings(settings: Settings, off: Mapping[Feature, str]) -> Iterator[Warning]:
+def of_settings(settings: Settings, off: Mapping[Feature, Reason]) -> Iterator[Warning]:
     """Yield what a user has switched on and this host does not let us do; `off`: see `missing`."""
     why = why_off(off, Feature.EVERYWHERE)
     if settings.compiles_all and why is not None:
@@ -86,7 +87,7 @@ def of_graphs(
         trust_command: gives what is typed to trust the files of a folder.
     """
     if verdict is not None:
-        why = line("mend_builds_why", reason=verdict)
+        why = line("mend_builds_why", reason=verdict.told)
         yield Warning("no builds", (line("mend_builds"), why), console_command("doctor"))
     if graphs.unkept is not None:
         why = line("mend_store_why", reason=graphs.unkept)

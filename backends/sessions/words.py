@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from ..building.pacing import BuildProgress
+from ..reasons import Reason
 from ..runtime.gains import FASTER
 from ..runtime.pace import EAGER
 from .lines import Line, line
@@ -18,8 +19,6 @@ MAX_LINES = 5
 MAX_REASON = 120
 #: From how many seconds on a time is told in minutes.
 _MINUTES_FROM = 90
-#: How reasons begin that pass by themselves.
-_COMING = "it is being"
 
 
 def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
@@ -48,7 +47,7 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
         return lines or [line("nothing_to_report")]
     lines = [*_speed(report), line("parts_by", **_model(report), backend=report["backend"])]
     for entry in report["eager"]:
-        told = {name: entry[name] for name in ("places", "reason")}
+        told = {"places": entry["places"], "reason": entry["reason"]}
         lines.append(line("not_compiled", total=parts["total"], **told))
         lines.append(line("examples", examples=", ".join(entry["examples"])))
     if report["ready"]:
@@ -68,7 +67,9 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
             calls=report["calls"]["compiled"],
         )
     )
-    lines += [line("missing", **miss) for miss in report["misses"]]
+    lines += [
+        line("missing", kind=miss["kind"], reason=miss["reason"]) for miss in report["misses"]
+    ]
     for kind in report["kinds"]:
         for each in kind["layers"]:
             told = {name: each[name] for name in ("count", "why")}
@@ -115,10 +116,10 @@ def deepcache_run(report: dict[str, Any]) -> list[Line]:
 
 
 def notes_of(
-    said: Iterable[str],
+    said: Iterable[Reason],
     guests: Sequence[tuple[str, str]],
-    left: Mapping[tuple[str, str], int],
-    eager: Mapping[str, int],
+    left: Mapping[tuple[str, Reason], int],
+    eager: Mapping[Reason, int],
 ) -> list[Line]:
     """Return what else there is to say of a model.
 
@@ -235,7 +236,7 @@ def _building(report: dict[str, Any]) -> Line:
 
 def _not_compiled(report: dict[str, Any]) -> list[Line]:
     """What is not compiled and will not be by itself, in a line."""
-    entries = [each for each in report["eager"] if not each["reason"].startswith(_COMING)]
+    entries = [each for each in report["eager"] if not Reason.plain(each["reason"]).passes]
     total = report["regions"]["total"]
     if not entries or not total:
         return []
@@ -268,11 +269,15 @@ def _role(role: str, steps: dict[str, int]) -> Line:
 
 def _short(note: Line) -> Line:
     """Return a note that fits on a node; only one that is text through and through can be long."""
-    return line("note", note=_shortened(note.text)) if note.key == "note" else note
+    if note.key != "note":
+        return note
+    return line("note", note=_shortened(note.values["note"]))
 
 
-def _shortened(text: str) -> str:
-    return shorten(text, MAX_REASON, placeholder=" ...")
+def _shortened(text: str) -> Reason:
+    """Return a reason with the beginning of its English words; other languages need less room."""
+    reason = Reason.plain(text)
+    return Reason(shorten(reason, MAX_REASON, placeholder=" ..."), reason.key, reason.values)
 
 
 def _mebibytes(count: int, digits: int = 0) -> str:

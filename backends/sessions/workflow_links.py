@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import GraphFileError, WarmgraphError
+from ..reasons import Reason, of
 from ..runtime.graph import Graph, State
 from ..runtime.session import Options, Session
 from ..storing import folders
@@ -84,9 +85,9 @@ class WorkflowLinks:
         """
         return self._folder(_Place.of(session.options, workflow), session.note)
 
-    def why_none(self, options: Options, workflow: WorkflowRef | None) -> str | None:
+    def why_none(self, options: Options, workflow: WorkflowRef | None) -> Reason | None:
         """Say why there is no folder for what a node was set to, or None."""
-        said: list[str] = []
+        said: list[Reason] = []
         self._folder(_Place.of(options, workflow), said.append)
         return said[0] if said else None
 
@@ -156,7 +157,7 @@ class WorkflowLinks:
                 "Warmgraph: %d graphs are not put beside %s: too many wait", lost, oldest.workflow
             )
 
-    def _folder(self, place: _Place, note: Callable[[str], None]) -> Path | None:
+    def _folder(self, place: _Place, note: Callable[[Reason], None]) -> Path | None:
         workflow = place.workflow
         root = self._workflows(workflow.user if workflow else None)
         if root is None:
@@ -170,13 +171,14 @@ class WorkflowLinks:
                 return None
             return folders.workflow_folder(root.parent, workflow.path, workflow.id)
         except (WarmgraphError, OSError) as error:
-            note(str(error))
+            told = error.told if isinstance(error, WarmgraphError) else Reason.plain(str(error))
+            note(told)
             return None
 
     def _link(self, place: _Place, keys: list[str], sessions: list[Session]) -> int:
         """Link graphs into a place's folder; returns how many were not there before."""
 
-        def note(text: str) -> None:
+        def note(text: Reason) -> None:
             for session in sessions:
                 session.note(text)
 
@@ -189,7 +191,7 @@ class WorkflowLinks:
             path = workflow.path if workflow else ""
             folders.remember(folder, path, workflow.id if workflow else None, kept)
         except (OSError, GraphFileError) as error:
-            note(f"the graphs could not be put into {folder.name}: {error}")
+            note(of("not_put", folder=folder.name, error=error))
             logger.warning("Graphs could not be put into %s: %s", folder, error)
             return 0
         return len(set(kept) - set(known))

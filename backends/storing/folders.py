@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import MAX_TEXT, GraphFileError, GraphsNameError, shown
+from ..reasons import Reason, of
 from .canonical_json import canonical_json, read_json
 from .files import open_regular, write_whole
 from .graph_file import file_name, key_of
@@ -48,7 +49,7 @@ _JOINERS = (
 _RESERVED = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"} | {
     device + digit for device in ("COM", "LPT") for digit in "0123456789¹²³"
 }
-_FROM_THE_LIST = "pick one from the list (press R to read it anew)"
+_FROM_THE_LIST = of("do_pick")
 _remembering = threading.Lock()
 
 
@@ -70,9 +71,9 @@ def validate_graphs_name(name: str) -> str:
         GraphsNameError: it is not one plain folder name.
     """
     if not isinstance(name, str):
-        raise _bad_name(name, "it is not text")
+        raise _bad_name(name, of("name_no_text"))
     if len(name) > MAX_TEXT:
-        raise _bad_name(name, f"at most {MAX_NAME} characters fit")
+        raise _bad_name(name, of("name_too_long", most=MAX_NAME))
     plain = unicodedata.normalize("NFC", name).strip()
     plain = plain.removesuffix(SUFFIX).rstrip()
     problem = _name_problem(plain)
@@ -102,15 +103,13 @@ def listed_folder(workflows_root: Path, name: str) -> Path:
     root = Path(os.path.realpath(workflows_root))
     parts = _parts(name) if isinstance(name, str) else None
     if parts is None:
-        raise GraphsNameError(
-            f"folder must be a name from the list, got {shown(name)}", remedy=_FROM_THE_LIST
-        )
+        raise GraphsNameError(of("no_such_name", got=shown(name)), remedy=_FROM_THE_LIST)
     folder = _inside(
         root, root.joinpath(*parts[:-1], f"{parts[-1].removesuffix(SUFFIX)}{SUFFIX}"), name
     )
     if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name too long
         raise GraphsNameError(
-            f"there is no folder {shown(name + SUFFIX)} in {root}",
+            of("no_such_folder", name=shown(name + SUFFIX), root=root),
             remedy=_FROM_THE_LIST,
         )
     return folder
@@ -190,8 +189,8 @@ def remember(folder: Path, workflow: str, workflow_id: str | None, keys: Iterabl
                 _write_record(folder, record)
             except OSError as error:
                 raise GraphFileError(
-                    f"{folder / RECORD} cannot be written: {error.strerror or error}",
-                    remedy="make that folder writable, or the graphs are not found after a rename",
+                    of("unwritable", path=folder / RECORD, error=error.strerror or error),
+                    remedy=of("do_make_writable"),
                 ) from error
 
 
@@ -213,32 +212,31 @@ def read_record(folder: Path) -> FolderRecord | None:
     return FolderRecord(workflow, identifier, tuple(keys))
 
 
-def _name_problem(name: str) -> str:
-    """Say why a normalised name cannot be a folder on every system; empty when it can."""
+def _name_problem(name: str) -> Reason | None:
+    """Say why a normalised name cannot be a folder on every system; None when it can."""
     if not name:
-        return "it is empty"
+        return of("name_empty")
     if len(name) > MAX_NAME:
-        return f"it is {len(name)} characters long, at most {MAX_NAME} fit"
+        return of("name_characters", count=len(name), most=MAX_NAME)
     size = len(name.encode("utf-8", "replace"))
     if size > MAX_NAME_BYTES:
-        return f"it takes {size} bytes, at most {MAX_NAME_BYTES} fit"
+        return of("name_bytes", count=size, most=MAX_NAME_BYTES)
     forbidden = sorted(_FORBIDDEN.intersection(name))
     if forbidden:
-        return f"it contains {' '.join(forbidden)}"
+        return of("name_contains", characters=" ".join(forbidden))
     for character in name:
         if unicodedata.category(character) in _INVISIBLE and character not in _JOINERS:
-            return f"it contains the invisible character U+{ord(character):04X}"
+            return of("name_invisible", code=f"{ord(character):04X}")
     if name.startswith(".") or name.endswith("."):
-        return "it starts or ends with a dot"
+        return of("name_dot")
     if name.split(".")[0].rstrip().upper() in _RESERVED:
-        return f"{name.split('.')[0].rstrip()} is a device name on Windows"
-    return ""
+        return of("name_device", name=name.split(".")[0].rstrip())
+    return None
 
 
-def _bad_name(name: object, problem: str) -> GraphsNameError:
+def _bad_name(name: object, problem: Reason) -> GraphsNameError:
     return GraphsNameError(
-        f"compiled files (graphs) must be one plain folder name, got {shown(name)}: {problem}",
-        remedy="use letters, digits, spaces, - and _, or nothing for the workflow's own folder",
+        of("bad_name", got=shown(name), why=problem), remedy=of("do_name_plainly")
     )
 
 
@@ -260,11 +258,10 @@ def _inside(root: Path, path: Path, name: str) -> Path:
     try:
         real = Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
-        raise _bad_name(name, "it cannot be a path") from error
+        raise _bad_name(name, of("name_no_path")) from error
     if root not in real.parents:
         raise GraphsNameError(
-            f"{shown(name)} leads out of {root}",
-            remedy="keep workflows and their graphs inside the user's folder",
+            of("leads_out", name=shown(name), root=root), remedy=of("do_keep_inside")
         )
     return real
 
@@ -273,8 +270,8 @@ def _workflow_file(root: Path, relative_path: str) -> Path | None:
     parts = _parts(relative_path) if isinstance(relative_path, str) else None
     if parts is None or len(parts) < 2 or parts[0] != WORKFLOWS or not parts[-1].endswith(".json"):
         raise GraphsNameError(
-            f"workflow path must be {WORKFLOWS}/.../NAME.json, got {shown(relative_path)}",
-            remedy="save the workflow under a plain name",
+            of("bad_workflow_path", root=WORKFLOWS, got=shown(relative_path)),
+            remedy=of("do_save_plainly"),
         )
     file = _inside(root, root.joinpath(*parts), relative_path)
     return file if os.path.isfile(file) and file.name.endswith(".json") else None

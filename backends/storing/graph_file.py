@@ -23,6 +23,7 @@ import numpy
 from safetensors.numpy import save
 
 from ..errors import GraphFileError, ManifestError
+from ..reasons import NOTHING, Reason, of
 from .canonical_json import canonical_json, read_json, sha256_hex
 from .files import open_regular
 from .manifest import (
@@ -38,7 +39,6 @@ from .manifest import (
 from .signing import Signer
 
 SUFFIX = ".safetensors"
-_TRUST_REMEDY = "if you trust where it came from, run at the server's console: {command}"
 
 _PURPOSE = "warmgraph graph file\n"  # so that no other signed text can pass for a manifest
 _LEVEL = 6  # zlib: 9 takes three times as long for about 1 % less
@@ -58,21 +58,22 @@ class Fault(str, Enum):
 
 
 class RefusedFileError(GraphFileError):
-    """A graph file did not pass a check; `fault` says which, `path` whose.
+    """A graph file did not pass a check; `fault` says which and `what` in words, `path` whose.
 
     `of_folder` is the reason without the file's own name: the same for all such files of a folder.
     """
 
-    def __init__(self, path: Path, fault: Fault, reason: str, *, remedy: str = "") -> None:
-        super().__init__(f"graph file {path} {reason}", remedy=remedy)
+    def __init__(self, path: Path, fault: Fault, what: Reason, *, remedy: Reason = NOTHING) -> None:
+        super().__init__(of("file", path=path, what=what), remedy=remedy)
         self.path = path
+        self.what = what
         self.fault = fault
-        self.of_folder = f"a graph file in {path.parent} {reason}"
+        self.of_folder = of("file_of_folder", folder=path.parent, what=what)
 
 
-def trust_remedy(path: Path, signer: Signer) -> str:
+def trust_remedy(path: Path, signer: Signer) -> Reason:
     """Say what to do about a file that this machine did not sign."""
-    return _TRUST_REMEDY.format(command=signer.trust_command(path.parent))
+    return of("do_trust", command=signer.trust_command(path.parent))
 
 
 class CompressedPayload(NamedTuple):
@@ -114,7 +115,7 @@ class Header(NamedTuple):
         try:
             return read_manifest(self.data)
         except ManifestError as error:
-            raise _damaged(self.path, f"in its manifest, {error.reason}") from error
+            raise _damaged(self.path, of("in_manifest", error=error.reason)) from error
 
     def is_signed(self, signer: Signer) -> bool:
         """Tell whether the manifest carries the signature of this machine's key."""
@@ -167,7 +168,7 @@ def encode(manifest: Mapping[str, Any], payload: CompressedPayload, signer: Sign
     if not is_key(key):
         raise ValueError(f"manifest key must be 64 lower-case hex digits, got {key!r}")
     if sha256_hex(payload.data) != payload.sha256:
-        raise GraphFileError(f"the payload of graph {key} was damaged on its way to the store")
+        raise GraphFileError(of("payload_damaged", key=key))
     whole = {
         **manifest,
         "format": FORMAT,
@@ -183,7 +184,7 @@ def encode(manifest: Mapping[str, Any], payload: CompressedPayload, signer: Sign
         text = canonical_json(whole)
         read_manifest(read_json(text))
     except (TypeError, ValueError, RecursionError, ManifestError) as error:
-        raise GraphFileError(f"graph {key} cannot be written: {error}") from error
+        raise GraphFileError(of("file_unwritable", path=key, error=error)) from error
     return save(
         {"payload": numpy.frombuffer(payload.data, numpy.uint8)},
         {"manifest": text, "signature": signer.sign(_PURPOSE + text)},
@@ -262,14 +263,12 @@ def validate_signature(header: Header, path: Path, signer: Signer) -> None:
     if header.is_signed(signer):
         return
     if header.claims(signer):
-        raise RefusedFileError(
-            path, Fault.DAMAGED, "was changed after it was signed", remedy="it is built again"
-        )
+        raise RefusedFileError(path, Fault.DAMAGED, of("tampered"), remedy=of("do_nothing_again"))
     other = header.data.get("signer")
     known = isinstance(other, str) and re.fullmatch(r"[0-9a-f]{8}", other) and header.signature
-    origin = f"was signed with another key ({other})" if known else "is not signed"
+    origin = of("other_key", key=other) if known else of("unsigned")
     remedy = trust_remedy(path, signer)
-    raise RefusedFileError(path, Fault.UNTRUSTED, f"{origin}, so it is not loaded", remedy=remedy)
+    raise RefusedFileError(path, Fault.UNTRUSTED, of("not_loaded", why=origin), remedy=remedy)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -280,12 +279,12 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _unreadable(path: Path, error: OSError) -> RefusedFileError:
-    return RefusedFileError(path, Fault.UNREADABLE, f"cannot be read: {error.strerror or error}")
+    return RefusedFileError(path, Fault.UNREADABLE, of("unreadable", error=error.strerror or error))
 
 
-def _damaged(path: Path, what: str) -> RefusedFileError:
+def _damaged(path: Path, what: Reason) -> RefusedFileError:
     return RefusedFileError(
-        path, Fault.DAMAGED, f"is damaged: {what}", remedy="it is not loaded and is built again"
+        path, Fault.DAMAGED, of("damaged", what=what), remedy=of("do_nothing_damaged")
     )
 
 
@@ -295,7 +294,7 @@ def _header(file: BinaryIO, path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(_MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-            raise _damaged(path, f"its header cannot be {length} bytes long")
+            raise _damaged(path, of("header_length", count=length))
         raw = file.read(length)
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -311,17 +310,17 @@ def _header(file: BinaryIO, path: Path) -> Header:
             canonical_json(container["payload"]) == canonical_json(tensor)  # 1 is not True or 1.0
         )
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, "its header is not a graph file's") from error
+        raise _damaged(path, of("bad_header")) from error
     except ValueError as error:
-        raise _damaged(path, f"its header is not a graph file's: {error}") from error
+        raise _damaged(path, of("bad_header_for", error=error)) from error
     if not exact or not isinstance(manifest, dict):
-        raise _damaged(path, "its header is not a graph file's")
+        raise _damaged(path, of("bad_header"))
     if not set(metadata) <= {"manifest", "signature"}:
-        raise _damaged(path, "its metadata has parts that no graph file has")
+        raise _damaged(path, of("more_metadata"))
     if type(payload_bytes) is not int or _LENGTH_BYTES + length + payload_bytes != size:
-        raise _damaged(path, f"it is {size} bytes long, which its header denies")
+        raise _damaged(path, of("wrong_length", count=size))
     if payload_bytes > MAX_PAYLOAD_BYTES:
-        raise _damaged(path, f"its payload cannot be {payload_bytes} bytes long")
+        raise _damaged(path, of("payload_length", count=payload_bytes))
     return Header(path, manifest, text, signature, payload_bytes)
 
 
@@ -331,15 +330,15 @@ def _validate_name_and_format(header: Header, path: Path) -> None:
         raise RefusedFileError(
             path,
             Fault.MISNAMED,
-            f"holds the graph {_shown(key)}, which is not what its name says",
-            remedy="rename it back, or delete it",
+            of("misnamed", key=_shown(key)),
+            remedy=of("do_rename"),
         )
     if not is_format(version):
         raise RefusedFileError(
             path,
             Fault.FORMAT,
-            f"has format {_shown(version)}, this version reads {FORMAT}",
-            remedy="it is built again, or use the version of Warmgraph that made it",
+            of("other_format", found=_shown(version), format=FORMAT),
+            remedy=of("do_other_version"),
         )
 
 
@@ -354,16 +353,16 @@ def _payload(file: BinaryIO, header: Header, stated: PayloadFacts) -> tuple[byte
     """Read and check the payload that follows the header; return it packed and unpacked."""
     path = header.path
     if stated.packed_bytes != header.payload_bytes:
-        raise _damaged(path, "its payload is not as long as it says")
+        raise _damaged(path, of("payload_short"))
     try:
         data = file.read(header.payload_bytes)
     except OSError as error:
         raise _unreadable(path, error) from error
     if len(data) != header.payload_bytes:
-        raise _damaged(path, "its payload is not as long as it says")
+        raise _damaged(path, of("payload_short"))
     if sha256_hex(data) != stated.sha256:
-        raise _damaged(path, "its payload does not match its hash")
+        raise _damaged(path, of("payload_hash"))
     try:
         return data, unpack_payload(CompressedPayload(data, stated.sha256, stated.raw_bytes))
     except ValueError as error:
-        raise _damaged(path, f"its payload is wrong: {error}") from error
+        raise _damaged(path, of("payload_wrong", error=error)) from error

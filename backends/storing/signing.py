@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from ..errors import GraphFileError, console_command
+from ..reasons import of
 from .files import remove_stale
 
 logger = logging.getLogger(__name__)
@@ -21,8 +22,8 @@ KEY_FILE = "signing.key"
 #: Where our commands look for the key, unless they are told: the user folder of the host around us.
 _USER = Path(__file__, "../../../../../user").resolve()
 _KEY_BYTES = 32
-_UNREAD = "make that file readable for the user who runs ComfyUI"
-_UNMADE = "make that folder writable for the user who runs ComfyUI"
+_UNREAD = of("do_make_readable")
+_UNMADE = of("do_let_write")
 _PATIENCE_S = 2.0  # how long another process may take between creating its key and writing it
 
 
@@ -84,7 +85,7 @@ class Signer:
             key = _read_key(self.path)
         except OSError as error:
             raise GraphFileError(
-                f"the signing key {self.path} cannot be used: {error.strerror or error}",
+                of("key_unusable", path=self.path, error=error.strerror or error),
                 remedy=_UNREAD if self.path.exists() else _UNMADE,
             ) from error
         remove_stale(self.path.parent)  # drafts of processes that were killed while they wrote
@@ -138,10 +139,8 @@ def _read_key(path: Path) -> bytes:
                 return key
         if len(text) >= 2 * _KEY_BYTES or time.monotonic() > deadline:
             raise GraphFileError(
-                f"the signing key {path} must be {2 * _KEY_BYTES} hex digits, "
-                f"got {len(text)} bytes",
-                remedy="restore it, or delete it: a new one is made, and older graphs need "
-                "`python cli.py trust FOLDER` or are built again",
+                of("key_bad", path=path, wanted=2 * _KEY_BYTES, count=len(text)),
+                remedy=of("do_restore_key"),
             )
         time.sleep(0.02)
 

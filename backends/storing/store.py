@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import GraphFileError
+from ..reasons import of
 from .files import identity, put_in_place, remove_stale, same_file, write_whole
 from .graph_file import (
     CompressedPayload,
@@ -350,8 +351,8 @@ def _writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GraphFileError(
-            f"compiled file {target} cannot be written: {error.strerror or error}",
-            remedy="free some space or make that folder writable",
+            of("file_unwritable", path=target, error=error.strerror or error),
+            remedy=of("do_free_space"),
         ) from error
 
 

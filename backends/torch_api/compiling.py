@@ -26,6 +26,7 @@ from ..errors import BuildError
 from ..kinds.instructions import IS_X86
 from ..kinds.options import CONFIG as CONFIG
 from ..kinds.options import PERSISTENT_ANY, PERSISTENT_ROW
+from ..reasons import of
 from .tracing import size_oblivious
 
 #: A copy of a process that waits for so long holds a lock that another thread had.
@@ -271,12 +272,12 @@ def compile_wrapper(
         )
     graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
     if graph.mutated_inputs or graph.constants:
-        raise BuildError("a region must be a pure function of its inputs")
+        raise BuildError(of("not_pure"))
     for module in reversed(PyCodeCache.modules[known:] or PyCodeCache.modules):
         path = getattr(module, "__file__", None)
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
             return module, graph.source_code
-    raise BuildError("Inductor's generated module was not found")
+    raise BuildError(of("no_module"))
 
 
 def _reads_sizes_unasked() -> bool:
@@ -391,7 +392,7 @@ def _wide_indices() -> Iterator[None]:
     scheduling: Any = SIMDScheduling
     before = scheduling.__dict__.get("can_use_32bit_indexing")
     if before is None:
-        raise BuildError(f"torch {torch.__version__} cannot be told to index with 64 bits")
+        raise BuildError(of("torch_without_wide", version=torch.__version__))
     scheduling.can_use_32bit_indexing = staticmethod(lambda *_: False)
     try:
         yield

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..reasons import of
 from .cuda_queue import current_stream
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def compile_or_warn(source: str, name: str, what: str, device: torch.device) -> 
     try:
         return compile_cuda(source, name, device)
     except RuntimeError as error:
-        logger.warning("%s takes longer than it could: %s", what, error)
+        logger.warning("%s", of("slower_kernel", what=what, error=error))
         return None
 
 

@@ -23,6 +23,7 @@ import torch
 
 from ..cleanup import temporary
 from ..errors import GraphFileError
+from ..reasons import of
 from . import operators
 from .payload import ALLOWED
 
@@ -54,8 +55,12 @@ def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], An
         raise
     except Exception as error:
         raise GraphFileError(
-            f"its payload does not load with torch {torch.__version__}: "
-            f"{type(error).__name__}: {error}"
+            of(
+                "payload_unloadable",
+                version=torch.__version__,
+                sort=type(error).__name__,
+                error=error,
+            )
         ) from error
 
 
@@ -80,7 +85,7 @@ class _Kernel:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise GraphFileError(f"its payload names {module}.{name}, which no graph needs")
+            raise GraphFileError(of("payload_names", module=module, name=name))
         return super().find_class(module, name)
 
 

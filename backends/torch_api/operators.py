@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import GraphFileError
+from ..reasons import of
 
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)")
 
@@ -29,7 +30,7 @@ def check(expected: Mapping[str, str]) -> None:
     """
     for name, schema in expected.items():
         if _schema(name) != schema:
-            raise GraphFileError(f"it calls the operator {name}, which is another one here")
+            raise GraphFileError(of("operator_differs", name=name))
 
 
 def _schema(name: str) -> str:
@@ -37,5 +38,5 @@ def _schema(name: str) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise GraphFileError(f"it calls the operator {name}, which is not there")
+        raise GraphFileError(of("operator_gone", name=name))
     return str(found._schema)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import BuildError
+from ..reasons import of
 from . import operators
 from .lean_source import lean_source
 
@@ -48,7 +49,7 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
     from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 
     if len(kernel.launchers) != 1:
-        raise BuildError(f"kernel {name} has not chosen among {len(kernel.launchers)} forms")
+        raise BuildError(of("not_chosen", name=name, count=len(kernel.launchers)))
     config = kernel.launchers[0].config
     for result in kernel.compile_results:
         if result.config == config and hasattr(result.kernel, "arg_tys"):
@@ -60,7 +61,7 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
             kept.kernel.__dict__.pop("C_impl", None)
             kept.kernel.cubin_raw = None
             return kept, path.read_bytes()
-    raise BuildError(f"kernel {name} cannot be launched without Triton's compiler")
+    raise BuildError(of("needs_triton", name=name))
 
 
 def _library_of(kernel: Any) -> Path:
@@ -68,5 +69,5 @@ def _library_of(kernel: Any) -> Path:
     owner = getattr(kernel, "__self__", None)
     path = getattr(owner, "__file__", None)
     if path is None:
-        raise BuildError(f"the library of C++ kernel {kernel!r} was not found")
+        raise BuildError(of("no_library", name=repr(kernel)))
     return Path(path)

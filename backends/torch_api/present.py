@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import torch
 
+from ..reasons import Reason, of
 
-def missing_to_export() -> str | None:
+
+def missing_to_export() -> Reason | None:
     """Return what this torch lacks to export a region, in words, or None; never raises.
 
     It is what a worker needs whatever the backend.
@@ -18,7 +20,7 @@ def missing_to_export() -> str | None:
     return _told(_missing_to_export)
 
 
-def missing_api() -> str | None:
+def missing_api() -> Reason | None:
     """Return which private API this torch lacks to export and to compile by Inductor, in words, or
     None; never raises.
 
@@ -28,24 +30,25 @@ def missing_api() -> str | None:
     return _told(_missing_in_inductor) or missing_to_export()
 
 
-def _told(ask: Callable[[], str | None]) -> str | None:
+def _told(ask: Callable[[], Reason | None]) -> Reason | None:
     try:
         return ask()
     except ImportError as error:
-        return f"torch {torch.__version__} lacks {error.name or error}"
+        return of("torch_lacks", version=torch.__version__, name=error.name or error)
     except Exception as error:
-        return f"torch {torch.__version__} is another one: {type(error).__name__}: {error}"
+        sort = type(error).__name__
+        return of("torch_differs", version=torch.__version__, sort=sort, error=error)
 
 
-def _missing_to_export() -> str | None:
+def _missing_to_export() -> Reason | None:
     from torch.fx.experimental import _config
 
     if not hasattr(_config, "backed_size_oblivious"):
-        return f"torch {torch.__version__} has no backed_size_oblivious setting"
+        return of("torch_without_setting", version=torch.__version__)
     return None
 
 
-def _missing_in_inductor() -> str | None:
+def _missing_in_inductor() -> Reason | None:
     from torch._inductor import standalone_compile
     from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 
@@ -54,10 +57,8 @@ def _missing_in_inductor() -> str | None:
         not callable(standalone_compile)
         or "aot" not in inspect.signature(standalone_compile).parameters
     ):
-        return (
-            f"torch {torch.__version__} has no standalone_compile(aot=True), which came with 2.10"
-        )
+        return of("torch_without_aot", version=torch.__version__)
     if not hasattr(StaticTritonCompileResult, "make_launcher"):
         name = "StaticTritonCompileResult.make_launcher"
-        return f"torch {torch.__version__} has no static Triton launcher ({name})"
+        return of("torch_without_launcher", version=torch.__version__, name=name)
     return None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..kinds.packs import OWN, origin, owner_of
+from ..reasons import Reason, of
 
 #: In `torch.nn.modules.module`: called around each module's forward.
 _HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -21,21 +22,22 @@ _HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward")
 #: Modes of torch that say only where new tensors go.
 _HARMLESS = frozenset((("torch.utils._device", "DeviceContext"),))
-_AUTOCAST = "autocast is on: operations compute in other dtypes than the model's"
+_AUTOCAST = of("autocast")
+_HOOKED = of("hooks_all")
 
 #: What tensors and modules are called through, as it was when the first model was described: by
 #: then all packs are imported.
 _baseline: dict[type, dict[str, Any]] = {}
 
 
-def foreign(device: torch.device) -> str | None:
+def foreign(device: torch.device) -> Reason | None:
     """Say what of somebody else's changes the maths of this thread on a device, None for nothing.
 
     Cheap enough for each region.
     """
     module: Any = torch.nn.modules.module
     if any(getattr(module, name, None) for name in _HOOKS):
-        return "another node hooks all modules"
+        return _HOOKED
     if torch.is_autocast_enabled(device.type):
         return _AUTOCAST
     private: Any = torch._C
@@ -44,7 +46,7 @@ def foreign(device: torch.device) -> str | None:
     return None
 
 
-def replaced_methods() -> str | None:
+def replaced_methods() -> Reason | None:
     """Say which method of all tensors or modules is another one than when this was first asked."""
     if not _baseline:
         _baseline.update((cls, dict(vars(cls))) for cls in (torch.Tensor, torch.nn.Module))
@@ -54,7 +56,7 @@ def replaced_methods() -> str | None:
             continue
         for name in now.keys() | before.keys():
             if now.get(name) is not before.get(name) and _is_called(cls, name):
-                return f"another node{_whose(now.get(name))} replaces {cls.__name__}.{name}"
+                return _replaced(cls, name, now.get(name))
     return None
 
 
@@ -74,12 +76,15 @@ def _modes() -> list[Any]:
     return [*functions(), *dispatched()]
 
 
-def _of_mode(mode: Any) -> str | None:
+def _of_mode(mode: Any) -> Reason | None:
     cls = type(mode)
     if (cls.__module__, cls.__name__) in _HARMLESS or cls.__module__.startswith((OWN, "comfy")):
         return None
-    return f"{cls.__name__} of {owner_of(cls)} sees each operation and may change it"
+    return of("sees_operations", name=cls.__name__, owner=owner_of(cls))
 
 
-def _whose(value: Any) -> str:
-    return f" ({owner_of(value)})" if origin(value).partition(".")[0] not in ("", "torch") else ""
+def _replaced(cls: type, name: str, value: Any) -> Reason:
+    method = f"{cls.__name__}.{name}"
+    if origin(value).partition(".")[0] in ("", "torch"):
+        return of("replaces", name=method)
+    return of("whose_replaces", owner=owner_of(value), name=method)

@@ -21,11 +21,12 @@ import torch
 
 from ..host_api import formats
 from ..host_api.layers import has_functions
+from ..reasons import Reason, of
 from .fetching import ModelWeights
 from .source import same_device
 from .streamed import parts_of
 
-MOVED = "weights moved since the last step"
+MOVED = of("moved")
 
 
 class Addresses(NamedTuple):
@@ -63,15 +64,14 @@ class AddressBook:
         self._found: list[torch.Tensor] = []
         self._idle: frozenset[int] = frozenset()
         #: Why nothing can be captured or replayed now.
-        self.problem: str | None = MOVED
+        self.problem: Reason | None = MOVED
 
     def look(self) -> Addresses | None:
         """Return where the weights are, or None while they are not where a graph could read them.
 
         To be called at the start of a step, after `ModelWeights.begin_step`.
         """
-        same = self._epoch == self._weights.epoch
-        if same and (self._stands() if self._addresses is not None else self.problem != MOVED):
+        if self._epoch == self._weights.epoch and self._still():
             return self._addresses
         self._epoch = self._weights.epoch
         self._addresses = None
@@ -122,7 +122,10 @@ class AddressBook:
     def _move(self) -> None:
         self._addresses, self.problem = None, MOVED
 
-    def _stands(self) -> bool:
+    def _still(self) -> bool:
+        """Whether what was found last holds within an epoch."""
+        if self._addresses is None:
+            return self.problem is not None and not self.problem.fleeting
         live = [table.get(name) for table, name in self._slots]
         return all(map(operator.is_, live, self._found))
 
@@ -134,12 +137,12 @@ class AddressBook:
         by_stream = False
         for module in self._modules:
             if has_functions(module):
-                self.problem = "weights are computed anew at each call"
+                self.problem = of("computed_anew")
                 return None
             form = formats.of(module)
             if form is not None:
                 if not form.may_be_captured:
-                    self.problem = f"products of {form.name} weights cannot be replayed"
+                    self.problem = of("format_not_replayed", format=form.name)
                     return None
                 by_stream |= form.takes_memory_by_stream
             dynamic = self._dynamic.has(module)
@@ -151,10 +154,10 @@ class AddressBook:
                         continue
                     parts = parts_of(tensor)
                     if not all(same_device(part.device, device) for part in parts or [tensor]):
-                        self.problem = "a part of the model is not in VRAM"
+                        self.problem = of("not_in_vram")
                         return None
                     if parts is None:
-                        self.problem = f"weights are of a special kind ({type(tensor).__name__})"
+                        self.problem = of("special_weights", sort=type(tensor).__name__)
                         return None
                     slots.append((table, name))
                     found.append(tensor)
@@ -176,7 +179,7 @@ class AddressBook:
         """
         signature = self._dynamic.hold()
         if signature is None:
-            self.problem = "the model does not fit into VRAM as a whole"
+            self.problem = of("does_not_fit")
             return None
         try:
             if not self._dynamic.are_filled(fixed):

@@ -24,6 +24,7 @@ from ..kinds import host_layer, keys
 from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import difference, relative_l2
+from ..reasons import of
 from ..torch_api import present
 from .export import export
 from .notebook import Notebook
@@ -93,9 +94,10 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             broken = backend.explain_failure(description.device)
             if broken is None:
                 raise
-            words = f"nothing compiles here: {broken.reason}"
+            words = of("nothing_compiles", why=broken.reason)
             if not broken.final:  # what failed is of interest, too
-                words = f"{error.reason if isinstance(error, WarmgraphError) else error} ({words})"
+                said = error.reason if isinstance(error, WarmgraphError) else error
+                words = of("broke_here", error=said, why=broken.reason)
             raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
 
 
@@ -160,14 +162,11 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, guests
         ]
         names = ", ".join(sorted(changed)[:3])
         if guests.any:
-            raise BuildError(guests.blame(f"run by itself, its file leaves other code ({names})"))
-        raise BuildError(f"the worker sees other host code for {description.label}: {names}")
+            raise BuildError(guests.blame(of("leaves_other_code", names=names)))
+        raise BuildError(of("other_host_code", label=description.label, names=names))
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
-        raise BuildError(
-            "the worker's torch or options differ from the server's, or Warmgraph was updated "
-            f"since the server started: {target}"
-        )
+        raise BuildError(of("other_torch", target=target))
 
 
 def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
@@ -182,16 +181,17 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
         found = difference(results, references, inputs, in_full=in_full)
         checks.append({"sizes": sizes, "error": found.error})
         if not found.is_good and not _are_as_exact(results, references, program, weights, inputs):
-            raise BuildError(
-                f"{program.description.label} differs from eager by {found.error:.2e} at {sizes}"
-            )
+            error = f"{found.error:.2e}"
+            label = program.description.label
+            label = program.description.label
+            raise BuildError(of("built_wrong", label=label, error=error, sizes=sizes))
         layout = program.description.layout
         for i, result in enumerate(results):
             others = (*weights, *inputs, *results[:i])
             if not is_laid_out(result, layout) or any(_shares(result, t) for t in others):
-                raise BuildError(
-                    f"{program.description.label} must return {layout} tensors of its own"
-                )
+                label = program.description.label
+                label = program.description.label
+                raise BuildError(of("not_its_own", label=label, layout=layout))
     return checks
 
 

@@ -25,6 +25,7 @@ from ..kinds.attention_layer import AttentionLayer
 from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..kinds.stand_in import refuse_questions
+from ..reasons import of
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
 
@@ -148,7 +149,9 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
     except BuildError:
         raise
     except Exception as error:
-        raise BuildError(f"export of {description.label} failed: {_first_line(error)}") from error
+        raise BuildError(
+            of("export_failed", label=description.label, error=_first_line(error))
+        ) from error
 
 
 def _traced_range(symbol: Symbol) -> tuple[int, int]:
@@ -185,13 +188,13 @@ def _check_ranges(description: Description, exported: Any) -> None:
         sizes = [node.meta["val"]] if spec.dtype == "int" else list(node.meta["val"].shape)
         for declared_dim, size in zip(spec.dims, sizes, strict=True):
             if isinstance(declared_dim, str) and not isinstance(size, torch.SymInt):
-                raise BuildError(
-                    f"export of {description.label} fixed {declared_dim} of {spec.name} to {size}"
-                )
+                fixed = {"dim": declared_dim, "name": spec.name, "size": size}
+                raise BuildError(of("export_fixed", label=description.label, **fixed))
     for symbol, found in exported.range_constraints.items():
         bounds = (int(found.lower), int(found.upper))
         if not any(bounds[0] <= low and high <= bounds[1] for low, high in declared):
-            raise BuildError(f"export of {description.label} narrowed {symbol} to {bounds}")
+            narrowed = {"symbol": symbol, "bounds": bounds}
+            raise BuildError(of("export_narrowed", label=description.label, **narrowed))
 
 
 def _weights(exported: Any) -> list[WeightSpec]:
@@ -200,9 +203,7 @@ def _weights(exported: Any) -> list[WeightSpec]:
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind != InputKind.PARAMETER or not spec.target.startswith("module."):
-            raise BuildError(
-                f"a region takes weights and inputs only, got {spec.kind} {spec.target}"
-            )
+            raise BuildError(of("export_inputs", sort=spec.kind, name=spec.target))
         weights.append(spec.target)
     values = {n.name: n.meta["val"] for n in exported.graph.nodes if n.op == "placeholder"}
     names = [s.arg.name for s in exported.graph_signature.input_specs]

@@ -23,6 +23,7 @@ from ..building.worker_process import remove_after_me
 from ..cleanup.keeper import VARIABLE
 from ..cleanup.temporary import owner_of
 from ..errors import WarmgraphError
+from ..reasons import NOTHING, Reason
 
 if TYPE_CHECKING:
     from ..storing.graph_file import CompressedPayload
@@ -61,7 +62,9 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         prepare(hello)
         from ..storing.graph_file import compress_payload
     except BaseException as error:  # the outermost frame: everything becomes words
-        channel.send({"unfit": _words(error), "final": _is_final(error), "trace": _trace(error)})
+        channel.send(
+            {"unfit": _words(error).to_plain(), "final": _is_final(error), "trace": _trace(error)}
+        )
         channel.wait_for_the_end()
     gc.freeze()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
@@ -107,9 +110,11 @@ def _do(
             {
                 "job": number,
                 "ok": False,
-                "error": _words(error),
+                "error": _words(error).to_plain(),
                 "final": _is_final(error),
-                "remedy": error.remedy if isinstance(error, WarmgraphError) else "",
+                "remedy": (
+                    error.remedy if isinstance(error, WarmgraphError) else NOTHING
+                ).to_plain(),
                 "trace": _trace(error),
                 "clean": deliberate,
             }
@@ -219,8 +224,12 @@ class _Gate:
                     self._channel.send({"measure": "end"})
 
 
-def _words(error: BaseException) -> str:
-    return error.reason if isinstance(error, WarmgraphError) else one_line(error)
+def _words(error: BaseException) -> Reason:
+    return error.reason if isinstance(error, WarmgraphError) else Reason.plain(one_line(error))
+
+
+def _remedy(error: BaseException) -> Reason:
+    return error.remedy if isinstance(error, WarmgraphError) else NOTHING
 
 
 def _is_final(error: BaseException) -> bool:

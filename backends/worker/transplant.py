@@ -15,6 +15,7 @@ from ..contract import PackFile
 from ..errors import BuildError
 from ..kinds.packs import origin
 from ..kinds.replaced import blame
+from ..reasons import Reason, of
 
 _HOMES = ("comfy", "torch.nn", "torch.functional")
 _NOTHING = object()
@@ -47,7 +48,7 @@ class Guests:
         """Whether there are such files at all."""
         return bool(self._files)
 
-    def blame(self, problem: str) -> str:
+    def blame(self, problem: Reason) -> Reason:
         """Put a problem into words that name the packs."""
         packs = ", ".join(dict.fromkeys(file.pack for file in self._files))
         return blame(packs, ", ".join(dict.fromkeys(f.replaces for f in self._files)), problem)
@@ -72,7 +73,7 @@ class Guests:
             for change in replaced:
                 setattr(change.owner, change.name, change.after)
         if readers:
-            raise BuildError(self.blame("it reads or writes the step's options"))
+            raise BuildError(self.blame(of("uses_options")))
 
 
 @contextlib.contextmanager
@@ -115,13 +116,13 @@ def transplanted(files: Sequence[PackFile]) -> Iterator[Guests]:
 
 
 def _execute(file: PackFile) -> None:
-    def refuse(problem: str, cause: BaseException | None = None) -> BuildError:
+    def refuse(problem: Reason, cause: BaseException | None = None) -> BuildError:
         error = BuildError(blame(file.pack, file.replaces, problem))
         error.__cause__ = cause
         return error
 
     if hashlib.sha256(file.text.encode()).hexdigest() != file.sha256:
-        raise refuse("its text did not arrive whole")
+        raise refuse(of("text_not_whole"))
     if file.folder and file.folder not in sys.path:
         sys.path.append(file.folder)
     for name, folder in file.parents:
@@ -138,7 +139,7 @@ def _execute(file: PackFile) -> None:
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise refuse(f"{type(error).__name__}: {error}", error) from error
+        raise refuse(Reason.plain(f"{type(error).__name__}: {error}"), error) from error
 
 
 class _Text(importlib.abc.InspectLoader):

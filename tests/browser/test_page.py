@@ -213,6 +213,21 @@ def test_texts_change_with_the_pages_language_at_once(page: Page) -> None:
         )
 
 
+def test_a_reason_is_told_in_the_pages_language(page: Page) -> None:
+    page.open_shipped("text_to_image")
+    page.set_widget("WarmgraphCompileModel", "backend", "eager")
+    page.set_widget("KSampler", "steps", 1)
+    for side in ("width", "height"):
+        page.set_widget("EmptyLatentImage", side, 64)
+    page.run_workflow()
+    for language, said in (
+        ("zh", "编译器已关闭"),
+        ("en", "the compiler is off, to compare"),
+    ):
+        page.set_setting("Comfy.Locale", language)
+        page.wait_for(f"{STATUS}.some((text) => text.includes({said!r}))")
+
+
 def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
     """Also in one that Warmgraph does not speak: there they are in English."""
     heads = "[...document.querySelectorAll('[role=dialog] h3')].map((e) => e.innerText)"

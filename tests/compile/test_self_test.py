@@ -275,6 +275,6 @@ def test_a_build_that_fails_by_itself_is_not_for_good(
         return made
 
     monkeypatch.setattr(build, "export", exported)
-    with pytest.raises(BuildError, match="differs from eager") as failure:
+    with pytest.raises(BuildError, match="differs from ComfyUI's result") as failure:
         build.run(task, measure=contextlib.nullcontext)
     assert not failure.value.final

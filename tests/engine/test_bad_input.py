@@ -297,7 +297,7 @@ def test_even_a_signed_payload_may_not_name_other_functions(
     model = Probed(lab, host, when_missing="never")
     lab.settle()
     right(model)
-    assert "which no graph needs" in state_of(model)["reason"]
+    assert "which no compiled file needs" in state_of(model)["reason"]
     assert not mark.exists()
 
 
@@ -312,12 +312,12 @@ def _restarted(lab: Lab) -> Lab:
 # --- graphs that are wrong -------------------------------------------------------------------
 
 _WRONG = {
-    "other values": ("return (out[0] * 1.01,)", "differs from eager by 1.0e-02"),
-    "not a number": ("return (out[0] * float('nan'),)", "differs from eager by inf"),
-    "another shape": ("return (out[0][:1],)", "differs from eager by inf"),
+    "other values": ("return (out[0] * 1.01,)", "differs from ComfyUI's result by 1.0e-02"),
+    "not a number": ("return (out[0] * float('nan'),)", "differs from ComfyUI's result by inf"),
+    "another shape": ("return (out[0][:1],)", "differs from ComfyUI's result by inf"),
     "another dtype": (
         "return (out[0].double(),)",
-        "called otherwise: eager gives torch.float32, its graph torch.float64",
+        "called otherwise: ComfyUI's code gives torch.float32, the compiled one torch.float64",
     ),
     "no tensor": ("return (None,)", "failed at run time: TypeError: a graph must return"),
     "nothing": ("return ()", "failed at run time: IndexError"),
@@ -358,7 +358,7 @@ def test_a_graph_that_is_wrong_is_not_used(
     kind = state_of(model)
     assert kind["state"] == "failed" and words in kind["reason"]
     right(model, steps=2)
-    assert said(log, f"{QUICK} runs eager") == 1 + ("differs" in words)
+    assert said(log, f"{QUICK} runs at normal speed") == 1 + ("differs" in words)
     assert lab.counts(model.model)[1] == KINDS - 1
 
 
@@ -479,7 +479,7 @@ def test_a_build_that_fails_is_named_tried_once_more_and_then_left(
     for _ in range(2):
         lab.compiled(model.plain)
         right(model)
-    assert said(log, f"{QUICK} runs eager: Inductor failed") == 2
+    assert said(log, f"{QUICK} runs at normal speed: Inductor failed") == 2
 
 
 def test_a_class_that_no_worker_can_import_is_named_and_the_rest_is_compiled(
@@ -611,7 +611,7 @@ def test_two_servers_that_share_a_user_directory_build_the_same_at_once(
         _parts(lab, file_of(lab))  # whole and signed
     finally:
         other.engine.close()
-    assert not [line for line in warnings(log) if "eager: its graph" not in line]
+    assert not [line for line in warnings(log) if "normal speed: it is being" not in line]
 
 
 def test_a_model_unloaded_between_runs_needs_no_new_graph(host: Host, make_lab: MakeLab) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.cuda_graphs import replays
-from warmgraph_backends.cuda_graphs.captured_call import OUT_OF_MEMORY, CaptureError
+from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
 from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
 from warmgraph_backends.cuda_graphs.signatures import (
@@ -24,6 +24,7 @@ from warmgraph_backends.cuda_graphs.signatures import (
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.families.catalogue import may_be_captured, unread_options
 from warmgraph_backends.kinds.watch import Watch
+from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.weights.addresses import AddressBook
 from warmgraph_backends.weights.fetching import ModelWeights
@@ -492,7 +493,7 @@ class _Graph:
     def capture(self, *_: Any) -> None:
         type(self).tries += 1
         if not self.room:
-            raise CaptureError(OUT_OF_MEMORY)
+            raise CaptureError(of("no_memory_capturing"))
 
     def fits(self, addresses: Any) -> bool:
         return True
@@ -717,7 +718,7 @@ def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
         step("any shape", complete=False)
     assert _Graph.tries == 0
     (reason,) = made.reasons
-    assert reason.startswith("graphs are on their way")
+    assert reason.startswith("compiled files are on their way")
     for _ in range(CLEAN_CALLS + 2):
         step("any shape")
     assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"

@@ -69,8 +69,8 @@ def test_verify_names_the_region_that_is_wrong_and_keeps_eagers_image(
     assert "by 1.0e-02 (relative L2, 1e-04 is allowed) at x 2x" in warning
     assert warning.endswith(f"eager's result is used. Its graph is {kind.graph.key}")
     (reason,) = reasons(model)
-    assert reason.startswith("its graph differs from eager, whose result is used")
-    assert told == f"Warmgraph: parts of SDXL run eager: {reason}"
+    assert reason.startswith("its compiled result differs from ComfyUI's, which is used")
+    assert told == f"Warmgraph: parts of SDXL run at normal speed: {reason}"
     assert any(note.startswith("WARMGRAPH_DEBUG=verify is set") for note in model.report()["notes"])
 
 

@@ -301,7 +301,7 @@ def test_layers_fetch_their_own_where_there_is_no_room_to_compute_beside_all(
     calls.clear()
     assert relative(run.sample(run.ours), eager) < QUANTISED
     (reason,) = run.lab.engine.report(run.ours)["eager"]
-    assert reason["reason"] == "out of memory in the graph; the host ran this call"
+    assert reason["reason"] == "out of memory in compiled code; ComfyUI's own ran this call"
     later = run.plain.model.diffusion_model.single_blocks[0].linear1
     assert failed and calls[id(later)] > 0
     calls.clear()

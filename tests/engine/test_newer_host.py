@@ -83,7 +83,7 @@ def test_an_argument_of_attention_that_is_not_known_leaves_its_blocks_to_the_hos
     seen = quick[UNHEARD_OF]
     for step in (seen[step] for step in STEPS):
         assert step["error"] == 0 or step["error"] <= TOLERANCE
-        said = "attention is called with attention_span, which a graph does not pass on"
+        said = "attention is called with attention_span, which compiled code does not pass on"
         assert any(reason.endswith(said) for reason in step["reasons"])
         assert step["regions"]["compiled"] == 0
         assert step["jobs"] == 0

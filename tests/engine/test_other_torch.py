@@ -62,7 +62,7 @@ def test_workers_that_cannot_compile_are_asked_once(
     assert len(started) == 1 and started <= {1, 2}
     assert lab.builds() == 0
     lines = [record.getMessage() for record in caplog.records]
-    said = [line for line in lines if "Nothing is built until the server starts anew" in line]
+    said = [line for line in lines if "Nothing is compiled until the server starts anew" in line]
     assert len(said) == 1 and words in said[0]
 
 

@@ -296,7 +296,7 @@ def test_code_that_writes_into_what_others_read_leaves_its_block_to_the_host(
     ours = theirs(zimage.compiled)
     assert relative(zimage.sample(ours), eager) < TOLERANCE
     [(words, places)] = reasons(zimage.report(ours)).items()
-    assert words.startswith("with another node's code in it, it differs from eager by")
+    assert words.startswith("with another node's code in it, its result differs from ComfyUI's by")
     assert places == 1
     other = replaced(GATE, lambda forward, x: 1.5 + forward(x))
     ours = other(zimage.compiled)

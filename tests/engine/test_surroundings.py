@@ -308,7 +308,7 @@ def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
         patch.setattr(Trust, "_computed", other)
         xl.sample(fresh)
         [reason] = reasons(xl.report(fresh))
-        assert reason.startswith("differs from eager by")
+        assert reason.startswith("differs from ComfyUI's result by")
         assert reason.endswith("with resident weights; the next run compares it once more")
         assert reasons(xl.report(fresh)) == {reason: xl.blocks}
     count = known.count

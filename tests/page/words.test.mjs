@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
 import { bytes, duration, number, tenths } from "../../web/js/format.js";
-import { language, lineText, linesOf, useWords, wholeText, words } from "../../web/js/words.js";
+import { language, lineText, linesOf, reasonText, useWords, wholeText, words } from "../../web/js/words.js";
 
 const ALL = {
   en: {
@@ -12,7 +12,13 @@ const ALL = {
     },
     otherpack: { page: { close: "Shut" } },
   },
-  zh: { warmgraph: { page: { built: "共 {total}，已完成 {done}", files: "{count} 个文件" } } },
+  zh: {
+    warmgraph: {
+      page: { built: "共 {total}，已完成 {done}", files: "{count} 个文件" },
+      lines: { eager: "正常速度：{reason}" },
+      reasons: { both: "{one}；{other}", patches: "其他节点修补了 {name}" },
+    },
+  },
   de: { otherpack: {} },
 };
 
@@ -94,4 +100,18 @@ test("a whole report is said line by line in the page's language, or as the serv
   assert.equal(wholeText({ whole: [now, { text: "a note" }], text: "x" }), "31 ms a step\na note");
   assert.equal(wholeText({ text: "one\ntwo" }), "one\ntwo");
   assert.equal(wholeText({}), "");
+});
+
+test("a reason that stands in a line, or in another reason, is in the page's language, too", () => {
+  const patches = { key: "patches", values: { name: "attn1" }, text: "another node patches attn1" };
+  const unknown = { key: "new_one", values: {}, text: "a reason of another version" };
+  const both = { key: "both", values: { one: patches, other: unknown }, text: "one; other" };
+  const line = { key: "eager", values: { reason: "one; other" }, reasons: { reason: both } };
+  const said = { ...line, text: "normal speed: one; other" };
+  assert.equal(lineText(said), "normal speed: one; other");
+  locale = "zh";
+  assert.equal(lineText(said), "正常速度：其他节点修补了 attn1；a reason of another version");
+  assert.equal(reasonText(patches), "其他节点修补了 attn1");
+  assert.equal(reasonText("words alone"), "words alone");
+  assert.equal(lineText({ ...line, reasons: undefined, text: "" }), "正常速度：one; other");
 });

@@ -209,7 +209,7 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 1
     words = f"does not fit: torch: made for 2.99.0, this machine has {torch.__version__}"
     assert done.stdout.count(words) == 1
-    assert "refused: graph file" in done.stdout
+    assert "refused: compiled file" in done.stdout
     assert "does not match its hash" in done.stdout
 
 
@@ -406,7 +406,7 @@ class _Harmful:
 
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [("eager", "backend eager has no graphs"), ("tensorrt", "backend must be one of")],
+    [("eager", "backend eager compiles nothing"), ("tensorrt", "backend must be one of")],
 )
 def test_source_of_a_backend_that_can_show_none_says_so(
     tmp_path: Path, backend: str, words: str
@@ -424,7 +424,7 @@ def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path)
     path, user, _ = source_file(tmp_path, {**PARTS, "cpp": {"x": _Harmful(mark)}})
     done = run("source", path, "--user-directory", user)
     assert done.returncode == 1
-    assert "which no graph needs" in done.stdout
+    assert "which no compiled file needs" in done.stdout
     assert not mark.exists()
     flip_last_bit(path)
     done = run("source", path, "--user-directory", user)

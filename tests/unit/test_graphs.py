@@ -418,7 +418,7 @@ def test_closing_leaves_no_graph_between_states(place: Place) -> None:
     place.graphs.request([loading], [], build=True)
     place.graphs.close()
     gate.set()
-    later[0].set_exception(BuildError("the builder was closed before this graph was built"))
+    later[0].set_exception(BuildError("Warmgraph was closed before this was compiled"))
     assert (loading.state, building.state) == (State.MISSING, State.MISSING)
     assert loading.reason
     assert building.reason

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.reasons import TABLE, english_of
 from warmgraph_backends.sessions.lines import ENGLISH
 from warmgraph_backends.sessions.settings import SETTINGS
 
@@ -171,6 +172,12 @@ def test_every_sentence_of_the_server_has_one_with_the_same_values(language: str
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_every_reason_has_one_with_the_same_values(language: str) -> None:
+    english = {key: english_of(key) for key in TABLE}
+    assert _fields(_read(language, "main.json")["warmgraph"]["reasons"]) == _fields(english)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_every_sentence_of_the_page_has_one_with_the_same_values(language: str) -> None:
     page, english = (_read(each, "main.json")["warmgraph"]["page"] for each in (language, "en"))
     assert set(page) == set(english)
@@ -191,14 +198,18 @@ def test_nothing_else_is_translated(language: str) -> None:
     }
     words = _read(language, "main.json")
     assert set(words) == {"settingsCategories", "warmgraph"}
-    assert set(words["warmgraph"]) == {"page", "lines"}
+    assert set(words["warmgraph"]) == {"page", "lines", "reasons"}
 
 
 def test_no_chinese_text_was_left_in_english() -> None:
     for name in ("main.json", "nodeDefs.json", "settings.json"):
         for path, text in _texts(_read("zh", name)):
             said = _PLACEHOLDER.sub("", text)
-            assert not said or text in NAMES or re.search("[\u4e00-\u9fff]", said), (path, text)
+            has_words = re.search(r"\w", said) is not None
+            assert not has_words or text in NAMES or re.search("[\u4e00-\u9fff]", said), (
+                path,
+                text,
+            )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -209,6 +220,15 @@ def test_what_the_host_shows_itself_holds_nothing_that_it_would_read_as_syntax(
     assert {
         path: text for path, text in _texts(_read(language, name)) if _SYNTAX.search(text)
     } == {}
+
+
+def test_every_reason_is_given_somewhere() -> None:
+    code = "".join(
+        file.read_text(encoding="utf-8")
+        for file in (ROOT / "backends").rglob("*.py")
+        if file.name != "reasons.py"
+    )
+    assert [key for key in TABLE if f'"{key}"' not in code and key != "both"] == []
 
 
 def test_every_sentence_of_the_server_is_said_somewhere() -> None:

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "contract.py": "words; what a description says is in the key itself",
     "device/gpu.py": "which GPU it is, and with which CUDA, is in the target",
     "errors.py": "words",
+    "reasons.py": "words",
     "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/formats.py": "what of a format a graph hangs on is in its description",
     "host_api/kitchen.py": "its version and backends are in the sources of each kind",

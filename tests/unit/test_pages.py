@@ -12,21 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from warmgraph_backends.compilers import preflight
 from warmgraph_backends.compilers.registry import resolve_backend
+from warmgraph_backends.contract import Requirement
 from warmgraph_backends.cuda_graphs.signatures import FixedCallError, read_call
 from warmgraph_backends.errors import WarmgraphError
 from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.reasons import TABLE, english_of
 from warmgraph_backends.sessions.lines import ENGLISH
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import validate_graphs_name
 from warmgraph_backends.storing.graph_file import read_graph
 from warmgraph_backends.storing.signing import Signer
 
-from .reasons import HOLE, holed, texts
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 TROUBLESHOOTING = DOCS / "troubleshooting.md"
+#: What stands for a part of a text that differs from case to case.
+HOLE = "…"
 HEAD = "| texts | what it means | what to do |"
 
 
@@ -41,137 +44,32 @@ def _rows() -> list[tuple[list[str], str, str]]:
     return rows
 
 
+def holed(text: str) -> str:
+    """Return the words of a template with holes."""
+    return re.sub(r"\{\w+\}", HOLE, text.replace("`", "")).strip()
+
+
 EXPLAINED = [text for found, _, _ in _rows() for text in found]
-#: Modules whose texts are no reasons, or parts of one that is explained as a whole.
-NO_REASONS_IN = {
-    "building/messages.py": "parts of `is no message (...)`",
-    "device/kinds.py": "why other cards are off, for who brings them on",
-    "events.py": "names of events",
-    "host_api/models.py": "names of models",
-    "host_api/needs.py": "how the host's functions are called, and names of features",
-    "sessions/lines.py": "what stands around reasons on a node",
-    "sessions/prompts.py": "how far builds are",
-    "sessions/report.py": "what stands around reasons",
-    "sessions/settings.py": "the settings' own words",
-    "sessions/words.py": "what stands around reasons on a node",
-    "sessions/story.py": "what stands around reasons in the log",
-    "storing/canonical_json.py": "parts of `is damaged: ...`",
-    "storing/manifest.py": "parts of `is damaged: in its manifest, ...`",
-}
-#: The same for single texts.
-NO_REASONS = {
-    "parts of `is no answer (...)`": (
-        "job must be …, got …",
-        "ok must be true or false, got …",
-        "… is no answer to a job",
-        "sha256 must be 64 lower-case hex digits, got …",
-        "facts must be a table, got …",
-        "clean must be true or false, got …",
-        "… must be text, got …",
-    ),
-    "what fills a hole of a text that is explained": (
-        "no reason",
-        "no text",
-        "finding the private APIs",
-        "making fakes",
-        "exporting with symbolic sizes",
-        "its arguments",
-        "full steps",
-        "…... (… characters)",
-        "a number with too many digits",
-        "not there",
-        "of an unknown version",
-        "the host's attention",
-        "the host's layer",
-        "an unknown module",
-        "another node",
-        "another node (…)",
-        "captured calls",
-        "it is built anew",
-        "… (64-bit)",
-        "… (not rounded)",
-        "… (parts called)",
-        "a live part",
-        "a live convolution",
-        "… at …",
-        "… of …",
-        "it …",
-        "the model",
-        "an unknown device",
-        "timing a step",
-        "of type …",
-    ),
-    "a choice or a title": ("any shape", "decoder and encoder", "Other files", "conditioning …"),
-    "how a run with every call compared went, and a developer's typing error": (
-        "verified … calls of regions with eager",
-        "… differ",
-        "none differs",
-        "nearest to its tolerance (… of it) is …",
-        "only= without a kind",
-    ),
-    "lines of the log about what went well": (
-        "… built in … s of work",
-        "… loaded",
-        "… in use before",
-        "…: … of … graphs are ready",
-        "beside …",
-        "in their folder",
-    ),
-    "commands, and names of warnings": (
-        "sudo apt install build-essential",
-        "sudo dnf install gcc gcc-c++",
-        "sudo pacman -S base-devel",
-        "sudo zypper install gcc gcc-c++",
-        "sudo apk add build-base",
-        "conda install -c conda-forge c-compiler cxx-compiler",
-        "winget install Microsoft.VisualStudio.2022.BuildTools",
-        "xcode-select --install",
-        '"…" -m pip install …',
-        "missing …",
-        "no builds",
-        "untrusted …",
-    ),
-    "data": (
-        "import os, shutil, sys, time for _ in range(20): time.sleep(0.2) "
-        "shutil.rmtree(sys.argv[1], ignore_errors=True) if not os.path.exists(sys.argv[1]): break",
-        "…/torch …",
-        "… rows … … … …",
-        "#define HALF … …",
-        "#define TIMES … …",
-        "sha256 …",
-        "warmgraph graph file",
-        "READ ME - compiled files, may be deleted, are made again when needed",  # a folder's name
-        "…: …, … bytes…",
-    ),
-}
-SET_ASIDE = {text for found in NO_REASONS.values() for text in found}
-#: Every other text that may reach a user, and where it is.
-REASONS = {
-    text.words: text.place
-    for text in texts()
-    if text.place.partition("/")[2].partition(":")[0] not in NO_REASONS_IN
-}
+#: What stands around other reasons, which are explained, or is a part of one.
+AROUND = {"both", "and_more", "places", "would_run_normally", "nothing_compiled"}
+AROUND |= {"it_does"}
 #: What users can mend, and what a setting leaves alone, is told in sentences, and explained as
 #: reasons are.
 TOLD = ("mend_", "left_alone_")
-REASONS |= {holed(text): key for key, text in ENGLISH.items() if key.startswith(TOLD)}
+#: Every text that the page explains, with holes, and its key. What is to be done stands beside.
+REASONS = {
+    holed(english_of(key)): key for key in TABLE if key not in AROUND and not key.startswith("do_")
+} | {holed(text): key for key, text in ENGLISH.items() if key.startswith(TOLD)}
 
 
-def test_every_reason_of_the_code_is_explained() -> None:
-    """A new one belongs into a row of docs/troubleshooting.md, or above if it is no reason."""
-    known = {*EXPLAINED, *SET_ASIDE}
-    assert [f"{words} ({place})" for words, place in REASONS.items() if words not in known] == []
+def test_every_reason_is_explained() -> None:
+    """A new one belongs into a row of docs/troubleshooting.md."""
+    assert sorted(words for words in REASONS if words not in EXPLAINED) == []
 
 
-def test_every_explained_text_is_in_the_code_and_once_on_the_page() -> None:
+def test_every_explained_text_is_a_reason_and_once_on_the_page() -> None:
     assert sorted({*EXPLAINED} - {*REASONS}) == []
     assert [text for text, count in Counter(EXPLAINED).items() if count > 1] == []
-
-
-def test_what_is_set_aside_is_there_and_is_not_explained() -> None:
-    assert sorted(SET_ASIDE - {*REASONS}) == []
-    assert sorted(SET_ASIDE & {*EXPLAINED}) == []
-    assert all((ROOT / "backends" / module).is_file() for module in NO_REASONS_IN)
 
 
 def test_every_reason_says_what_to_do() -> None:
@@ -179,35 +77,6 @@ def test_every_reason_says_what_to_do() -> None:
     assert len(rows) > 60
     for found, meaning, remedy in rows:
         assert found and len(meaning.split()) > 3 and remedy, found
-
-
-def test_texts_of_the_code_are_found_where_a_report_has_them(tmp_path: Path) -> None:
-    """What the reader takes for a text: whatever a user may read, and nothing that says nothing."""
-    source = '''
-"""A module with a docstring."""
-import logging
-logger = logging.getLogger(__name__)
-_WHY = "a constant with {} holes"
-_REMEDY = "what is to be done"
-def told(self, value):
-    """A function of two words."""
-    logger.info("this is for the log")
-    if value == "no such thing":
-        raise ValueError("a part of another text")
-    if value.startswith("some words here"):
-        raise BuildError(f"it {value} broke", remedy="mend it yourself")
-    self.reason = f"reads {value.name!r}, and more" if value else "two words"
-    return self.decline("left to the host") or {"a key in words": "and its value"}
-'''
-    (tmp_path / "module.py").write_text(source, "utf-8")
-    assert [text.words for text in texts(tmp_path)] == [
-        "a constant with … holes",
-        "it … broke",
-        "reads …, and more",
-        "two words",
-        "left to the host",
-        "and its value",
-    ]
 
 
 def _find(reason: str) -> list[str]:
@@ -219,7 +88,7 @@ def _find(reason: str) -> list[str]:
 def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
     found = {}
     for text, cause in {
-        "no region plan for … yet: runs at normal speed": lambda: plan_model(torch.nn.Linear(1, 1)),
+        "no region plan for … yet": lambda: plan_model(torch.nn.Linear(1, 1)),
         "this backend does not run on …": lambda: resolve_backend("inductor", "mps"),
         "backend must be one of …, got …": lambda: resolve_backend("tensorrt", "cpu"),
         "… has a …, whose effect is not known": lambda: read_call((object(),), {}),
@@ -311,7 +180,10 @@ def test_what_the_page_shows_of_node_and_tab_is_what_they_say() -> None:
 
 def test_commands_that_the_server_tells_are_those_of_the_page() -> None:
     text = (DOCS / "get-started.md").read_text("utf-8")
-    commands = [words for words in REASONS if re.match("sudo |conda |winget ", words)]
+    compiler, elsewhere = Requirement("C compiler", met=False), {"CONDA_PREFIX": "/there"}
+    commands = {*preflight.PACKAGES.values()}
+    commands.add(preflight.install_command(compiler, environment=elsewhere))
+    commands.add(preflight.install_command(compiler, platform="win32", environment={}))
     assert len(commands) > 5 and [each for each in commands if f"`{each}`" not in text] == []
 
 

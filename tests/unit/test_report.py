@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.reasons import of
 from warmgraph_backends.sessions import words
 from warmgraph_backends.sessions.lines import ENGLISH, Line, in_english, line, plain
 
@@ -187,8 +188,8 @@ def test_nothing_is_said_of_builds_when_none_run() -> None:
 
 def test_what_comes_by_itself_is_not_told_as_what_is_not_compiled() -> None:
     coming = [
-        {"reason": f"it is being {what}", "places": 9, "examples": ["a"]}
-        for what in ("built", "loaded", "built by another server")
+        {"reason": of(key), "places": 9, "examples": ["a"]}
+        for key in ("being_compiled", "being_loaded", "compiled_elsewhere")
     ]
     lines = _on_node(standing="building", eager=coming)
     assert lines == [

@@ -130,5 +130,5 @@ def test_what_no_graph_knows_of_a_layer_ends_its_build_by_name(
 ) -> None:
     with pytest.raises(BuildError) as refused:
         exported(helper)
-    known = f"this ComfyUI's code asks for {words}, which a graph does not know"
+    known = f"this ComfyUI's code asks for {words}, which compiled code does not know"
     assert refused.value.reason == known

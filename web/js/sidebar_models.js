@@ -3,7 +3,7 @@ import { button, el } from "./elements.js";
 import { barsOf } from "./figures.js";
 import { duration, tenths } from "./format.js";
 import { nodeLink } from "./sidebar_jump.js";
-import { linesOf, lineText, words } from "./words.js";
+import { linesOf, lineText, reasonText, words } from "./words.js";
 
 /** An icon beside the word: nothing is told by colour alone. */
 const ICONS = {
@@ -141,8 +141,8 @@ function eagerDetails(reasons) {
     el(
       "ul",
       {},
-      ...reasons.map(({ reason, places: count }) =>
-        el("li", {}, words("page.reason", { count, reason })),
+      ...reasons.map(({ reason, reason_line: line, places: count }) =>
+        el("li", {}, words("page.reason", { count, reason: reasonText(line ?? reason) })),
       ),
     ),
   );

@@ -1,7 +1,7 @@
 /** The graphs on disk, by model family, with buttons to clear them. */
 import { button, el } from "./elements.js";
 import { bytes, number, percent, time } from "./format.js";
-import { words } from "./words.js";
+import { reasonText, words } from "./words.js";
 
 /**
  * How many files a button would delete, and their bytes.
@@ -91,9 +91,10 @@ function table(stored) {
 
 function unfitDetails(stored) {
   const reasons = stored.flatMap(({ title, unfit = [] }) =>
-    unfit.map(({ reason, files, bytes: size }) =>
-      el("li", {}, words("page.unfit_reason", { title, count: files, size: bytes(size), reason })),
-    ),
+    unfit.map(({ reason: text, reason_line: line, files, bytes: size }) => {
+      const reason = reasonText(line ?? text);
+      return el("li", {}, words("page.unfit_reason", { title, count: files, size: bytes(size), reason }));
+    }),
   );
   if (!reasons.length) return [];
   const { files } = clearable({ stored }, "unfit");

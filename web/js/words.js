@@ -1,6 +1,7 @@
 /**
  * What the page says, in its user's language. The words are in the pack's locales/LANGUAGE/main.json,
- * below "warmgraph": "page" for these scripts' own, "lines" for what the server says.
+ * below "warmgraph": "page" for these scripts' own, "lines" for what the server says, "reasons" for
+ * those that stand in it.
  */
 
 /** @type {Record<string, any>} by language, as the host serves them */
@@ -50,10 +51,27 @@ export function words(key, values = {}, fallback = key) {
 
 /**
  * A line that the server made: its own language is English.
- * @param {{key?: string, values?: Record<string, string | number>, text: string}} line
+ * @param {{key?: string, values?: Record<string, any>, reasons?: Record<string, any>, text: string}}
+ *   line `reasons` are those of its values that are reasons
  */
-export function lineText({ key, values, text }) {
-  return key ? words(`lines.${key}`, values, text) : text;
+export function lineText({ key, values, reasons, text }) {
+  return key ? words(`lines.${key}`, { ...values, ...inWords(reasons) }, text) : text;
+}
+
+/**
+ * A reason that the server gave: words, or a key and values, among which are other reasons.
+ * @param {string | {key?: string, values?: Record<string, any>, text: string}} reason
+ * @returns {string}
+ */
+export function reasonText(reason) {
+  if (typeof reason === "string") return reason;
+  const { key, values, text } = reason;
+  return key ? words(`reasons.${key}`, inWords(values), text) : text;
+}
+
+/** @param {Record<string, any>} [values] */
+function inWords(values = {}) {
+  return Object.fromEntries(Object.entries(values).map(([name, each]) => [name, reasonText(each)]));
 }
 
 /**
