@@ -19,9 +19,14 @@ from typing import Any
 
 import torch
 
+from .attaching import deepcache as attach_deepcache
+from .attaching import vae as attach_vae
+from .attaching.attached import Attached, Left, Note
+from .attaching.objects import Objects
 from .building.builder import Builder
 from .building.claims import Claims
 from .building.pacing import room_for_workers
+from .choices.choices import Choices
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import CapturedMemory
 from .debugging import OFF, Debugging
@@ -30,19 +35,14 @@ from .deepcache.run import Options as CacheOptions
 from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
-from .host import deepcache as attach_deepcache
-from .host import vae as attach_vae
-from .host.attached import Attached, Left, Note
-from .host.objects import Objects
+from .graphs.graph import Graph, State
+from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
-from .kernels.choices import Choices
 from .reasons import joined, of
 from .runtime.faults import CAPTURES, STEP, TELLING
-from .runtime.graph import Graph, State
-from .runtime.graphs import Graphs
 from .runtime.live import Live
 from .runtime.scope import Target
 from .runtime.session import AttachedBy, Options, Session, Whose

@@ -13,7 +13,6 @@ from warmgraph_backends.compilers.installed import installed_target
 from warmgraph_backends.compilers.registry import BACKENDS
 from warmgraph_backends.device.kinds import CPU, GPU_TYPES
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.kinds.target import explain_target
 from warmgraph_backends.storing.files import write_whole
 from warmgraph_backends.storing.graph_file import (
     SUFFIX,
@@ -23,6 +22,7 @@ from warmgraph_backends.storing.graph_file import (
     read_header,
 )
 from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.target.target import explain_target
 
 from .output import say, stop, words
 
@@ -129,7 +129,7 @@ def _fit(facts: dict[str, Any]) -> list[str]:
 def _fit_by_torch(facts: dict[str, Any]) -> list[str]:
     """Say whether a graph fits, and whether its backend can work here; imports PyTorch."""
     try:
-        from warmgraph_backends.kinds.keys import target
+        from warmgraph_backends.target.keys import target
     except ImportError as error:
         return [f"fits: not known, this Python cannot import PyTorch ({error})"]
     device, name = facts.get("device"), facts.get("backend")

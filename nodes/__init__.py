@@ -8,9 +8,9 @@ from typing_extensions import override
 from . import server
 from .compile_controlnet import WarmgraphCompileControlNet
 from .compile_model import WarmgraphCompileModel, WarmgraphLoadCompiledGraph
+from .compile_report import WarmgraphGraphReport, WarmgraphWarmUp
 from .compile_vae import WarmgraphCompileVAE, WarmgraphLoadCompiledGraphVAE
 from .deepcache import WarmgraphDeepCache
-from .report import WarmgraphGraphReport, WarmgraphWarmUp
 
 
 class WarmgraphExtension(ComfyExtension):

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.contract import AUTO
-from .attached import compile_inputs, compiled_or_unchanged, validate_name
+from .compile_nodes import compile_inputs, compiled_or_unchanged, validate_name
 
 if TYPE_CHECKING:
     from comfy.controlnet import ControlBase

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ..backends.contract import AUTO, CallForm
 from . import server
-from .attached import (
+from .compile_nodes import (
     attached_or_unchanged,
     compile_inputs,
     compiled_or_unchanged,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.attaching.vae import BOTH, PARTS
 from ..backends.contract import AUTO
-from ..backends.host.vae import BOTH, PARTS
 from . import server
-from .attached import (
+from .compile_nodes import (
     attached_or_unchanged,
     compile_inputs,
     compiled_or_unchanged,

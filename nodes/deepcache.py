@@ -13,7 +13,7 @@ from ..backends.deepcache.schedule import Schedule, parse_steps
 from ..backends.errors import shown, validate_length
 from ..backends.sessions.lines import line, plain
 from . import server
-from .attached import node_output
+from .compile_nodes import node_output
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher

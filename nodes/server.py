@@ -21,11 +21,11 @@ from ..backends.device.gpu import compiled_for
 from ..backends.engine import Engine, Hooks, Paths
 from ..backends.host_api.execution import check_cancelled
 from ..backends.host_api.server import has_open_pages, page_of_prompt
-from ..backends.kinds.own_code import own_fingerprint
 from ..backends.sessions.lines import Line, plain
 from ..backends.sessions.settings import Settings
 from ..backends.sessions.warnings import of_machine
 from ..backends.storing.folders import list_folders
+from ..backends.target.own_code import own_fingerprint
 from . import help_pages, routes
 from .attachers import attached_by, page_place
 from .classes import host_classes

@@ -88,8 +88,8 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
 
     from warmgraph_backends.compilers.lowering import _config
     from warmgraph_backends.families.catalogue import form_of, plan_model
-    from warmgraph_backends.families.plan import describe_place
     from warmgraph_backends.kernels import products
+    from warmgraph_backends.plans.plan import describe_place
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
 

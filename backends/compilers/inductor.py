@@ -16,8 +16,8 @@ from typing import Any
 from ..contract import INDUCTOR, Compiled, Measure, PayloadFacts, Program, Requirement
 from ..device.kinds import CPU, KINDS
 from ..errors import RequirementError
-from ..kinds.options import inductor_fingerprint
 from ..reasons import NOTHING, of
+from ..target.compiler_options import inductor_fingerprint
 from ..torch_api import payload as payloads
 from ..torch_api.version_files import constants_of
 
@@ -100,7 +100,7 @@ class Inductor:
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
         from ..device.gpu import current_index
-        from ..kernels import head_rotation as head_rotation  # graphs call its operator
+        from ..operators import head_rotation as head_rotation  # graphs call its operator
         from ..torch_api import loading
 
         return loading.unpack(payload, device_index=current_index())

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..device import libcuda
 from ..device.kinds import GPU_TYPES
-from ..kinds.target import TorchFacts, compose_target
+from ..target.target import TorchFacts, compose_target
 from ..torch_api.version_files import constants_of
 from .registry import BACKENDS
 

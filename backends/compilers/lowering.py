@@ -13,8 +13,8 @@ from ..errors import BuildError
 from ..host_api.attention import host_order
 from ..kernels.rounding import round_once
 from ..kinds.layout import CHANNELS_LAST
-from ..kinds.options import CHANNELS_LAST_CONFIG, base_config
 from ..reasons import of
+from ..target.compiler_options import CHANNELS_LAST_CONFIG, base_config
 from ..torch_api import compiling, packing
 
 

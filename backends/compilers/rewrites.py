@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..device.gpu import is_gpu
 from ..host_api import kitchen
-from ..kernels import head_rotation, host_attention
-from ..kernels.head_rotation import norm, rotate
 from ..kinds.layout import CHANNELS_LAST
+from ..operators import head_rotation, host_attention
+from ..operators.head_rotation import norm, rotate
 from ..torch_api.tracing import operator_name, realized
 
 #: The rows of a query `[batch, heads, rows, width]`.

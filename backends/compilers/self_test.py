@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from ..errors import RequirementError, WarmgraphError
-from ..kinds.options import base_config
 from ..reasons import of
+from ..target.compiler_options import base_config
 from ..torch_api.compiling import compile_wrapper
 from ..torch_api.loading import unpack
 from ..torch_api.packing import pack

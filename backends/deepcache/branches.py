@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..families.plan import Passage, shallow_copy
 from ..host_api import unets
+from ..plans.plan import Passage, shallow_copy
 from ..runtime.variant import Variant
 from .guard import own_part
 

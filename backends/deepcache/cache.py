@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..code.packs import owner_of
 from ..events import Event, Events
 from ..host_api import patcher as host
 from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
-from ..kinds.packs import owner_of
 from ..reasons import Reason, of
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within

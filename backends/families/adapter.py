@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import Forward
+from ..plans.family import Family
+from ..plans.plan import Call, Form, Place, Plan, dispatch_one, host_forward, shallow_copy
 from . import unet
-from .binding import Forward
-from .family import Family
-from .plan import Call, Form, Place, Plan, dispatch_one, host_forward, shallow_copy
 
 NAME = "adapter"
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+from ..code.packs import foreign_class, is_known
 from ..host_api.options import UNREAD
-from ..kinds.packs import foreign_class, is_known
+from ..plans.family import Family, Inputs
+from ..plans.plan import Form, Plan
 from ..reasons import Reason, joined, of
 from . import (
     adapter,
     control,
     cosmos,
     flux,
+    image_vae,
     krea,
     ltx,
     ltx_vae,
@@ -26,13 +29,10 @@ from . import (
     qwen21,
     sd3,
     unet,
-    vae,
     wan,
     wan_vae,
     whole,
 )
-from .family import Family, Inputs
-from .plan import Form, Plan
 
 FAMILIES = (
     unet.FAMILY,
@@ -49,7 +49,7 @@ FAMILIES = (
     sd3.FAMILY,
     wan.FAMILY,
     whole.FAMILY,
-    vae.FAMILY,
+    image_vae.FAMILY,
     wan_vae.FAMILY,
     ltx_vae.FAMILY,
     minimax_vae.FAMILY,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import Arguments
+from ..plans.family import Family
+from ..plans.plan import Form, Place, Plan, dispatch_one, host_forward
 from . import unet
-from .binding import Arguments
-from .family import Family
-from .plan import Form, Place, Plan, dispatch_one, host_forward
 
 NAME = "control"
 

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..reasons import of
-from . import dit
-from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
-from .family import Family, Inputs
-from .plan import (
+from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward, needed
+from ..plans.family import Family, Inputs
+from ..plans.plan import (
     Call,
     Form,
     Place,
@@ -26,6 +24,8 @@ from .plan import (
     host_forward,
     unknown_layer,
 )
+from ..reasons import of
+from . import dit
 
 NAME = "cosmos"
 

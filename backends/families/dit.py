@@ -13,11 +13,10 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..host_api.options import PATCHES, UNREAD
-from ..kernels import host_attention
-from ..kinds import live_arguments
+from ..operators import host_attention, live_arguments
+from ..plans.binding import OR_NONE, Arguments, Forward, Use
+from ..plans.plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
 from ..reasons import Reason, of
-from .binding import OR_NONE, Arguments, Forward, Use
-from .plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
 
 #: A step's `transformer_options`.
 Options = dict[str, Any] | None

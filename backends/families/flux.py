@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Call, Form, Plan, host_forward, host_results
 from ..reasons import Reason
 from . import dit
-from .binding import TAKEN
-from .family import Family, Inputs
-from .plan import Call, Form, Plan, host_forward, host_results
 
 NAME = "flux"
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Form, Plan, host_forward
 from ..reasons import Reason
 from . import dit
-from .binding import TAKEN
-from .family import Family, Inputs
-from .plan import Form, Plan, host_forward
 
 NAME = "krea"
 

@@ -15,11 +15,11 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..host_api import attention
+from ..plans.binding import OR_NONE, TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Call, Form, Plan, host_forward, host_results
 from ..reasons import Reason, of
 from . import dit
-from .binding import OR_NONE, TAKEN
-from .family import Family, Inputs
-from .plan import Call, Form, Plan, host_forward, host_results
 
 NAME = "ltx"
 

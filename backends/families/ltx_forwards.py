@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..plans.plan import Call, Passage, host_forward, shallow_copy
 from .ltx_pieces import FRAMES, KEPT
-from .plan import Call, Passage, host_forward, shallow_copy
 
 #: Indices of the kept frames; those of a piece follow from zero on.
 _OF_KEPT = tuple(range(-KEPT, 0))

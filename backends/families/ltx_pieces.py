@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .plan import Passage, host_forward
+from ..plans.plan import Passage, host_forward
 
 #: Frames that a convolution over three of them keeps from one piece to the next.
 KEPT = 2

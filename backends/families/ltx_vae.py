@@ -16,25 +16,17 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
+from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward
+from ..plans.family import Family
+from ..plans.pairs import norm_and_activation
+from ..plans.plan import Form, Place, Plan, dispatch_one, host_forward, shallow_copy, unknown_layer
 from ..reasons import Reason, of
-from . import ltx_forwards, vae
-from .binding import OR_NONE, TAKEN, Arguments, Forward
-from .family import Family
+from . import image_vae, ltx_forwards
 from .ltx_pieces import FRAMES, KEPT, Convolution, Given, Kept, PickedNorm, Way, mirrors, picked
-from .pairs import norm_and_activation
-from .plan import (
-    Form,
-    Place,
-    Plan,
-    dispatch_one,
-    host_forward,
-    shallow_copy,
-    unknown_layer,
-)
 
 NAME = "ltx_vae"
 
-SYMBOLS = vae.SYMBOLS | {
+SYMBOLS = image_vae.SYMBOLS | {
     s.name: s
     for s in (
         Symbol("frames", 1, 4096, 9),

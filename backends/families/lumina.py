@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import OPTIONAL, TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Form, Plan, host_forward
 from . import dit
-from .binding import OPTIONAL, TAKEN
-from .family import Family, Inputs
-from .plan import Form, Plan, host_forward
 
 NAME = "lumina"
 

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..reasons import of
-from . import dit
-from .binding import TAKEN
-from .family import Family, Inputs
-from .plan import (
+from ..plans.binding import TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import (
     Call,
     Form,
     Passage,
@@ -28,6 +26,8 @@ from .plan import (
     shallow_copy,
     unknown_layer,
 )
+from ..reasons import of
+from . import dit
 
 NAME = "minimax"
 

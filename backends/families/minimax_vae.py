@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import TAKEN, needed
+from ..plans.family import Family
+from ..plans.plan import Form, Plan
 from ..reasons import of
 from . import dit
-from .binding import TAKEN, needed
-from .family import Family
-from .plan import Form, Plan
 
 NAME = "minimax_vae"
 

@@ -12,10 +12,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import OR_NONE, TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Call, Form, Place, Plan, dispatch_several, host_results, unknown_layer
 from . import dit
-from .binding import OR_NONE, TAKEN
-from .family import Family, Inputs
-from .plan import Call, Form, Place, Plan, dispatch_several, host_results, unknown_layer
 
 NAME = "qwen"
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import TAKEN
+from ..plans.family import Family, Inputs
+from ..plans.plan import Call, Form, Plan, host_forward
 from . import dit
-from .binding import TAKEN
-from .family import Family, Inputs
-from .plan import Call, Form, Plan, host_forward
 
 NAME = "qwen21"
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import TAKEN, Arguments
+from ..plans.family import Family, Inputs
+from ..plans.plan import Call, Form, Plan, host_results
 from . import dit
-from .binding import TAKEN, Arguments
-from .family import Family, Inputs
-from .plan import Call, Form, Plan, host_results
 
 NAME = "sd3"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from ..code.packs import owner_of
+from ..code.sources import is_foreign
 from ..contract import InputSpec
 from ..kinds.layout import CHANNELS_LAST
-from ..kinds.packs import owner_of
-from ..kinds.sources import is_foreign
+from ..plans.binding import OR_NONE, TAKEN, Arguments
+from ..plans.plan import Call, Form, host_forward, shallow_copy
 from ..reasons import Reason, of
-from .binding import OR_NONE, TAKEN, Arguments
-from .plan import Call, Form, host_forward, shallow_copy
 
 
 class _ReachedError(Exception):

@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 
+from ..code.packs import is_made_of_the_hosts, owner_of
+from ..code.purity import options_kept
 from ..contract import InputSpec, Symbol
 from ..host_api.options import UNREAD
 from ..kinds.layout import CHANNELS_LAST
-from ..kinds.packs import is_made_of_the_hosts, owner_of
-from ..kinds.purity import options_kept
-from ..reasons import Reason, of
-from . import dit
-from .binding import OR_NONE, TAKEN, Arguments, Forward, needed
-from .family import Family, Inputs
-from .plan import (
+from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward, needed
+from ..plans.family import Family, Inputs
+from ..plans.plan import (
     Call,
     Form,
     Passage,
@@ -32,6 +30,8 @@ from .plan import (
     host_forward,
     unknown_layer,
 )
+from ..reasons import Reason, of
+from . import dit
 from .spatial import ARGUMENTS, ENTRY, EXIT, serve_spatial, spatial_transformer_change
 
 NAME = "unet"

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from ..contract import Symbol
+from ..plans.family import Family, Inputs
+from ..plans.plan import Form, Place, Plan, dispatch_one, dispatch_several, unknown_layer
 from . import dit
-from .family import Family, Inputs
-from .plan import Form, Place, Plan, dispatch_one, dispatch_several, unknown_layer
 from .wan_animate import FORMS as ANIMATE2
 from .wan_animate import plan_animate2
 from .wan_blocks import BLOCK, FRAME_BLOCK, HEAD, IMAGE_BLOCK, cut_heads, serve_block

@@ -15,9 +15,19 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
+from ..plans.binding import TAKEN, Arguments
+from ..plans.plan import (
+    Call,
+    Dispatch,
+    Form,
+    Method,
+    Passage,
+    Place,
+    Plan,
+    shallow_copy,
+    unknown_layer,
+)
 from . import dit
-from .binding import TAKEN, Arguments
-from .plan import Call, Dispatch, Form, Method, Passage, Place, Plan, shallow_copy, unknown_layer
 from .wan_blocks import NAME, NO_IMAGE, context_input, cut_heads, of_all_frames, table_input
 
 #: Arguments of the host's attention that are known here.

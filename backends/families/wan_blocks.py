@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import TAKEN, Arguments, Forward
+from ..plans.plan import Call, Form, Place, Plan, dispatch_one, host_forward
 from ..reasons import of
 from . import dit
-from .binding import TAKEN, Arguments, Forward
-from .plan import Call, Form, Place, Plan, dispatch_one, host_forward
 
 NAME = "wan"
 

@@ -15,23 +15,15 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
-from . import vae
-from .family import Family
-from .pairs import norm_and_activation
-from .plan import (
-    Dispatch,
-    Form,
-    Place,
-    Plan,
-    dispatch_one,
-    host_forward,
-    unknown_layer,
-)
+from ..plans.family import Family
+from ..plans.pairs import norm_and_activation
+from ..plans.plan import Dispatch, Form, Place, Plan, dispatch_one, host_forward, unknown_layer
+from . import image_vae
 
 NAME = "wan_vae"
 
 #: The decoder takes up to four frames at a time.
-SYMBOLS = vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
+SYMBOLS = image_vae.SYMBOLS | {"frames": Symbol("frames", 1, 4096, 4)}
 
 
 class NormSiLU(Form):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec
+from ..plans.binding import OR_NONE, TAKEN, Forward
+from ..plans.plan import Call, host_forward
 from ..reasons import of
 from . import dit
-from .binding import OR_NONE, TAKEN, Forward
-from .plan import Call, host_forward
 from .wan_blocks import Block, context_input, of_all_frames, of_frames, table_input
 
 #: Tokens of what is heard with a frame.

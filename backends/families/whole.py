@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..plans.family import Family
 from ..reasons import Reason, of
 from . import dit
-from .family import Family
 
 _LDM = "comfy.ldm"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..kinds import host_layer
+from ..operators import host_layer
 from ..torch_api import compiling
 
 aten: Any = torch.ops.aten

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Passage
+from ..code.bytecode import codes
+from ..code.sources import attributes_read
 from ..host_api import attention
 from ..host_api.layers import FORWARDS, STATE
-from ..kinds.bytecode import codes
-from ..kinds.sources import attributes_read
+from ..plans.plan import Passage
 from ..reasons import Reason, of
 
 #: torch calls a module's forward through these, which an instance may have, too.

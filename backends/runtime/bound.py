@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..device.gpu import is_gpu
-from ..families.plan import Plan
 from ..host_api.memory import room_for_weights
+from ..plans.plan import Plan
 from ..weights.addresses import AddressBook
 from ..weights.fetching import ModelWeights
 from .foreign import Foreign

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Plan
-from ..kinds.watch import Change, Watch
+from ..code.watch import Change, Watch
+from ..plans.plan import Plan
 from ..reasons import Reason
 from ..torch_api import surroundings
 from .kind import Kind

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..cuda_graphs.replays import EXACT
-from ..families.plan import Call, Place, Placed, Plan
+from ..graphs.graph import Graph, State
 from ..host_api import options
+from ..plans.plan import Call, Place, Placed, Plan
 from ..reasons import Reason
 from ..weights.fetching import ModelWeights
 from .faults import Faults
-from .graph import Graph, State
 from .kind import Kind
 from .region import Region
 from .shared import Shared

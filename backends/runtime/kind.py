@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
+from ..code.watch import Watch
 from ..contract import Description
 from ..errors import DescriptionError
-from ..families.plan import Place, Plan, describe_live, describe_place, quick_signature
-from ..kinds import left_layers, live_parts
-from ..kinds.left_layers import Left
-from ..kinds.live_parts import Live
-from ..kinds.watch import Watch
+from ..graphs.graph import Graph
+from ..operators import live_parts
+from ..operators.live_parts import Live
+from ..plans.plan import Place, Plan, describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
-from .graph import Graph
+from . import left_layers
+from .left_layers import Left
 from .variations import VARIATIONS, Needs, Variation
 from .wiring import Guests
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..families.plan import FORWARD, Placed
+from ..plans.plan import FORWARD, Placed
 
 
 class Placing:

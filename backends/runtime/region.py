@@ -10,22 +10,21 @@ from typing import Any
 
 import torch
 
+from ..choices.choices import HOSTS, Choices
 from ..contract import InputSpec, Symbol
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
-from ..families.plan import Place
+from ..graphs.graph import Graph
 from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
-from ..kernels import host_attention
-from ..kernels.choices import HOSTS, Choices
-from ..kinds import attention_layer, host_layer, live_arguments
 from ..kinds.layout import aligned
-from ..kinds.recorded import Record
+from ..operators import attention_layer, host_attention, host_layer, live_arguments
+from ..operators.recorded import Record
+from ..plans.plan import Place
 from ..reasons import Reason, of
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from ..weights.source import same_device
 from .faults import Faults
-from .graph import Graph
 from .trust import Sample, Trust
 from .variations import UNROUNDED, WIDE, Account, Misfit
 from .verification import Verification, Verifying

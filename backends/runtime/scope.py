@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..code.packs import foreign_class
 from ..contract import Backend, Description
 from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
 from ..families.catalogue import unread_options
-from ..families.plan import Place, Plan
+from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
-from ..kinds.keys import target
-from ..kinds.packs import foreign_class
+from ..plans.plan import Place, Plan
 from ..reasons import Reason, of
+from ..target.keys import target
 from ..weights.source import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
-from .graph import Graph
 from .kind import Kind, describe_kinds, hand_over
 from .making import Made, Making, Step
 from .pace import EAGER

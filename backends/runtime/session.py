@@ -14,10 +14,10 @@ import torch
 
 from ..contract import Backend, CallForm, WhenMissing
 from ..families.catalogue import plan_model
-from ..families.plan import Place
+from ..graphs.graph import Graph, State
+from ..plans.plan import Place
 from ..reasons import Reason
 from .faults import TELLING
-from .graph import Graph, State
 from .last_run import Parts, Steps, parts
 from .live import Live
 from .pace import Pace

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
+from ..graphs.library import Graphs
 from ..host_api.needs import Feature
-from ..kernels.choices import HOSTS, Choices
 from ..reasons import Reason
 from ..storing.comparisons import Comparisons
-from .graphs import Graphs
 from .variations import Needs
 from .verification import Verification
 

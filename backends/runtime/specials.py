@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ..contract import Description
-from ..families.plan import Call
+from ..graphs.graph import Graph, State
+from ..plans.plan import Call
 from ..reasons import Reason
-from .graph import Graph, State
 
 #: Signatures of one model that have a set at a time; their files stay in the store.
 MAX_SETS = 4

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Place, with_parts
+from ..graphs.graph import Graph
 from ..host_api import layers
-from ..kinds import host_layer
 from ..kinds.layout import aligned
-from ..kinds.recorded import CalledOtherwiseError, Record, in_order
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
+from ..operators import host_layer
+from ..operators.recorded import CalledOtherwiseError, Record, in_order
+from ..plans.plan import Place, with_parts
 from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
-from .graph import Graph
 
 logger = logging.getLogger(__name__)
 

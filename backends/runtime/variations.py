@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..contract import Description
 from ..device.gpu import is_gpu
-from ..families.plan import Place
-from ..kinds import host_layer
+from ..operators import host_layer
+from ..plans.plan import Place
 from ..reasons import Reason
 
 

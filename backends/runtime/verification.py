@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ..families.plan import Place
+from ..graphs.graph import Graph
 from ..kinds.tolerance import tells_nothing
+from ..plans.plan import Place
 from ..reasons import of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
-from .graph import Graph
 from .trust import Sample, Trust, Verdict
 
 logger = logging.getLogger(__name__)

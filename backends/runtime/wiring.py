@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..families.plan import Dispatch, Passage, Place, Plan
+from ..code.packs import is_known, owner_of
+from ..code.purity import objection
+from ..code.sources import fingerprint, is_foreign, wrapped_functions
+from ..code.watch import Watch
 from ..host_api import attention
 from ..host_api.layers import FORWARDS, own_forward
-from ..kinds.live_parts import Live, is_norm, is_product
-from ..kinds.packs import is_known, owner_of
-from ..kinds.purity import objection
-from ..kinds.sources import fingerprint, is_foreign, wrapped_functions
-from ..kinds.watch import Watch
+from ..operators.live_parts import Live, is_norm, is_product
+from ..plans.plan import Dispatch, Passage, Place, Plan
 from ..reasons import Reason, of
 from .attributes import Attributes, is_own_method, own_methods
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..families.plan import Form
+from ..plans.plan import Form
 
 
 def leave(

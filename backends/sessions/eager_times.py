@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..host.attached import Attached
+from ..attaching.attached import Attached
 from ..host_api.process import host_flags
 from ..runtime.gains import Gain, Size
 from ..runtime.pace import Times

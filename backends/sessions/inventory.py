@@ -13,11 +13,11 @@ from ..compilers.registry import backend_named
 from ..device.gpu import is_there
 from ..errors import GraphFileError, RequirementError
 from ..families.catalogue import family_title
-from ..kinds import keys
-from ..kinds.target import explain_target
 from ..reasons import NOTHING, Reason, joined, of
 from ..storing.graph_file import RefusedFileError, key_of
 from ..storing.store import Store, StoreUsage
+from ..target import keys
+from ..target.target import explain_target
 from .lines import told
 
 #: How long a graph may lie there without being loaded until it counts as unused, in days.

@@ -10,10 +10,10 @@ from ..cuda_graphs.memory import CapturedMemory
 from ..deepcache.cache import DeepCache
 from ..device.gpu import current
 from ..events import Event, Events
+from ..graphs.library import Graphs
 from ..host_api.memory import empty_cache
 from ..host_api.needs import Feature
 from ..reasons import Reason
-from ..runtime.graphs import Graphs
 from ..runtime.live import Live
 from ..runtime.session import Session
 from ..storing.store import Store, StoreUsage

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..building.builder import Builder, BuildProgress
-from ..runtime.graph import Graph
+from ..graphs.graph import Graph
 from .lines import Line, line
 from .words import building_line
 

@@ -12,8 +12,8 @@ from ..contract import WhenMissing
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..device.gpu import is_gpu
+from ..graphs.graph import Graph, State
 from ..reasons import Reason, joined, of
-from ..runtime.graph import Graph, State
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed

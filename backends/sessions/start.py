@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..attaching.attached import Attached, Left
 from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
@@ -14,10 +15,9 @@ from ..cuda_graphs.replays import Replays
 from ..device.gpu import is_gpu, kind_of
 from ..errors import RequirementError
 from ..families.catalogue import may_be_captured, may_be_swapped, special_pays
-from ..families.plan import Plan
-from ..host.attached import Attached, Left
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..plans.plan import Plan
 from ..reasons import Reason, joined, of, with_remedy
 from ..runtime.pace import Pace
 from ..runtime.scope import Scope

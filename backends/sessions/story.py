@@ -11,8 +11,8 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 
+from ..graphs.graph import Graph, State
 from ..reasons import NOTHING, Reason
-from ..runtime.graph import Graph, State
 from ..runtime.session import Session
 
 logger = logging.getLogger(__name__)

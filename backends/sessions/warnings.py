@@ -11,10 +11,10 @@ from ..compilers.preflight import install_command, needs
 from ..contract import Requirement
 from ..device.gpu import compiled_for
 from ..errors import BuildError, console_command
+from ..graphs.library import Graphs
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..reasons import Reason
-from ..runtime.graphs import Graphs
 from .lines import Line, line, plain
 from .settings import Settings
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import GraphFileError, WarmgraphError
+from ..graphs.graph import Graph, State
 from ..reasons import Reason, of
-from ..runtime.graph import Graph, State
 from ..runtime.session import Options, Session
 from ..storing import folders
 from ..storing.store import Store

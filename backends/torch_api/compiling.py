@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from ..errors import BuildError
-from ..kinds.instructions import IS_X86
-from ..kinds.options import CONFIG as CONFIG
-from ..kinds.options import PERSISTENT_ANY, PERSISTENT_ROW
 from ..reasons import of
+from ..target.compiler_options import CONFIG as CONFIG
+from ..target.compiler_options import PERSISTENT_ANY, PERSISTENT_ROW
+from ..target.instructions import IS_X86
 from .tracing import size_oblivious
 
 #: A copy of a process that waits for so long holds a lock that another thread had.

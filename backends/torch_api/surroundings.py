@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..kinds.packs import OWN, origin, owner_of
+from ..code.packs import OWN, origin, owner_of
 from ..reasons import Reason, of
 
 #: In `torch.nn.modules.module`: called around each module's forward.

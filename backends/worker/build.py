@@ -12,23 +12,24 @@ from typing import Any, NamedTuple
 import torch
 
 from ..building.messages import REMEMBERED
+from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
 from ..contract import Backend, Description, Measure, Program
 from ..device.gpu import empty_cache, is_gpu
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
-from ..families.plan import region_sources
 from ..host_api.process import import_host
-from ..kinds import host_layer, keys
-from ..kinds.describe import named_code
 from ..kinds.layout import is_laid_out
 from ..kinds.tolerance import difference, relative_l2
+from ..operators import host_layer
+from ..plans.describe import named_code
+from ..plans.plan import region_sources
 from ..reasons import of
+from ..target import keys
 from ..torch_api import present
 from .export import export
 from .notebook import Notebook
-from .transplant import Guests, transplanted
 
 
 class _Limits(NamedTuple):

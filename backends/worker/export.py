@@ -19,12 +19,11 @@ from torch.export.graph_signature import InputKind
 from ..compilers.rewrites import tracing
 from ..contract import Description, Eager, InputSpec, Program, Symbol, WeightSpec
 from ..errors import BuildError
-from ..kernels import host_attention
-from ..kinds import host_layer
-from ..kinds.attention_layer import AttentionLayer
-from ..kinds.describe import make_twin
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
-from ..kinds.stand_in import refuse_questions
+from ..operators import host_attention, host_layer
+from ..operators.attention_layer import AttentionLayer
+from ..operators.stand_in import refuse_questions
+from ..plans.describe import make_twin
 from ..reasons import of
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
@@ -58,7 +57,7 @@ def export(description: Description, form: Any) -> Program:
 
     Args:
         description: the kind.
-        form: its form (`families.plan.Form`), which knows the host's code for it.
+        form: its form (`plans.plan.Form`), which knows the host's code for it.
 
     Raises:
         BuildError: the export narrowed a declared range or specialised a symbol, or the host's code

@@ -125,7 +125,7 @@ def transformer(
         exactly = exact32.attach(load(name, Path(path), dtype=torch.float32))
         result["errors"] = _true_errors(run, models, probes, exactly, exact32, sizes[-1])
         partial(result)
-    from warmgraph_backends.kernels import attention_choice, int8_products
+    from warmgraph_backends.choices import attention_choice, int8_products
 
     kept = {"attention_ms": attention_choice.FILE_NAME, "products_ms": int8_products.FILE_NAME}
     for name, file in kept.items():

@@ -271,7 +271,7 @@ def _encoded(vae: Any, size: Size) -> Any:
 
 def _regions(vae: Any, part: str) -> int:
     """Regions of a VAE's `decoder` or `encoder`: one decode or encode calls each once."""
-    from warmgraph_backends.host.vae import AttachedVAE
+    from warmgraph_backends.attaching.vae import AttachedVAE
 
     plan = AttachedVAE(vae, part).plan()
     return 0 if isinstance(plan, str) else len(plan.places) + len(plan.outside)

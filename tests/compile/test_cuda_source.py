@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warmgraph_backends.kernels import head_rotation, int8_rows
+from warmgraph_backends.kernels import int8_rows
+from warmgraph_backends.operators import head_rotation
 from warmgraph_backends.torch_api.cuda_source import compile_binary
 
 SOURCES = {

@@ -18,10 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from warmgraph_backends.contract import Description, Program
 from warmgraph_backends.families.catalogue import form_of, plan_model
-from warmgraph_backends.families.plan import describe_place
 from warmgraph_backends.kernels import gpu_time, products, rounding
-from warmgraph_backends.kinds.host_layer import HostLayer
 from warmgraph_backends.kinds.tolerance import relative_l2
+from warmgraph_backends.operators.host_layer import HostLayer
+from warmgraph_backends.plans.plan import describe_place
 from warmgraph_backends.torch_api import compiling, loading, packing, tracing
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host

@@ -22,8 +22,8 @@ import torch
 from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
-from warmgraph_backends.kinds.instructions import IS_X86, instructions
-from warmgraph_backends.kinds.options import base_config
+from warmgraph_backends.target.compiler_options import base_config
+from warmgraph_backends.target.instructions import IS_X86, instructions
 from warmgraph_backends.torch_api import (
     compiling,
     lean_source,

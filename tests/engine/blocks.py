@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from warmgraph_backends.families import binding
+from warmgraph_backends.plans import binding
 
 from .lab import TOLERANCE, relative
 

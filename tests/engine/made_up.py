@@ -12,9 +12,9 @@ import torch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.family import Family
-from warmgraph_backends.families.plan import Plan
-from warmgraph_backends.runtime.graph import Graph, Loaded, Outcome, State
+from warmgraph_backends.graphs.graph import Graph, Loaded, Outcome, State
+from warmgraph_backends.plans.family import Family
+from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.worker import build
 

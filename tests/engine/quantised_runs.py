@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from warmgraph_backends.kinds import host_layer
+from warmgraph_backends.operators import host_layer
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import quantised

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Plan, describe_place
+from warmgraph_backends.plans.plan import Plan, describe_place
 from warmgraph_backends.runtime import trust
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kinds.packs import origin
+from warmgraph_backends.code.packs import origin
 from warmgraph_tools.inprocess import Host
 
 from .beside import Prompt, SomebodyError, draw

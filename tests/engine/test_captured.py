@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.cuda_graphs import replays
 from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
@@ -23,7 +24,6 @@ from warmgraph_backends.cuda_graphs.signatures import (
 )
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.families.catalogue import may_be_captured, unread_options
-from warmgraph_backends.kinds.watch import Watch
 from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_backends.weights.addresses import AddressBook

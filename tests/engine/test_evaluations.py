@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.host.attached import KEY
+from warmgraph_backends.attaching.attached import KEY
 from warmgraph_backends.runtime import scope as scopes
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Plan
+from warmgraph_backends.plans.plan import Plan
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import quantised
 from warmgraph_tools.small_vaes import h3_weights, load_h3

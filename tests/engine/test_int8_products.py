@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.choices import int8_products, ways
+from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.host_api import kitchen
-from warmgraph_backends.kernels import int8_products, ways
-from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Place
+from warmgraph_backends.plans.plan import Place
 from warmgraph_backends.runtime import trust
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region

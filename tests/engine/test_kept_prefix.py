@@ -15,9 +15,9 @@ import torch
 from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families import dit
-from warmgraph_backends.families.binding import TAKEN
-from warmgraph_backends.families.family import Family
-from warmgraph_backends.families.plan import Call, Plan, host_forward
+from warmgraph_backends.plans.binding import TAKEN
+from warmgraph_backends.plans.family import Family
+from warmgraph_backends.plans.plan import Call, Plan, host_forward
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 

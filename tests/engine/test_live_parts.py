@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Place, Plan, describe_live, describe_place
-from warmgraph_backends.kinds.live_parts import Live, is_norm, is_product
 from warmgraph_backends.kinds.tolerance import relative_l2
+from warmgraph_backends.operators.live_parts import Live, is_norm, is_product
+from warmgraph_backends.plans.plan import Place, Plan, describe_live, describe_place
 from warmgraph_backends.worker.export import export
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host

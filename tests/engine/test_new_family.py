@@ -12,17 +12,10 @@ import torch
 
 from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.binding import TAKEN, Arguments, Forward
-from warmgraph_backends.families.family import Family
-from warmgraph_backends.families.plan import (
-    Call,
-    Form,
-    Place,
-    Plan,
-    dispatch_one,
-    host_results,
-)
-from warmgraph_backends.runtime.graph import State
+from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.plans.binding import TAKEN, Arguments, Forward
+from warmgraph_backends.plans.family import Family
+from warmgraph_backends.plans.plan import Call, Form, Place, Plan, dispatch_one, host_results
 from warmgraph_backends.runtime.pace import COMPILED, EAGER
 from warmgraph_tools.inprocess import Host
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from warmgraph_backends.attaching.model import AttachedModel
 from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.deepcache.run import Options as CacheOptions
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import RequirementError, StrictError
-from warmgraph_backends.host.model import AttachedModel
 from warmgraph_backends.host_api import present
 from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
 from warmgraph_backends.runtime.scope import Target

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Plan
+from warmgraph_backends.plans.plan import Plan
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 

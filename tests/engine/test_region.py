@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.families.plan import Place
 from warmgraph_backends.kinds.layout import is_laid_out
+from warmgraph_backends.plans.plan import Place
 from warmgraph_backends.runtime import region as region_module
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region

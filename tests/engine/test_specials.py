@@ -11,8 +11,8 @@ import torch
 from warmgraph_backends.compilers import eager
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.cuda_graphs.replays import Replays
+from warmgraph_backends.graphs.graph import Graph, Loaded, Outcome, State
 from warmgraph_backends.runtime import specials as specials_module
-from warmgraph_backends.runtime.graph import Graph, Loaded, Outcome, State
 from warmgraph_backends.runtime.specials import (
     MAX_ELEMENTS,
     MAX_KNOWN,

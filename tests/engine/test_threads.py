@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.attaching.deepcache import apply
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.events import Events
-from warmgraph_backends.host.deepcache import apply
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.attaching.model import AttachedModel
+from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
 from warmgraph_backends.families.catalogue import may_be_captured, plan_model
-from warmgraph_backends.families.plan import Plan
-from warmgraph_backends.host.model import AttachedModel
-from warmgraph_backends.kinds.watch import Watch
+from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.placing import unmarked
 from warmgraph_backends.runtime.scope import Scope

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import attention, attention_choice, host_attention, ways
+from warmgraph_backends.choices import attention_choice, ways
+from warmgraph_backends.kernels import attention
 from warmgraph_backends.kernels.gpu_time import microseconds
+from warmgraph_backends.operators import host_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 #: Of a sum of products in these dtypes, and of rounding queries, keys and values to them.

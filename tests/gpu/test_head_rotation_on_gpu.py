@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import head_rotation
+from warmgraph_backends.operators import head_rotation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.choices import int8_products, ways
+from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.host_api import activations
-from warmgraph_backends.kernels import int8_products, ways
-from warmgraph_backends.kernels.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.kernels.int8_rows import WIDEST, Int8Rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]

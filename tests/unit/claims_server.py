@@ -25,8 +25,8 @@ from warmgraph_backends.building.builder import Builder  # noqa: E402
 from warmgraph_backends.building.claims import Claims  # noqa: E402
 from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
 from warmgraph_backends.events import Events  # noqa: E402
-from warmgraph_backends.runtime.graph import Graph  # noqa: E402
-from warmgraph_backends.runtime.graphs import Graphs  # noqa: E402
+from warmgraph_backends.graphs.graph import Graph  # noqa: E402
+from warmgraph_backends.graphs.library import Graphs  # noqa: E402
 from warmgraph_backends.storing.signing import Signer  # noqa: E402
 from warmgraph_backends.storing.store import Store  # noqa: E402
 

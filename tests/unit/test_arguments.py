@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.plan import Plan
+from warmgraph_backends.plans.plan import Plan
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kernels import attention_choice, ways
-from warmgraph_backends.kernels.attention_choice import (
+from warmgraph_backends.choices import attention_choice, ways
+from warmgraph_backends.choices.attention_choice import (
     FILE_NAME,
     LEAST_MS,
     AttentionChoice,

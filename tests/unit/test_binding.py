@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.families.binding import (
-    OPTIONAL,
-    OR_NONE,
-    TAKEN,
-    Arguments,
-    bound,
-    needed,
-)
+from warmgraph_backends.plans.binding import OPTIONAL, OR_NONE, TAKEN, Arguments, bound, needed
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

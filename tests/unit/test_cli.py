@@ -25,11 +25,11 @@ import torch
 
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.kinds.keys import target
 from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.graph_file import compress_payload, encode, file_name
 from warmgraph_backends.storing.signing import KEY_FILE, Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_backends.target.keys import target
 from warmgraph_tools.by_path import load
 
 from . import saved

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from warmgraph_backends.choices import attention_choice, int8_products
 from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.device import gpu, kinds
 from warmgraph_backends.errors import RequirementError
-from warmgraph_backends.kernels import attention_choice, head_rotation, int8_products
+from warmgraph_backends.operators import head_rotation
 
 PROPERTIES = {
     kinds.QUEUE: "has_queue",

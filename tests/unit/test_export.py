@@ -13,8 +13,8 @@ from warmgraph_backends.compilers.inductor import Inductor
 from warmgraph_backends.contract import Description, Program, Symbol
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.families.catalogue import form_of, plan_model
-from warmgraph_backends.families.plan import describe_place
-from warmgraph_backends.kinds import keys
+from warmgraph_backends.plans.plan import describe_place
+from warmgraph_backends.target import keys
 from warmgraph_backends.worker import build
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host

@@ -28,9 +28,8 @@ from warmgraph_backends.building.messages import ProtocolError, encode_message, 
 from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.events import Events
-from warmgraph_backends.kinds import keys
-from warmgraph_backends.runtime.graph import Graph, State, manifest_of
-from warmgraph_backends.runtime.graphs import Graphs
+from warmgraph_backends.graphs.graph import Graph, State, manifest_of
+from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.storing import graph_file
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import (
@@ -43,6 +42,7 @@ from warmgraph_backends.storing.graph_file import (
 from warmgraph_backends.storing.manifest import read_facts
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_backends.target import keys
 
 from . import mutations, saved
 

@@ -17,13 +17,13 @@ from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, CancelledBuildError, GraphFileError
 from warmgraph_backends.events import Events
-from warmgraph_backends.kinds import keys
-from warmgraph_backends.runtime.graph import Graph, State, manifest_of
-from warmgraph_backends.runtime.graphs import Graphs
+from warmgraph_backends.graphs.graph import Graph, State, manifest_of
+from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.storing.graph_file import encode, file_name
 from warmgraph_backends.storing.manifest import read_facts
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_backends.target import keys
 
 from . import saved
 

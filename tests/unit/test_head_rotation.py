@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmgraph_backends.compilers.rewrites import tracing
-from warmgraph_backends.kernels import head_rotation
 from warmgraph_backends.kinds.layout import CONTIGUOUS
+from warmgraph_backends.operators import head_rotation
 from warmgraph_tools.inprocess import Host
 
 HEADS, GROUPS, WIDTH = 6, 2, 32

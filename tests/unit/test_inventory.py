@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.registry import backend_named
-from warmgraph_backends.kinds import keys
 from warmgraph_backends.sessions.inventory import UNUSED_DAYS, Inventory, What
 from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_backends.target import keys
 
 from . import saved
 

@@ -20,12 +20,12 @@ from warmgraph_backends.compilers.installed import installed_target
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import Description, InputSpec, Symbol
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.families.plan import Place, describe_place
-from warmgraph_backends.kinds import keys
-from warmgraph_backends.kinds.options import inductor_fingerprint
-from warmgraph_backends.kinds.own_code import own_fingerprint
-from warmgraph_backends.kinds.target import explain_target
+from warmgraph_backends.plans.plan import Place, describe_place
 from warmgraph_backends.storing.manifest import read_manifest
+from warmgraph_backends.target import keys
+from warmgraph_backends.target.compiler_options import inductor_fingerprint
+from warmgraph_backends.target.own_code import own_fingerprint
+from warmgraph_backends.target.target import explain_target
 from warmgraph_backends.torch_api import compiling
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
 

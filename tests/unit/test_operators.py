@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from warmgraph_backends.kernels import host_attention
-from warmgraph_backends.kinds import host_layer
+from warmgraph_backends.operators import host_attention, host_layer
 from warmgraph_tools.by_path import load
 from warmgraph_tools.inprocess import Host
 

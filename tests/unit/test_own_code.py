@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.kinds.own_code import (
+from warmgraph_backends.target.own_code import (
     GPU_MAKERS,
     MAKERS,
     hash_files,
@@ -41,21 +41,21 @@ ELSEWHERE = {
     "host_api/kitchen.py": "its version and backends are in the sources of each kind",
     "host_api/options.py": "names of what a call's options hold; no region takes options",
     "host_api/process.py": "imports the host as the server did; its code is in the key itself",
-    "kinds/bytecode.py": "makes hashes that are part of the key",
-    "kinds/instructions.py": "makes the target",
-    "kinds/keys.py": "makes the key",
-    "kinds/left_layers.py": "counts what graphs leave to the host, for reports",
+    "code/bytecode.py": "makes hashes that are part of the key",
+    "target/instructions.py": "makes the target",
+    "target/keys.py": "makes the key",
+    "runtime/left_layers.py": "counts what graphs leave to the host, for reports",
     "kinds/module_tree.py": "goes through descriptions, which are in the key",
-    "kinds/options.py": "its values are in the target one by one",
-    "kinds/own_code.py": "makes the fingerprint",
-    "kinds/packs.py": "says whose code something is",
-    "kinds/purity.py": "refuses kinds; changes none",
-    "kinds/recorded.py": "keeps what others' code gave, where a server compares",
-    "kinds/replaced.py": "says which files a worker runs; the key has what they leave behind",
-    "kinds/sources.py": "makes hashes that are part of the key",
-    "kinds/target.py": "makes the target",
+    "target/compiler_options.py": "its values are in the target one by one",
+    "target/own_code.py": "makes the fingerprint",
+    "code/packs.py": "says whose code something is",
+    "code/purity.py": "refuses kinds; changes none",
+    "operators/recorded.py": "keeps what others' code gave, where a server compares",
+    "code/replaced.py": "says which files a worker runs; the key has what they leave behind",
+    "code/sources.py": "makes hashes that are part of the key",
+    "target/target.py": "makes the target",
     "kinds/tolerance.py": "compares with eager, as each first call does once more",
-    "kinds/watch.py": "notices changes in a running server",
+    "code/watch.py": "notices changes in a running server",
     "torch_api/cuda_source.py": "compiles and launches what operators run, when a graph calls them",
     "torch_api/cuda_queue.py": "lets the GPU wait while kernels are timed",
     "torch_api/loading.py": "reads graphs; one that it cannot read is refused and built anew",
@@ -63,7 +63,7 @@ ELSEWHERE = {
     "torch_api/present.py": "says whether anything can be built",
     "torch_api/version_files.py": "makes the target",
     "worker/notebook.py": "writes down what was built, for people",
-    "worker/transplant.py": "the worker compares what it leaves behind with the key's sources",
+    "code/transplant.py": "the worker compares what it leaves behind with the key's sources",
 }
 
 
@@ -167,7 +167,7 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
     )
     move(
         copied,
-        "kernels/host_attention.py",
+        "operators/host_attention.py",
         "operators/attending.py",
         {
             r"from \.\.kernels import head_rotation, host_attention": (
@@ -181,7 +181,7 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
     assert "attending.OPERATOR" in (copied / "worker/export.py").read_text("utf-8")
     there = {
         "kinds/layout.py": "shapes/order.py",
-        "kernels/host_attention.py": "operators/attending.py",
+        "operators/host_attention.py": "operators/attending.py",
     }
     assert not [name for name in there if (copied / name).exists()]
     assert hash_files(copied, (there.get(name, name) for name in ALL)) == own_fingerprint("cuda")

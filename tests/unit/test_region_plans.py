@@ -13,9 +13,9 @@ import torch
 
 from warmgraph_backends.families import adapter, unet
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.families.plan import Place, Plan, dispatch_one
 from warmgraph_backends.host_api.memory import spare_vram
-from warmgraph_backends.kinds.describe import describe_module, import_named, make_twin
+from warmgraph_backends.plans.describe import describe_module, import_named, make_twin
+from warmgraph_backends.plans.plan import Place, Plan, dispatch_one
 from warmgraph_backends.runtime.wiring import others_in
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import layouts

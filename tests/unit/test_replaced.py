@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.code.purity import objection, options_kept
+from warmgraph_backends.code.sources import Watch, attributes_read
+from warmgraph_backends.code.transplant import transplanted
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import Description
 from warmgraph_backends.errors import BuildError, DescriptionError
-from warmgraph_backends.families.plan import Place, Plan, describe_place
 from warmgraph_backends.families.spatial import spatial_transformer_change
 from warmgraph_backends.families.unet import FORMS, SYMBOLS
-from warmgraph_backends.kinds.keys import graph_key, target
-from warmgraph_backends.kinds.purity import objection, options_kept
-from warmgraph_backends.kinds.sources import Watch, attributes_read
+from warmgraph_backends.plans.plan import Place, Plan, describe_place
 from warmgraph_backends.runtime.wiring import replaced_function
+from warmgraph_backends.target.keys import graph_key, target
 from warmgraph_backends.worker import build
-from warmgraph_backends.worker.transplant import transplanted
 from warmgraph_tools.inprocess import Host
 
 Install = Callable[[str, dict[str, str]], Path]
@@ -218,7 +218,7 @@ def test_what_replaces_a_method_or_an_operator_under_a_layer_of_torch_is_in_the_
 ) -> None:
     import comfy.ops
 
-    from warmgraph_backends.kinds.sources import fingerprint
+    from warmgraph_backends.code.sources import fingerprint
 
     cls = getattr(comfy.ops.disable_weight_init, layer)
     plain = fingerprint([], [cls])

@@ -10,8 +10,8 @@ import torch
 
 from warmgraph_backends.compilers.rewrites import gelu, group_norm, tracing
 from warmgraph_backends.errors import BuildError
-from warmgraph_backends.kernels import host_attention
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
+from warmgraph_backends.operators import host_attention
 from warmgraph_tools.inprocess import Host
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-6}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.code.sources import attributes_read, fingerprint
+from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.families import spatial
-from warmgraph_backends.kinds.sources import attributes_read, fingerprint
-from warmgraph_backends.kinds.watch import Watch
 from warmgraph_tools import by_path
 from warmgraph_tools.inprocess import Host
 

@@ -12,8 +12,8 @@ import torch
 
 from warmgraph_backends.contract import Description, InputSpec, Program, Symbol
 from warmgraph_backends.errors import BuildError
-from warmgraph_backends.families.plan import Form
-from warmgraph_backends.kinds import host_layer
+from warmgraph_backends.operators import host_layer
+from warmgraph_backends.plans.plan import Form
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from warmgraph_backends.compilers.eager import Eager
 from warmgraph_backends.contract import Description, WhenMissing
-from warmgraph_backends.runtime.graph import Graph, Outcome, State
+from warmgraph_backends.graphs.graph import Graph, Outcome, State
 from warmgraph_backends.runtime.session import Options
 from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer

@@ -114,7 +114,7 @@ def load(file: Path) -> Any:
 @torch.no_grad()
 def draw(model: Any, task: Task) -> Drawn:
     """Draw all pictures of a task by the host's sampling."""
-    from warmgraph_backends.host.deepcache import carried
+    from warmgraph_backends.attaching.deepcache import carried
 
     from .arch import to_pictures
 
@@ -165,7 +165,7 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
     """
     from comfy.patcher_extension import WrappersMP
 
-    from warmgraph_backends.host.deepcache import carried
+    from warmgraph_backends.attaching.deepcache import carried
 
     calls: list[None] = []
 
@@ -184,10 +184,10 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
 
 def deepcache(model: Any, schedule: str, **options: Any) -> Any:
     """Return a clone under DeepCache; options as of its `Options`, the schedule by its name."""
+    from warmgraph_backends.attaching.deepcache import apply
     from warmgraph_backends.deepcache.run import Options
     from warmgraph_backends.deepcache.schedule import Schedule
     from warmgraph_backends.events import Events
-    from warmgraph_backends.host.deepcache import apply
 
     chosen = Options(schedule=Schedule(schedule), **options)
     return apply(model, chosen, Events(), identifier="deepcache")[0]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.attaching.deepcache import apply, carried
 from warmgraph_backends.deepcache.cache import DeepCache
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_backends.events import Events
-from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_tools.inprocess import Host
 
 from ..lab import Once

@@ -24,7 +24,7 @@ class Trace:
         """Return a clone that is traced, with the sorts of the DeepCache it carries, if any."""
         from comfy.patcher_extension import WrappersMP
 
-        from warmgraph_backends.host.deepcache import carried
+        from warmgraph_backends.attaching.deepcache import carried
 
         cache = carried(model)
 

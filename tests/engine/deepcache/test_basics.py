@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.attaching.deepcache import apply, carried
 from warmgraph_backends.deepcache.branches import Branch, depth
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
 from warmgraph_backends.events import Events
-from warmgraph_backends.host.deepcache import apply, carried
 from warmgraph_backends.sessions.report import deepcache_report
 
 from .cached import Pair, Reference, cache_of, cached, evaluations

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.attaching.deepcache import carried
 from warmgraph_backends.deepcache.run import Options
-from warmgraph_backends.host.deepcache import carried
 
 from ..lab import Lab, relative
 from ..probed import Probed

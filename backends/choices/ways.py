@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from ..kernels.gpu_time import by_turns
 from ..storing.files import write_whole
-from .gpu_time import by_turns
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..kinds.tolerance import RELATIVE_L2
 from . import live_arguments
-from .tolerance import RELATIVE_L2
 
 #: So many elements of each tensor are compared.
 _SAMPLED = 2**16

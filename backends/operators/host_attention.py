@@ -17,10 +17,10 @@ import torch
 from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
-from ..kinds import live_arguments, operators
-from ..kinds.attention_layer import AttentionLayer
-from ..kinds.host_layer import part_at
 from ..reasons import of
+from . import live_arguments, registering
+from .attention_layer import AttentionLayer
+from .host_layer import part_at
 
 
 class Choice(Protocol):
@@ -287,7 +287,7 @@ def _attend(
             return host()
         return choice.attend(query, key, value, heads, split=split, calls=_thread.calls, host=host)
 
-    return operators.live("attention", compute, _shape(query, heads, split), query, key, value)
+    return registering.live("attention", compute, _shape(query, heads, split), query, key, value)
 
 
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:
@@ -343,7 +343,7 @@ def _fake(
     return query.new_empty(_shape(query, heads, split))
 
 
-OPERATOR, _thread = operators.register(
+OPERATOR, _thread = registering.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
     " bool low_precision, bool contained, str path, str masked_by, str called,"
     ' str precision="", bool grouped=False, bool heads_first=False) -> Tensor',

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..device.gpu import is_capturing, kind_of
-from ..kinds import operators
 from ..torch_api.cuda_source import Launch, compile_or_warn
+from . import registering
 
 #: Elements that a thread holds; the threads of a head reduce among themselves.
 _HELD = 8
@@ -159,7 +159,7 @@ def _fake(query: torch.Tensor, key: torch.Tensor, *_: Any) -> tuple[torch.Tensor
 
 #: Of queries and keys as `is_for` has them, and two scales `[width]`; returns both contiguous.
 #: `rounds`: what is normed is rounded to their dtype before it is rotated.
-OPERATOR, _kernels = operators.register(
+OPERATOR, _kernels = registering.register(
     "norm_and_rotate(Tensor query, Tensor key, Tensor table, Tensor query_scale, Tensor key_scale,"
     " float epsilon, bool rounds) -> (Tensor, Tensor)",
     _run,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from ..contract import PackFile
 from ..errors import BuildError
-from ..kinds.packs import origin
-from ..kinds.replaced import blame
 from ..reasons import Reason, of
+from .packs import origin
+from .replaced import blame
 
 _HOMES = ("comfy", "torch.nn", "torch.functional")
 _NOTHING = object()

@@ -16,10 +16,10 @@ from ..building.builder import BuildResult
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import Backend, Description, WeightSpec
 from ..errors import BuildError, ManifestError
-from ..kinds import keys
 from ..kinds.module_tree import parameters
 from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.manifest import Facts, read_facts, read_seconds
+from ..target import keys
 
 #: Builds of one graph in one process; a worker may have died of something that has passed.
 MAX_ATTEMPTS = 2

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ..families.plan import Plan
 from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
+from ..plans.plan import Plan
 from ..reasons import Reason
 from ..runtime.scope import Target
 from ..runtime.session import Session

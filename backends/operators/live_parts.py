@@ -17,12 +17,12 @@ import torch
 
 from ..errors import BuildError, DescriptionError
 from ..host_api.options import ATTENTION
+from ..kinds.layout import memory_format
+from ..kinds.module_tree import walk
 from ..reasons import of
-from . import host_layer, live_arguments, operators
+from ..runtime.left_layers import Left
+from . import host_layer, live_arguments, registering
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
-from .layout import memory_format
-from .left_layers import Left
-from .module_tree import walk
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.
@@ -333,13 +333,13 @@ def _empty(like: torch.Tensor, shape: Collection[Any], layout: str) -> torch.Ten
     return result.contiguous(memory_format=memory_format(result, layout))
 
 
-OPERATOR, _ = operators.register(
+OPERATOR, _ = registering.register(
     "host_part(Tensor[] tensors, SymInt[] sizes, str path, str how, str layout) -> Tensor",
     _run,
     _fake,
     None,
 )
-CONVOLVE, _ = operators.register(
+CONVOLVE, _ = registering.register(
     "host_convolution(Tensor input, str path, SymInt[] shape, str layout) -> Tensor",
     _run_convolution,
     _fake_convolution,

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..code.packs import owner_of
 from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
-from ..kinds.packs import owner_of
 from ..reasons import Reason, of
 from ..runtime.attributes import is_own_method
 from ..runtime.faults import STEP

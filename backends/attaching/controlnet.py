@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from ..code.packs import owner_of
 from ..families.catalogue import plan_model
-from ..families.plan import Plan
 from ..host_api import controlnets, models
-from ..kinds.packs import owner_of
+from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.faults import STEP
 from ..runtime.scope import Scope, Target

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..kinds.host_layer import Caller
+from ..operators.host_attention import Choice
+from ..operators.host_layer import Caller
 from .attention_choice import AttentionChoice
-from .host_attention import Choice
 from .int8_products import Int8Products
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..families.catalogue import plan_model
-from ..families.plan import Plan
 from ..host_api import models
 from ..host_api import patcher as host
+from ..plans.plan import Plan
 from ..reasons import Reason
 from ..runtime.faults import TELLING
 from ..runtime.scope import Target

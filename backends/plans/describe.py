@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from ..code.packs import foreign_class, pack_of
 from ..errors import DescriptionError
 from ..host_api import layers
+from ..kinds.module_tree import walk
+from ..operators import attention_layer, host_layer, live_parts
 from ..reasons import joined, of
-from . import attention_layer, host_layer, live_parts
-from .module_tree import walk
-from .packs import foreign_class, pack_of
 
 _WEIGHTS = ("weight", "bias")
 #: What stands in a twin for parts that are the host's, by their class in a description.

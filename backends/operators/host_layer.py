@@ -25,10 +25,10 @@ from ..host_api.layers import (
     rounds_inputs_to,
     takes_rounded,
 )
+from ..kinds.layout import CONTIGUOUS
+from ..kinds.module_tree import walk
 from ..reasons import Reason, of
-from . import operators
-from .layout import CONTIGUOUS
-from .module_tree import walk
+from . import registering
 from .recorded import Record
 from .stand_in import StandIn
 
@@ -123,13 +123,13 @@ def called(
     *inputs: torch.Tensor,
     layout: str = CONTIGUOUS,
 ) -> torch.Tensor:
-    """Return what a live part of a region gives (`operators.live`).
+    """Return what a live part of a region gives (`registering.live`).
 
     Raises:
         UnfitError: it is others' code, and gives no such tensor.
     """
     if path not in _thread.others:
-        return operators.live(path, compute, shape, *inputs, layout=layout)
+        return registering.live(path, compute, shape, *inputs, layout=layout)
     record = _thread.record
     if record is not None:
         record.note_given(path, inputs)
@@ -144,7 +144,7 @@ def called(
             raise UnfitError(of("gives_otherwise", path=path))
         return result  # type: ignore[no-any-return]
 
-    result = operators.live(path, checked, shape, *inputs, layout=layout, own=True)
+    result = registering.live(path, checked, shape, *inputs, layout=layout, own=True)
     if record is not None:
         record.note_result(path, result)
     return result
@@ -299,7 +299,7 @@ def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.T
         result: torch.Tensor = layer(input) if caller is None else caller.call(layer, input)
         return result
 
-    return (called if is_code else operators.live)(path, compute, shape, input)
+    return (called if is_code else registering.live)(path, compute, shape, input)
 
 
 def _run_rounded(
@@ -322,7 +322,7 @@ def _run_rounded(
         result: torch.Tensor = module.get_submodule(path)(rounded)
         return result.reshape(shape)
 
-    return operators.live(path, compute, shape, values, dtype=wanted)
+    return registering.live(path, compute, shape, values, dtype=wanted)
 
 
 def _given(path: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
@@ -363,13 +363,13 @@ def _fake_rounded(
     return values.new_empty((*values.shape[:-1], out_features), dtype=getattr(torch, dtype))
 
 
-OPERATOR, _thread = operators.register(
+OPERATOR, _thread = registering.register(
     "host_layer(Tensor input, str path, int out_features, str act) -> Tensor",
     _run,
     _fake,
     _Thread(),
 )
-ROUNDED, _ones = operators.register(
+ROUNDED, _ones = registering.register(
     "host_layer_of_rounded(Tensor values, Tensor? scale, str path, int out_features, str dtype)"
     " -> Tensor",
     _run_rounded,

@@ -21,18 +21,18 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ..code.packs import foreign_class
+from ..code.replaced import describe_packs
+from ..code.sources import attributes_read, fingerprint
+from ..code.watch import Watch
 from ..compilers.rewrites import rewritten
 from ..contract import Description, InputSpec, Symbol
 from ..host_api import attention, kitchen, layers
-from ..kinds.describe import describe_module, named_code
 from ..kinds.layout import CONTIGUOUS
-from ..kinds.live_parts import Live, called_live
-from ..kinds.packs import foreign_class
-from ..kinds.replaced import describe_packs
-from ..kinds.sources import attributes_read, fingerprint
-from ..kinds.watch import Watch
+from ..operators.live_parts import Live, called_live
 from ..reasons import Reason, of
 from .binding import Arguments, Forward, bound
+from .describe import describe_module, named_code
 
 _HOST_STATE = layers.STATE
 _PLAIN = (bool, int, float, str, list, tuple, torch.dtype, types.FunctionType)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..code.packs import is_known, owner_of
 from ..host_api import formats
 from ..host_api.layers import multiplies_as_stored, unpacks_quantised, unpacks_stored
-from .host_layer import NORMS, paths, rounded_paths
-from .packs import is_known, owner_of
+from ..operators.host_layer import NORMS, paths, rounded_paths
 
 
 class Left(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ..device.kinds import GPU_TYPES
 from ..reasons import Reason, of
+from .compiler_options import INSTRUCTIONS, OURS
 from .instructions import shortly
-from .options import INSTRUCTIONS, OURS
 
 #: What people call facts whose names say less.
 _WORDS = {

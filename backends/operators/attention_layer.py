@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..host_api import attention
-from .module_tree import walk
+from ..kinds.module_tree import walk
 from .stand_in import StandIn
 
 #: What stands for the class of such a layer in a description.

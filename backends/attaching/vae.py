@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..families.catalogue import plan_model
-from ..families.plan import Plan
 from ..host_api import models, vaes
 from ..host_api import patcher as host
+from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.scope import Target
 from ..runtime.session import Session

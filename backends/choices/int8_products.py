@@ -25,8 +25,8 @@ from torch.nn.functional import linear
 
 from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
+from ..kernels.int8_rows import WIDEST, Int8Rows, results_for
 from ..torch_api.cuda_queue import current_stream
-from .int8_rows import WIDEST, Int8Rows, results_for
 from .ways import KEPT, Ways
 
 logger = logging.getLogger(__name__)

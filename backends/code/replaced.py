@@ -18,9 +18,9 @@ from typing import Any
 from ..contract import PackFile
 from ..errors import DescriptionError
 from ..host_api.layers import NOT_TRACED
+from ..kinds.module_tree import walk
 from ..reasons import Reason, of
 from .bytecode import codes, hash_code
-from .module_tree import walk
 from .packs import Pack, is_known, origin, owner_of, pack_of, pack_of_function
 from .purity import objection
 from .sources import is_foreign, wrapped_functions

@@ -18,13 +18,13 @@ from ..building.claims import Claims
 from ..contract import Backend, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
-from ..kinds import keys
 from ..kinds.module_tree import walk
-from ..kinds.target import explain_target
 from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
 from ..storing.store import Store
+from ..target import keys
+from ..target.target import explain_target
 from .dump import dump_description, dump_graph
 from .graph import (
     MAX_ATTEMPTS,

@@ -15,10 +15,9 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..kinds.layout import CHANNELS_LAST
-from ..reasons import Reason, of
-from .binding import TAKEN, Arguments
-from .family import Family
-from .plan import (
+from ..plans.binding import TAKEN, Arguments
+from ..plans.family import Family
+from ..plans.plan import (
     Call,
     Form,
     Place,
@@ -29,6 +28,7 @@ from .plan import (
     shallow_copy,
     unknown_layer,
 )
+from ..reasons import Reason, of
 
 NAME = "vae"
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..host_api.execution import let_pass
-from .layout import CONTIGUOUS, memory_format
+from ..kinds.layout import CONTIGUOUS, memory_format
 
 State = TypeVar("State")
 

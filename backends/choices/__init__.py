@@ -1,0 +1,1 @@
+"""Which of several ways is taken, by what was timed on this card."""

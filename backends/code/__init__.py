@@ -1,0 +1,1 @@
+"""Whose code runs: what a kind hangs on, what packs replaced."""

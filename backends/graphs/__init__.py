@@ -1,0 +1,1 @@
+"""The graphs of this process: one, all of them, written down."""

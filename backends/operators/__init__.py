@@ -1,0 +1,1 @@
+"""What graphs call by name when they run."""

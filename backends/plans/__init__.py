@@ -1,0 +1,1 @@
+"""How a model is cut: forms, places, dispatch, and regions as data."""

@@ -1,0 +1,1 @@
+"""What compiled code hangs on besides its kind, and its key."""
