@@ -1,7 +1,7 @@
 """The words that all parts share: what a region is, and what a backend must offer.
 
 A *kind* is one region of a model, written down as plain data (`Description`): everything that
-decides its graph and nothing else. A `Backend` turns a description's exported `Program` into a
+decides its graph and nothing else. A `Compiler` turns a description's exported `Program` into a
 payload of bytes and such bytes back into a callable. Graphs are pure functions of (weights,
 activations). Importing this imports no PyTorch.
 """
@@ -231,7 +231,7 @@ class Compiled(NamedTuple):
     """What a backend made of an exported program.
 
     Attributes:
-        payload: all that `Backend.load` needs; the same for any weights and any size in the ranges
+        payload: all that `Compiler.load` needs; the same for any weights and any size in the ranges
             of the description's symbols. It is stored, signed and may be loaded on another machine
             of the same target.
         facts: plain data for the file's manifest: "binary_bytes", what a loaded graph takes of the
@@ -291,7 +291,7 @@ class Requirement(NamedTuple):
     is_final: bool = False
 
 
-class Backend(Protocol):
+class Compiler(Protocol):
     """A way to turn a region into a graph: one module of `compilers/`, listed in its `registry`.
 
     Backends never import one another. Making one, and asking it what stands here under *anywhere*,

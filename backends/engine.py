@@ -44,7 +44,7 @@ from .host_api.process import host_arguments
 from .reasons import joined, of
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.live import Live
-from .runtime.scope import Target
+from .runtime.scope import Placement
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
@@ -393,8 +393,8 @@ class Engine:
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        target = attached.target()
-        return session.describe(target.device, target.dtype)
+        placement = attached.placement()
+        return session.describe(placement.device, placement.dtype)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
@@ -407,15 +407,15 @@ class Engine:
     # --- runs -------------------------------------------------------------------------------------
 
     def begin(
-        self, session: Session, target: Callable[[], Target] | None, *, told: bool = True
+        self, session: Session, placement: Callable[[], Placement] | None, *, told: bool = True
     ) -> None:
         """A run starts: look again at what may have changed since the node ran."""
         if told:
             self._prompts.begin()
-        if target is None:
+        if placement is None:
             session.begin_run()
         else:
-            self.look(session, target)
+            self.look(session, placement)
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
         """A run ended: tell what ran; nothing of it fails a prompt."""
@@ -429,7 +429,7 @@ class Engine:
         if told and not self._settings.keeps_captured:
             faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
-    def look(self, session: Session, target: Callable[[], Target]) -> None:
+    def look(self, session: Session, placement: Callable[[], Placement]) -> None:
         """Look again at what may have changed since the node ran.
 
         Nothing that goes wrong here may fail a prompt that the host alone would finish.
@@ -437,16 +437,16 @@ class Engine:
         session.begin_run()
         faults = session.scope.faults
         if faults.of(STEP) is None:
-            faults.spare(STEP, "looking at the model", self._look, session, target)
+            faults.spare(STEP, "looking at the model", self._look, session, placement)
 
-    def _look(self, session: Session, ask: Callable[[], Target]) -> None:
-        target = ask()
-        if session.scope.is_stale(target):
-            session.describe(target.device, target.dtype)
+    def _look(self, session: Session, ask: Callable[[], Placement]) -> None:
+        placement = ask()
+        if session.scope.is_stale(placement):
+            session.describe(placement.device, placement.dtype)
         self._captured.sweep()
         for scope in session.scopes:
-            if scope is not session.scope and scope.is_stale(target):
-                scope.describe(target.device, target.dtype)
+            if scope is not session.scope and scope.is_stale(placement):
+                scope.describe(placement.device, placement.dtype)
             scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if session.options.when_missing is WhenMissing.NEVER:

@@ -94,7 +94,7 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
         tell(**{"no torch": f"{type(error).__name__}: {error}"})
         return
     from warmgraph_backends.compilers.preflight import needs
-    from warmgraph_backends.compilers.registry import BACKENDS
+    from warmgraph_backends.compilers.registry import COMPILERS
     from warmgraph_backends.device import gpu, libcuda
 
     on_gpu = gpu.is_gpu(gpu.compiled_for())
@@ -116,7 +116,7 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
     if not all(met for _, met, *_ in found):
         return
     started = time.monotonic()
-    why = BACKENDS[0].explain_failure(device)
+    why = COMPILERS[0].explain_failure(device)
     problem = "" if why is None else str(why).splitlines()[0]
     tell(self_test=problem, seconds=round(time.monotonic() - started, 1))
 

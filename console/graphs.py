@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warmgraph_backends.compilers.installed import installed_target
-from warmgraph_backends.compilers.registry import BACKENDS
+from warmgraph_backends.compilers.registry import COMPILERS
 from warmgraph_backends.device.kinds import CPU, GPU_TYPES
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.storing.files import write_whole
@@ -133,7 +133,7 @@ def _fit_by_torch(facts: dict[str, Any]) -> list[str]:
     except ImportError as error:
         return [f"fits: not known, this Python cannot import PyTorch ({error})"]
     device, name = facts.get("device"), facts.get("backend")
-    backend = next((backend for backend in BACKENDS if backend.name == name), None)
+    backend = next((backend for backend in COMPILERS if backend.name == name), None)
     if backend is None or device not in _DEVICES:
         return [_unknown(facts)]
     unmet = [item.reason for item in backend.requirements(device) if not item.met]

@@ -11,7 +11,7 @@ from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
 from ..plans.plan import Plan
 from ..reasons import Reason
-from ..runtime.scope import Target
+from ..runtime.scope import Placement
 from ..runtime.session import Session
 
 KEY = "warmgraph"
@@ -46,16 +46,16 @@ class Runs(Protocol):
     """
 
     def begin(
-        self, session: Session, target: Callable[[], Target] | None, *, told: bool = True
+        self, session: Session, placement: Callable[[], Placement] | None, *, told: bool = True
     ) -> None:
         """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
 
         Args:
-            target: asks where it runs; what it raises fails no prompt. None: not the session's own
-                module is run, but one that has its wrappers, too.
+            placement: asks where it runs; what it raises fails no prompt. None: not the session's
+                own module is run, but one that has its wrappers, too.
         """
 
-    def look(self, session: Session, target: Callable[[], Target]) -> None:
+    def look(self, session: Session, placement: Callable[[], Placement]) -> None:
         """The run goes on, and the host has prepared its model once more."""
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
@@ -85,7 +85,7 @@ class Left:
         self.plan: Callable[[], Plan | Reason] = lambda: why
         self._notes = notes
 
-    def target(self) -> Target:
+    def placement(self) -> Placement:
         raise RuntimeError(self.why)
 
     def attach(self, session: Session, runs: Runs) -> None:
@@ -119,7 +119,7 @@ class Attached(Protocol):
     scale: LatentScale | None
     plan: Callable[[], Plan | Reason]
 
-    def target(self) -> Target:
+    def placement(self) -> Placement:
         """Return where it runs, as things are now."""
 
     def attach(self, session: Session, runs: Runs) -> None:

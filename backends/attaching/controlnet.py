@@ -21,7 +21,7 @@ from ..host_api import controlnets, models
 from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.faults import STEP
-from ..runtime.scope import Scope, Target
+from ..runtime.scope import Placement, Scope
 from ..runtime.session import Session
 from .attached import Note, Runs
 
@@ -58,8 +58,8 @@ class AttachedControlNet:
         self.plan: Callable[[], Plan | Reason] = partial(_plan, refusal(self.value), self.root)
         self._notes = notes
 
-    def target(self) -> Target:
-        return _target(self.value, self.root)
+    def placement(self) -> Placement:
+        return _placement(self.value, self.root)
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on a copy; the host's copies of the copy get it too."""
@@ -128,7 +128,7 @@ class _Hold:
             not_ours = of("copy_of_network")
         elif not self._open:
             self._open = True
-            self._runs.begin(session, partial(_target, control, module), told=False)
+            self._runs.begin(session, partial(_placement, control, module), told=False)
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
@@ -212,10 +212,10 @@ def _plan(refused: Reason | None, root: torch.nn.Module | None) -> Plan | Reason
     return plan_model(root) if next(root.children(), None) is not None else Plan()
 
 
-def _target(control: Any, module: Any) -> Target:
+def _placement(control: Any, module: Any) -> Placement:
     """Where a network runs; one that is made at every run, and an adapter, have no patcher."""
     patcher = controlnets.patcher(control)
-    return Target(
+    return Placement(
         controlnets.device(control),
         controlnets.compute_dtype(control, module),
         {} if patcher is None else models.patched_objects(patcher),

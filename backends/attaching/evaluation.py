@@ -23,7 +23,7 @@ from ..reasons import Reason, of
 from ..runtime.attributes import is_own_method
 from ..runtime.faults import STEP
 from ..runtime.placing import called_next
-from ..runtime.scope import Target
+from ..runtime.scope import Placement
 from ..runtime.session import Session
 from ..runtime.variant import Variant
 from ..torch_api.tracing import compiled_from
@@ -117,10 +117,10 @@ def why_no_step(patcher: Any) -> Reason:
     return _theirs(models.diffusion_model(patcher)) or of("no_step")
 
 
-def target_of(patcher: Any) -> Target:
+def placement_of(patcher: Any) -> Placement:
     """Return where a MODEL runs, as things are now."""
     device, dtype = models.load_device(patcher), models.compute_dtype(patcher)
-    return Target(device, dtype, models.patched_parts(patcher))
+    return Placement(device, dtype, models.patched_parts(patcher))
 
 
 def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
@@ -133,7 +133,7 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
         if theirs.running is None:  # the host has not told of its run, nor will it of its end
             theirs.running = Running(model, told=False)
             session.guests.append(theirs)
-            runs.begin(theirs, partial(target_of, patcher), told=False)
+            runs.begin(theirs, partial(placement_of, patcher), told=False)
         return _Evaluation(theirs)
     if patcher is not None and models.is_for_another_card(patcher):
         return _Evaluation(session, of("copy_on_card", device=models.load_device(patcher)))

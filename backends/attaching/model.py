@@ -15,10 +15,10 @@ from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason
 from ..runtime.faults import TELLING
-from ..runtime.scope import Target
+from ..runtime.scope import Placement
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
-from .evaluation import Running, around_evaluation, around_step, target_of, why_no_step
+from .evaluation import Running, around_evaluation, around_step, placement_of, why_no_step
 
 
 class AttachedModel:
@@ -41,8 +41,8 @@ class AttachedModel:
         self.root: torch.nn.Module | None = root
         self.plan: Callable[[], Plan | Reason] = partial(plan_model, root)
 
-    def target(self) -> Target:
-        return target_of(self.patcher)
+    def placement(self) -> Placement:
+        return placement_of(self.patcher)
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on the clone; the host copies all of it to clones of the clone."""
@@ -73,10 +73,10 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
         is_own = model is session.scope.holder
         if is_own and before is not None:
             session.running = Running(model, before.told)
-            runs.look(session, partial(target_of, patcher))
+            runs.look(session, partial(placement_of, patcher))
         elif before is None:
             session.running = Running(model, told=True)
-            runs.begin(session, partial(target_of, patcher) if is_own else None)
+            runs.begin(session, partial(placement_of, patcher) if is_own else None)
         if is_own:  # a LoRA in bypass mode is put in when the model is loaded
             runs.await_graphs(session)
 

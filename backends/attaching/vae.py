@@ -21,7 +21,7 @@ from ..host_api import models, vaes
 from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
-from ..runtime.scope import Target
+from ..runtime.scope import Placement
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 
@@ -63,8 +63,8 @@ class AttachedVAE:
         self.name = type(self.root).__name__
         self.plan: Callable[[], Plan | Reason] = partial(_plan, self.root, parts)
 
-    def target(self) -> Target:
-        return _target(self.value)
+    def placement(self) -> Placement:
+        return _placement(self.value)
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Hang the session on the copy."""
@@ -122,7 +122,7 @@ class _Attachment:
             self.session.count_eager(of("copy_of_vae"))
             return False
         try:
-            self._runs.begin(self.session, partial(_target, vae))
+            self._runs.begin(self.session, partial(_placement, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
             self._runs.end(self.session)
@@ -150,10 +150,10 @@ def _is_of(part: str, place: str) -> bool:
     return part in place.partition(".")[0]
 
 
-def _target(vae: Any) -> Target:
+def _placement(vae: Any) -> Placement:
     patcher = vaes.patcher(vae)
     device, patches = models.load_device(patcher), models.patched_objects(patcher)
-    return Target(device, vaes.compute_dtype(vae), patches)
+    return Placement(device, vaes.compute_dtype(vae), patches)
 
 
 def _call(session: Session, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Backend `eager`: the host's own code. It has no graphs, no requirements and is the reference."""
+"""Compiler `eager`: the host's own code. It has no graphs, no requirements and is the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend `inductor`: a graph of a region by torch's own compiler, for any size or for one.
+"""Compiler `inductor`: a graph of a region by torch's own compiler, for any size or for one.
 
 https://docs.pytorch.org/docs/stable/torch.compiler.html
 """

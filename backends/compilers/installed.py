@@ -10,7 +10,7 @@ from ..device import libcuda
 from ..device.kinds import GPU_TYPES
 from ..target.target import TorchFacts, compose_target
 from ..torch_api.version_files import constants_of
-from .registry import BACKENDS
+from .registry import COMPILERS
 
 
 def installed_target(device: str, backend: str) -> dict[str, Any] | None:
@@ -24,7 +24,7 @@ def installed_target(device: str, backend: str) -> dict[str, Any] | None:
     """
     constants = constants_of("torch", "version.py")
     version = constants.get("__version__")
-    made_by = next((each for each in BACKENDS if each.name == backend), None)
+    made_by = next((each for each in COMPILERS if each.name == backend), None)
     if not isinstance(version, str) or made_by is None:
         return None
     torch = TorchFacts(

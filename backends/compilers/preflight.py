@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..contract import Requirement
-from .registry import BACKENDS
+from .registry import COMPILERS
 
 _TRITON = "triton"
 _COMPILER = "compiler"
@@ -30,7 +30,7 @@ def needs(device: str) -> Iterator[Requirement]:
     Args:
         device: its type, as PyTorch names it.
     """
-    preferred = BACKENDS[0]
+    preferred = COMPILERS[0]
     yield from preferred.requirements(device)
     yield from preferred.needs_to_build(device)
 

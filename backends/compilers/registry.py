@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..contract import AUTO, Backend, Requirement
+from ..contract import AUTO, Compiler, Requirement
 from ..errors import RequirementError
 from ..reasons import Reason, of, with_remedy
 from .eager import Eager
 from .inductor import Inductor
 
 #: In order of preference; eager is always available and always last.
-BACKENDS: tuple[Backend, ...] = (Inductor(), Eager())
-CHOICES = (AUTO, *(backend.name for backend in BACKENDS))
+COMPILERS: tuple[Compiler, ...] = (Inductor(), Eager())
+CHOICES = (AUTO, *(backend.name for backend in COMPILERS))
 
 
 class Resolution(NamedTuple):
     """A chosen backend, and why those before it were passed over."""
 
-    backend: Backend
+    backend: Compiler
     refused: tuple[Reason, ...]
 
 
-def backend_named(name: str) -> Backend:
+def backend_named(name: str) -> Compiler:
     """Return a backend by name.
 
     Raises:
         RequirementError: there is none of that name; the text lists the names.
     """
-    for backend in BACKENDS:
+    for backend in COMPILERS:
         if backend.name == name:
             return backend
-    names = ", ".join(b.name for b in BACKENDS)
+    names = ", ".join(b.name for b in COMPILERS)
     raise RequirementError(of("unknown_backend", names=names, got=repr(name)))
 
 
@@ -51,7 +51,7 @@ def resolve_backend(choice: str, device: str) -> Resolution:
             )
         return Resolution(backend, ())
     refused: list[Reason] = []
-    for backend in BACKENDS:
+    for backend in COMPILERS:
         unmet = _unmet(backend, device)
         if unmet is None:
             return Resolution(backend, tuple(refused))
@@ -60,5 +60,5 @@ def resolve_backend(choice: str, device: str) -> Resolution:
     raise AssertionError("eager has no requirements")
 
 
-def _unmet(backend: Backend, device: str) -> Requirement | None:
+def _unmet(backend: Compiler, device: str) -> Requirement | None:
     return next((r for r in backend.requirements(device) if not r.met), None)

@@ -25,7 +25,7 @@ from ..reasons import Reason, of
 from ..weights.addresses import Addresses
 from . import streams
 from .constants import Constants
-from .signatures import Call, FixedCallError, read_result
+from .signatures import CallValues, FixedCallError, read_result
 from .skip_joins import QuickJoins
 
 #: For constants, which are small: tables of frequencies.
@@ -67,7 +67,7 @@ class CaptureError(Exception):
 class CapturedCall:
     """A captured call. Inputs are copied in, outputs are copied out: a caller may keep them."""
 
-    def __init__(self, call: Call, like: Call, addresses: Addresses, pool: Any) -> None:
+    def __init__(self, call: CallValues, like: CallValues, addresses: Addresses, pool: Any) -> None:
         """Make the static inputs and outputs; nothing is captured yet.
 
         Args:
@@ -95,7 +95,7 @@ class CapturedCall:
         # Taken now, since it could not be had within a capture.
         self._kept = torch.empty(_CONSTANT_BYTES, dtype=torch.uint8, pin_memory=True)
 
-    def prepare(self, run: Callable[..., Any], call: Call) -> None:
+    def prepare(self, run: Callable[..., Any], call: CallValues) -> None:
         """Find a stream to capture on, where libraries have all the memory that the call needs.
 
         Some have it only once `run(*args, **kwargs)` ran there; what it gives is dropped.
@@ -113,7 +113,7 @@ class CapturedCall:
             args, kwargs = call.over(call.tensors)
             streams.rehearse(self._own, self._device, partial(run, *args, **kwargs))
 
-    def capture(self, run: Callable[..., Any], call: Call) -> None:
+    def capture(self, run: Callable[..., Any], call: CallValues) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
 
         To be called once, after `prepare`; raises what that raises.
@@ -154,7 +154,7 @@ class CapturedCall:
 
         Args:
             addresses: where the weights are; `fits` said yes, and their pages are held.
-            tensors: the inputs, in the order of `Call.tensors`.
+            tensors: the inputs, in the order of `CallValues.tensors`.
         """
         if addresses.pages is not None and addresses is not self._refreshed:
             with torch.inference_mode():
@@ -175,7 +175,7 @@ class CapturedCall:
             streams.OWN.give_back(self._device, self._own)
             self._own = None
 
-    def _record(self, run: Callable[..., Any], call: Call) -> None:
+    def _record(self, run: Callable[..., Any], call: CallValues) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
         args, kwargs = call.over(self._inputs)
         with QuickJoins(), Constants(self._kept):

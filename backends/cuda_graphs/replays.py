@@ -1,11 +1,11 @@
 """Which calls of a root module are replayed from CUDA graphs, and when they are captured.
 
-A call with a signature (`signatures.Call.key`) that came twice before is captured, and replayed
-from then on: what came once may never come again, and holds what is done for the first time. Where
-calls of this module were captured before, and the run has steps enough left, as it has for a prompt
-of another length, once is enough. Two sorts of captures: the host's own forward, bit for bit
-(*exact*), while graphs of regions are still to come; and the forward with all regions compiled,
-once they are there.
+A call with a signature (`signatures.CallValues.key`) that came twice before is captured, and
+replayed from then on. What came once may never come again, and holds what is done for the first
+time. Once is enough where calls of this module were captured before and the run has steps enough
+left, as it has for a prompt of another length. There are two sorts of captures: the host's own
+forward, bit for bit (*exact*), while graphs of regions are still to come; and the forward with all
+regions compiled, once they are there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..weights.addresses import AddressBook, Addresses
 from . import driver
 from .captured_call import CapturedCall, CaptureError
 from .memory import CapturedMemory
-from .signatures import Call, FixedCallError, result_form
+from .signatures import CallValues, FixedCallError, result_form
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _Signature:
     clean: int = 0
     refused: Reason | None = None
     #: What a call gave.
-    like: Call | None = None
+    like: CallValues | None = None
     #: Marks on the GPU around the last clean call.
     marks: tuple[Any, Any] | None = None
     #: What is captured, and in which form.
@@ -121,7 +121,7 @@ class Replays:
     def attempt(
         self,
         host: Callable[..., Any],
-        call: Call,
+        call: CallValues,
         *,
         book: AddressBook,
         form: Hashable,
@@ -272,7 +272,7 @@ class Replays:
         return problem is None
 
     def _replay(
-        self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: Call
+        self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: CallValues
     ) -> Any:
         """The call's result, or None where the weights are not in place after all.
 
@@ -299,7 +299,7 @@ class Replays:
     def _capture(
         self,
         known: _Signature,
-        call: Call,
+        call: CallValues,
         rerun: Callable[..., Any],
         book: AddressBook,
         addresses: Addresses,

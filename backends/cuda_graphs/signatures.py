@@ -33,7 +33,7 @@ class FixedCallError(Exception):
         self.reason = reason
 
 
-class Call(NamedTuple):
+class CallValues(NamedTuple):
     """The arguments of one call.
 
     Attributes:
@@ -49,7 +49,7 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     unread: frozenset[str]
 
-    def without_memory(self) -> Call:
+    def without_memory(self) -> CallValues:
         """Return the same over tensors of equal form that hold nothing."""
         forms = [
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
@@ -104,7 +104,7 @@ def arithmetic() -> tuple[Any, ...]:
 
 def read_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str] = options.UNREAD
-) -> Call:
+) -> CallValues:
     """Take a call of a diffusion model apart.
 
     Args:
@@ -124,10 +124,10 @@ def read_call(
     for name, value in kwargs.items():
         parts.append(name)
         walk(value, name)
-    return Call(tuple(parts), tensors, args, kwargs, unread)
+    return CallValues(tuple(parts), tensors, args, kwargs, unread)
 
 
-def run_steps(call: Call) -> int | None:
+def run_steps(call: CallValues) -> int | None:
     """Return how many steps the sampler's run has that a call belongs to, None where none is told.
 
     Nothing is read from the GPU.
@@ -136,12 +136,12 @@ def run_steps(call: Call) -> int | None:
     return None if sigmas is None else len(sigmas) - 1
 
 
-def result_form(result: Any) -> Call:
+def result_form(result: Any) -> CallValues:
     """Return the form of what a call gave, which holds no memory; see `read_result`."""
     return read_result(result).without_memory()
 
 
-def read_result(result: Any) -> Call:
+def read_result(result: Any) -> CallValues:
     """Take what a call gave apart, as if it were the one argument of a call.
 
     Raises:

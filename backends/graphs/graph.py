@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..building.builder import BuildResult
 from ..building.claims import BY_ANOTHER_SERVER
-from ..contract import Backend, Description, WeightSpec
+from ..contract import Compiler, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds.module_tree import parameters
 from ..reasons import NOTHING, Reason, of, with_remedy
@@ -100,7 +100,7 @@ class Graph:
         self,
         key: str,
         description: Description,
-        backend: Backend,
+        backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
     ) -> None:
         """Args: the kind, what compiled it, and who wants to know when it is dropped."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
-from ..contract import Backend, Description
+from ..contract import Compiler, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
 from ..kinds.module_tree import walk
@@ -85,7 +85,7 @@ class Graphs:
         #: Why nothing is kept on disk, as far as is known.
         self.unkept: str | None = None
 
-    def graph(self, description: Description, backend: Backend, target: dict[str, Any]) -> Graph:
+    def graph(self, description: Description, backend: Compiler, target: dict[str, Any]) -> Graph:
         """Return the process's one graph for a kind."""
         key = keys.graph_key(description, target)
         with self._lock:

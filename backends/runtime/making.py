@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, run_steps
+from ..cuda_graphs.signatures import CallValues, run_steps
 from ..weights.addresses import AddressBook
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards, ForwardSet
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     """
 
     serving: ForwardSet
-    call: Call | None = None
+    call: CallValues | None = None
     replays: Replays | None = None
     book: AddressBook | None = None
     complete: bool = True

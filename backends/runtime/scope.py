@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..code.packs import foreign_class
-from ..contract import Backend, Description
+from ..contract import Compiler, Description
 from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import Call, FixedCallError, arithmetic, read_call
+from ..cuda_graphs.signatures import CallValues, FixedCallError, arithmetic, read_call
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
@@ -35,7 +35,7 @@ from .variations import Account
 from .wiring import Guests
 
 
-class Target(NamedTuple):
+class Placement(NamedTuple):
     """Where a root module runs.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scope:
         holder: Any,
         make_plan: Callable[[], Plan | Reason],
         plan: Plan,
-        backend: Backend,
+        backend: Compiler,
         shared: Shared,
         replays: Replays | None = None,
         specials: Specials | None = None,
@@ -217,17 +217,17 @@ class Scope:
         self.faults.clear()
         return self._bound
 
-    def is_stale(self, target: Target) -> bool:
+    def is_stale(self, placement: Placement) -> bool:
         """Tell whether the host's code, the modules or the compute dtype changed since `describe`.
 
         Must be asked once, at the start of a run: object patches count as a change only once.
         """
-        before, self._patches = self._patches, dict(target.patches)
+        before, self._patches = self._patches, dict(placement.patches)
         repatched = self._patches.keys() != before.keys() or any(
             self._patches[name] is not before[name] for name in before
         )
         bound = self._bound
-        return repatched or bound is None or not bound.is_for(target.device, target.dtype)
+        return repatched or bound is None or not bound.is_for(placement.device, placement.dtype)
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class Scope:
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
-    ) -> Call | Reason:
+    ) -> CallValues | Reason:
         """The call as data, or why it is not to be captured or cannot be known by what it shows."""
         if no_capture is not None:
             return no_capture

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..contract import Backend, CallForm, WhenMissing
+from ..contract import CallForm, Compiler, WhenMissing
 from ..families.catalogue import plan_model
 from ..graphs.graph import Graph, State
 from ..plans.plan import Place
@@ -68,7 +68,7 @@ class Session:
         self,
         identifier: str,
         name: str,
-        backend: Backend,
+        backend: Compiler,
         options: Options,
         scope: Scope,
         pace: Pace,

@@ -97,7 +97,7 @@ class EagerTimes:
             "model": attached.name,
             "class": type(root).__qualname__,
             "elements": elements,
-            "dtype": str(attached.target().dtype),
+            "dtype": str(attached.placement().dtype),
         }
         return sha256_hex(canonical_json(facts).encode())
 

@@ -76,7 +76,7 @@ class Starter:
                 if attached.root is None or not may_be_swapped(attached.root):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
-            device = attached.target().device
+            device = attached.placement().device
             if device.index:  # kernels are loaded on the first one
                 raise RequirementError(of("first_gpu_only", device=device))
             resolution = resolve_backend(choice, device.type)
@@ -91,7 +91,7 @@ class Starter:
             else:
                 notes = [of("replayed_as_is", why=error.told)]
             make_plan, plan = Plan, Plan()
-            resolution = resolve_backend("eager", attached.target().device.type)
+            resolution = resolve_backend("eager", attached.placement().device.type)
         assert attached.root is not None
         scope = Scope(
             attached.root,
@@ -119,13 +119,13 @@ class Starter:
 
     def _disturbing(self, attached: Attached) -> Callable[[], bool]:
         """Return what tells whether builds make the steps of an object slower now."""
-        device, is_building = attached.target().device.type, self._is_building
+        device, is_building = attached.placement().device.type, self._is_building
         return lambda: is_building() and slows_steps(device)
 
     def _lacks(self, attached: Attached) -> list[Reason]:
         """What a session would have with another version of the host."""
         wanted = [Feature.WORKFLOWS]
-        if is_gpu(attached.target().device):
+        if is_gpu(attached.placement().device):
             wanted += [Feature.CAPTURED_CALLS, Feature.WEIGHTS_TOGETHER, Feature.WEIGHTS_AHEAD]
         reasons = (why_off(self._shared.off, feature) for feature in wanted)
         return [reason for reason in reasons if reason is not None]
@@ -138,7 +138,7 @@ class Starter:
             return None
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return None
-        device = attached.target().device
+        device = attached.placement().device
         if device.index or not kind_of(device).has_cuda_graphs:
             return None
         if not may_be_captured(attached.root):
@@ -160,5 +160,5 @@ class Starter:
 
 def _special_pays(attached: Attached) -> bool:
     """Whether graphs of one size were measured to be quicker: not yet on CPUs."""
-    on_gpu = is_gpu(attached.target().device)
+    on_gpu = is_gpu(attached.placement().device)
     return on_gpu and attached.root is not None and special_pays(attached.root)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Backend, Description
+from ..contract import Compiler, Description
 from ..device import gpu
 from ..reasons import Reason, of
 from ..storing.canonical_json import canonical_json, sha256_hex
@@ -22,7 +22,7 @@ from ..storing.manifest import FORMAT, Manifest
 from .target import TorchFacts, compose_target
 
 
-def target(device: str, backend: Backend) -> dict[str, Any]:
+def target(device: str, backend: Compiler) -> dict[str, Any]:
     """Return what generated code depends on besides the region, as plain data.
 
     Args:

@@ -15,7 +15,7 @@ from ..building.messages import REMEMBERED
 from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
-from ..contract import Backend, Description, Measure, Program
+from ..contract import Compiler, Description, Measure, Program
 from ..device.gpu import empty_cache, is_gpu
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
@@ -58,7 +58,7 @@ def prepare(hello: dict[str, Any]) -> None:
     import_host(hello["argv"], hello["host"])
     if (missing := present.missing_to_export()) is not None:
         raise RequirementError(missing, final=True)
-    for backend in registry.BACKENDS:
+    for backend in registry.COMPILERS:
         backend.prepare_worker(Path(hello["spool"]), suffix=REMEMBERED)
 
 
@@ -102,7 +102,7 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
 
 
-def _check_requirements(backend: Backend, device: str) -> None:
+def _check_requirements(backend: Compiler, device: str) -> None:
     """What the server found may be missing here."""
     unmet = next((each for each in backend.requirements(device) if not each.met), None)
     if unmet is not None:
@@ -112,7 +112,7 @@ def _check_requirements(backend: Backend, device: str) -> None:
 def _build(
     description: Description,
     form: Any,
-    backend: Backend,
+    backend: Compiler,
     guests: Guests,
     measure: Measure,
     started: float,

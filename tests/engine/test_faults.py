@@ -33,8 +33,8 @@ BROKEN = {
     "trust": ("runtime.trust", "Trust.covers"),
     "comparing": ("runtime.trust", "difference"),
     "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
-    "finding a model's session": ("host.evaluation", "_evaluation"),
-    "looking at the model's own call": ("host.evaluation", "_route"),
+    "finding a model's session": ("attaching.evaluation", "_evaluation"),
+    "looking at the model's own call": ("attaching.evaluation", "_route"),
     "noting what ran": ("runtime.session", "Session.end_run"),
     "ending a run": ("runtime.scope", "Scope.end_run"),
     "saying why": ("runtime.scope", "Scope.eager_places"),
@@ -96,7 +96,11 @@ def test_no_failure_of_ours_fails_a_prompt(
 
 @pytest.mark.parametrize(
     "part",
-    ["host.controlnet:_target", "host.controlnet:_hang", "runtime.scope:Scope._prepare"],
+    [
+        "attaching.controlnet:_placement",
+        "attaching.controlnet:_hang",
+        "runtime.scope:Scope._prepare",
+    ],
 )
 def test_no_failure_of_ours_in_a_controlnet_fails_a_prompt(
     lab: Lab, host: Host, warned: Any, monkeypatch: pytest.MonkeyPatch, part: str

@@ -19,7 +19,7 @@ from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import RequirementError, StrictError
 from warmgraph_backends.host_api import present
 from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
-from warmgraph_backends.runtime.scope import Target
+from warmgraph_backends.runtime.scope import Placement
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
 
@@ -254,7 +254,7 @@ CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
 def _on_gpu(model: Any) -> Any:
     """A model as it would be taken up on a GPU."""
     attached = AttachedModel(model)
-    target = Target(torch.device("cuda"), torch.float16, {})
+    target = Placement(torch.device("cuda"), torch.float16, {})
     attached.target = lambda: target  # type: ignore[method-assign]
     return attached
 

@@ -104,7 +104,7 @@ def test_backends_know_neither_nodes_nor_the_server() -> None:
 NAMES_GPUS = ("device.", "cuda_graphs.", "kernels.", "torch_api.cuda_")
 #: Constants that are names of something else: a target's fact, the toolkit's version.
 OTHER_NAMES = {
-    ("kinds.target", "cuda"),
+    ("target.target", "cuda"),
     ("compilers.installed", "cuda"),
     ("compilers.installed", "hip"),
 }

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from warmgraph_backends.compilers.registry import BACKENDS, CHOICES, backend_named, resolve_backend
+from warmgraph_backends.compilers.registry import CHOICES, COMPILERS, backend_named, resolve_backend
 from warmgraph_backends.errors import BuildError, GraphFileError, RequirementError
 
 
 def test_auto_takes_inductor_where_it_can_and_eager_is_last() -> None:
     resolution = resolve_backend("auto", "cpu")
     assert resolution.backend.name == "inductor" and resolution.refused == ()
-    assert BACKENDS[-1].name == "eager" and CHOICES == ("auto", "inductor", "eager")
+    assert COMPILERS[-1].name == "eager" and CHOICES == ("auto", "inductor", "eager")
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "privateuseone"])
@@ -52,7 +52,7 @@ def test_an_unknown_backend_lists_the_names() -> None:
 
 
 def test_every_unmet_requirement_says_what_to_do() -> None:
-    for backend in BACKENDS:
+    for backend in COMPILERS:
         for device in ("cpu", "cuda", "mps"):
             for requirement in backend.requirements(device):
                 assert requirement.met or (requirement.reason and requirement.remedy)

@@ -80,10 +80,10 @@ loaded = comfy.sd.load_checkpoint_guess_config(
     checkpoint, output_vae=False, output_clip=False)[0]
 model = loaded.model.diffusion_model
 plan = part("families.catalogue").plan_model(model)
-target = part("kinds.keys").target("cpu", part("compilers.inductor").Inductor())
-describe = part("families.plan").describe_place
+target = part("target.keys").target("cpu", part("compilers.inductor").Inductor())
+describe = part("plans.plan").describe_place
 print("KEYS" + json.dumps({
-    place.name: part("kinds.keys").graph_key(
+    place.name: part("target.keys").graph_key(
         describe(place, plan, dtype=torch.float32, device="cpu"), target)
     for place in reversed(plan.places)}))
 """

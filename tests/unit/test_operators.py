@@ -32,8 +32,8 @@ def copy() -> Iterator[str]:
 
 
 def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
-    layers = importlib.import_module(f"{copy}.kinds.host_layer")
-    attention = importlib.import_module(f"{copy}.kernels.host_attention")
+    layers = importlib.import_module(f"{copy}.operators.host_layer")
+    attention = importlib.import_module(f"{copy}.operators.host_attention")
     assert layers.layers_of is not host_layer.layers_of
     assert layers.OPERATOR is host_layer.OPERATOR
     assert attention.OPERATOR is host_attention.OPERATOR
@@ -70,8 +70,8 @@ sys.path.insert(0, tree)
 import comfy.options
 comfy.options.enable_args_parsing()
 load("pack", folder)
-import pack.engine, pack.kernels.host_attention
-print(ascii(pack.kernels.host_attention.OPERATOR))
+import pack.engine, pack.operators.host_attention
+print(ascii(pack.operators.host_attention.OPERATOR))
 """
 
 
