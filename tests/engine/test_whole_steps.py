@@ -71,7 +71,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     scope = Scope(attached.root, attached.holder, Plan, Plan(), eager, lab.engine._shared)
     options = Options(WhenMissing.NEVER, "")
     session = _Counted("model-0", attached.name, eager, options, scope, Pace(Times()))
-    session.describe(attached.target().device, attached.target().dtype)
+    session.describe(attached.placement().device, attached.placement().dtype)
     attached.attach(session, lab.engine)
     return attached.value, session
 
