@@ -20,9 +20,9 @@ from ..host_api.options import ATTENTION
 from ..kinds.layout import memory_format
 from ..kinds.module_tree import walk
 from ..reasons import of
-from ..runtime.left_layers import Left
 from . import host_layer, live_arguments, registering
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
+from .left_layers import Left
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.

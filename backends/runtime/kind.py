@@ -13,12 +13,11 @@ from ..code.watch import Watch
 from ..contract import Description
 from ..errors import DescriptionError
 from ..graphs.graph import Graph
-from ..operators import live_parts
+from ..operators import left_layers, live_parts
+from ..operators.left_layers import Left
 from ..operators.live_parts import Live
 from ..plans.plan import Place, Plan, describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
-from . import left_layers
-from .left_layers import Left
 from .variations import VARIATIONS, Needs, Variation
 from .wiring import Guests
 

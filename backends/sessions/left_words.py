@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from ..operators.left_layers import Left
 from ..reasons import Reason, joined, of
-from ..runtime.left_layers import Left
 
 #: By `Left.how`.
 _PRODUCTS = {

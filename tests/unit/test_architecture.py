@@ -99,9 +99,12 @@ def test_backends_know_neither_nodes_nor_the_server() -> None:
                 assert not heads & {"nodes", "server", "aiohttp", "comfy_api"}, name
 
 
-#: Where a sort of GPU may be named: the seam, CUDA graphs, CUDA and Triton source of ours, and what
-#: only PyTorch itself may do with CUDA.
-NAMES_GPUS = ("device.", "cuda_graphs.", "kernels.", "torch_api.cuda_")
+#: Where a sort of GPU may be named: the seam, CUDA graphs, CUDA and Triton source of ours, what
+#: times them, and what only PyTorch itself may do with CUDA.
+NAMES_GPUS = (
+    *("device.", "cuda_graphs.", "kernels.", "choices.", "operators.head_rotation"),
+    "torch_api.cuda_",
+)
 #: Constants that are names of something else: a target's fact, the toolkit's version.
 OTHER_NAMES = {
     ("target.target", "cuda"),

@@ -20,7 +20,7 @@ OTHERS = frozenset(
     (
         *("KSampler", "DIFFUSION_MODEL", "APPLY_MODEL", "SAMPLER_SAMPLE", "PREDICT_NOISE"),
         *("MODEL", "VAE", "CONTROL_NET", "forward", "_forward", "decode", "encode", "__dict__"),
-        *("torch.export", "tempfile.mkdtemp", "warmgraph::", "try"),
+        *("torch.export", "torch.xpu", "tempfile.mkdtemp", "warmgraph::", "try"),
     )
 )
 

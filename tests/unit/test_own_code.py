@@ -25,6 +25,10 @@ BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 #: all of its modules.
 ELSEWHERE = {
     "families/": "what a form computes is hashed function by function into each kind's sources",
+    "plans/binding.py": "runs around a region in a server; no graph computes anything of it",
+    "plans/family.py": "a record",
+    "plans/pairs.py": "forms, as in families",
+    "plans/plan.py": "what a form computes is hashed function by function, too",
     "building/messages.py": "carries bytes from one process to the other",
     "storing/": "what files say of graphs, with format numbers of their own",
     "cleanup/": "folders and their owners",
@@ -44,7 +48,7 @@ ELSEWHERE = {
     "code/bytecode.py": "makes hashes that are part of the key",
     "target/instructions.py": "makes the target",
     "target/keys.py": "makes the key",
-    "runtime/left_layers.py": "counts what graphs leave to the host, for reports",
+    "operators/left_layers.py": "counts what graphs leave to the host, for reports",
     "kinds/module_tree.py": "goes through descriptions, which are in the key",
     "target/compiler_options.py": "its values are in the target one by one",
     "target/own_code.py": "makes the fingerprint",
@@ -146,6 +150,7 @@ def move(folder: Path, old: str, new: str, changes: dict[str, str]) -> None:
     (folder / old).rename(folder / new)
     room = Path(old).parent.name
     text = (folder / new).read_text("utf-8")
+    text = re.sub(r"from \. import", f"from ..{room} import", text)
     (folder / new).write_text(re.sub(r"from \.(?=\w)", f"from ..{room}.", text), "utf-8")
     for path in folder.rglob("*.py"):
         text = path.read_text("utf-8")
@@ -168,12 +173,14 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
     move(
         copied,
         "operators/host_attention.py",
-        "operators/attending.py",
+        "calls/attending.py",
         {
-            r"from \.\.kernels import head_rotation, host_attention": (
-                "from ..kernels import head_rotation\nfrom ..operators import attending"
+            r"from \.\.operators import head_rotation, host_attention": (
+                "from ..calls import attending\nfrom ..operators import head_rotation"
             ),
-            r"from \.\.kernels import host_attention": "from ..operators import attending",
+            r"from \.\.operators import host_attention, host_layer": (
+                "from ..calls import attending\nfrom ..operators import host_layer"
+            ),
             r"\bhost_attention\.(?=\w)": "attending.",
         },
     )
@@ -181,7 +188,7 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
     assert "attending.OPERATOR" in (copied / "worker/export.py").read_text("utf-8")
     there = {
         "kinds/layout.py": "shapes/order.py",
-        "operators/host_attention.py": "operators/attending.py",
+        "operators/host_attention.py": "calls/attending.py",
     }
     assert not [name for name in there if (copied / name).exists()]
     assert hash_files(copied, (there.get(name, name) for name in ALL)) == own_fingerprint("cuda")
@@ -223,7 +230,7 @@ def test_a_fingerprint_is_of_the_list_as_well() -> None:
 
 
 _ALONE = """
-from warmgraph_backends.kinds.own_code import own_fingerprint
+from warmgraph_backends.target.own_code import own_fingerprint
 print(own_fingerprint("cpu"), "torch" in sys.modules)
 """
 
