@@ -141,6 +141,7 @@ def install_pack(host: Host) -> Iterator[InstallPack]:
         (attention.SpatialTransformer, "forward"),
         (attention, "optimized_attention"),
         (torch.nn.functional, "scaled_dot_product_attention"),
+        (torch.nn.functional, "gelu"),
         (torch.nn.GroupNorm, "forward"),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name in places]
