@@ -16,7 +16,7 @@ from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks
 from .elsewhere import block_classes, check_one_more_argument
-from .lab import Lab, lab_of_its_own, relative
+from .lab import Lab, call_instead, lab_of_its_own, relative
 from .rows import some_rows
 
 PIXEL = 1 / 255
@@ -294,7 +294,7 @@ def test_memory_that_runs_out_ends_in_the_hosts_tiles(
 
 
 def test_memory_that_runs_out_in_a_graph_is_the_hosts_call(
-    vae_lab: Lab, plain: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
+    vae_lab: Lab, plain: Any, compiled: Any
 ) -> None:
     scope = vars(compiled)["warmgraph"].session.scope
     graph = next(k.graph for k in scope.kinds if k.label == "VAE ResnetBlock 64->64")
@@ -302,9 +302,12 @@ def test_memory_that_runs_out_in_a_graph_is_the_hosts_call(
     def short(_arguments: list[Any]) -> Any:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(graph, "call", short)
+    own = call_instead(graph, short)
     samples = latent(8, 8)
-    assert relative(compiled.decode(samples), plain.decode(samples)) < DECODED
+    try:
+        assert relative(compiled.decode(samples), plain.decode(samples)) < DECODED
+    finally:
+        call_instead(graph, own)
     reasons = [entry["reason"] for entry in vae_lab.engine.report(compiled)["eager"]]
     assert reasons == ["out of memory in compiled code; ComfyUI's own ran this call"]
 
