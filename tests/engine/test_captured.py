@@ -633,8 +633,8 @@ def test_a_first_call_that_took_long_is_not_the_last_word(
     made._limit_s = lambda: 0.5
     times = iter((2.9, 0.1))
     monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: True)
-    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: next(times))
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: next(times))
     made.begin_run()
     for _ in range(CLEAN_CALLS + 1):
         step("any shape", rows=3, steps=20)
@@ -693,8 +693,8 @@ def test_a_call_that_takes_long_is_not_captured(
     seconds = 2.9
     made._limit_s = lambda: 0.5
     monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: True)
-    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: seconds)
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
     for _ in range(CLEAN_CALLS + 3):
         step("any shape")
     assert _Graph.tries == 0 and made.captured == 0
@@ -712,8 +712,8 @@ def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
     made, _, step = steps
     behind = True
     monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.driver, "is_passed", lambda mark: not behind)
-    monkeypatch.setattr(replays.driver, "seconds_between", lambda begin, end: 0.1)
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: not behind)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
     for _ in range(CLEAN_CALLS + 3):
         step("any shape", complete=False)
     assert _Graph.tries == 0
