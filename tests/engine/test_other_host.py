@@ -254,8 +254,8 @@ CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
 def _on_gpu(model: Any) -> Any:
     """A model as it would be taken up on a GPU."""
     attached = AttachedModel(model)
-    target = Placement(torch.device("cuda"), torch.float16, {})
-    attached.target = lambda: target  # type: ignore[method-assign]
+    placement = Placement(torch.device("cuda"), torch.float16, {})
+    attached.placement = lambda: placement  # type: ignore[method-assign]
     return attached
 
 
