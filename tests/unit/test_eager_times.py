@@ -27,8 +27,8 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def attached(root: torch.nn.Module, name: str = "SDXL", dtype: torch.dtype = torch.float16) -> Any:
-    target = SimpleNamespace(dtype=dtype)
-    return SimpleNamespace(root=root, name=name, target=lambda: target)
+    placement = SimpleNamespace(dtype=dtype)
+    return SimpleNamespace(root=root, name=name, placement=lambda: placement)
 
 
 def measure(times: Times, milliseconds: float) -> None:

@@ -22,7 +22,7 @@ ROOM = "host_api"
 
 #: What another room may name of the host all the same, and why.
 EXCEPTIONS = {
-    ("families", "_forward"): "a form's reference is the host's own maths, and it lies there",
+    ("plans", "_forward"): "a form's reference is the host's own maths, and it lies there",
 }
 #: Rooms that import the host's modules, and why.
 IMPORTS = {

@@ -228,7 +228,7 @@ def test_a_line_of_progress_goes_to_the_page_that_waits(
 
 
 def test_sizes_and_batches_are_read_once_each(pack: ModuleType) -> None:
-    module = _module(pack, "report")
+    module = _module(pack, "compile_report")
     assert module.parse_sizes("64x32\n 64 x 32, 720X960") == [(64, 32), (720, 960)]
     assert module.parse_batches("4, 1;4") == [4, 1]
 
@@ -239,10 +239,10 @@ LONG = "1024x1024, 7; " * (4 << 20)  # some 50 MiB
 @pytest.mark.parametrize(
     ("module", "node", "given"),
     [
-        ("report", "WarmgraphWarmUp", {"sizes": LONG}),
-        ("report", "WarmgraphWarmUp", {"sizes": "x" * len(LONG)}),
-        ("report", "WarmgraphWarmUp", {"batches": LONG}),
-        ("report", "WarmgraphWarmUp", {"batches": "7" * 4000}),
+        ("compile_report", "WarmgraphWarmUp", {"sizes": LONG}),
+        ("compile_report", "WarmgraphWarmUp", {"sizes": "x" * len(LONG)}),
+        ("compile_report", "WarmgraphWarmUp", {"batches": LONG}),
+        ("compile_report", "WarmgraphWarmUp", {"batches": "7" * 4000}),
         ("compile_model", "WarmgraphCompileModel", {"graphs": LONG}),
         ("compile_model", "WarmgraphCompileModel", {"graphs": "e\u0301" * 4000}),
         ("compile_vae", "WarmgraphCompileVAE", {"graphs": LONG}),
