@@ -7,21 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from warmgraph_tools.by_path import ADOPT
 
-_BEFORE = """
-import json, sys
+_BEFORE = f"""{ADOPT}
+import importlib, json
 import torch
-sys.path.insert(0, sys.argv[1])
-from by_path import load
-sys.path.pop(0)
-module = load("kernel", sys.argv[2])
-shapes = json.loads(sys.argv[3])
-errors = {}
+module = importlib.import_module(sys.argv[1])
+shapes = json.loads(sys.argv[2])
+errors = {{}}
 
 def note(name, found, exact):
     error = float((found.double() - exact).norm() / exact.norm())
@@ -43,16 +39,9 @@ def interpreted() -> Callable[[str, str, Sequence[tuple[int, ...]]], dict[str, l
     pytest.importorskip("triton", reason="Triton is not installed")
 
     def run(name: str, script: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, list[float]]:
-        source = ROOT / "backends" / "kernels" / f"{name}.py"
+        module = f"warmgraph_backends.kernels.{name}"
         ran = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                _BEFORE + script + _AFTER,
-                ROOT / "tools",
-                source,
-                json.dumps(shapes),
-            ],
+            [sys.executable, "-c", _BEFORE + script + _AFTER, module, json.dumps(shapes)],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             capture_output=True,
             text=True,

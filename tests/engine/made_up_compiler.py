@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_backends.compilers import registry
 from warmgraph_backends.contract import Compiled, KernelFacts, PayloadFacts, Requirement
+from warmgraph_backends.reasons import Reason
 
 #: In a worker's environment: what to say of a requirement that is not met there.
 UNMET = "WARMGRAPH_TEST_UNMET"
@@ -27,7 +28,8 @@ class Traced:
         import os
 
         why = os.environ.get(UNMET)
-        return [Requirement("itself", why is None, why or "", "install it", is_final=True)]
+        reason, remedy = Reason.plain(why or ""), Reason.plain("install it")
+        return [Requirement("itself", why is None, reason, remedy, is_final=True)]
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
         return ()
@@ -70,4 +72,4 @@ class Traced:
 
 def add() -> None:
     """Have the registry of this process know it, before eager."""
-    registry.BACKENDS = (*registry.BACKENDS[:-1], Traced(), registry.BACKENDS[-1])
+    registry.COMPILERS = (*registry.COMPILERS[:-1], Traced(), registry.COMPILERS[-1])

@@ -110,7 +110,7 @@ def another_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(LACKS, "torch._inductor:standalone_compile")
     monkeypatch.setenv(ROLL, str(tmp_path / "roll"))
     monkeypatch.setenv(COMPILER, str(made_up_compiler.__file__))
-    monkeypatch.setattr(registry, "BACKENDS", registry.BACKENDS)
+    monkeypatch.setattr(registry, "COMPILERS", registry.COMPILERS)
     made_up_compiler.add()
 
 

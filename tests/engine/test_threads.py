@@ -13,6 +13,7 @@ import pytest
 from warmgraph_backends.attaching.deepcache import apply
 from warmgraph_backends.deepcache.run import Options
 from warmgraph_backends.events import Events
+from warmgraph_backends.reasons import Reason
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
 
@@ -111,7 +112,7 @@ def test_steps_run_eager_for_ever_new_reasons(never: tuple[Lab, Any], restless: 
     session: Session = compiled.get_attachment("warmgraph")
 
     def change(number: int) -> None:
-        session.step(lambda: None, (), {}, not_ours=f"reason {number % 1000}")
+        session.step(lambda: None, (), {}, not_ours=Reason.plain(f"reason {number % 1000}"))
         session.note(f"note {number % 1000}")
         if number % 1000 == 999:
             session._eager_calls.clear()

@@ -199,7 +199,7 @@ def test_a_message_that_fails_is_logged_and_the_next_one_is_sent(
 
 def test_a_node_is_bound_to_its_report_and_has_its_lines(pack: ModuleType) -> None:
     lines = plain([line("parts", model="SDXL", compiled=3, total=4), line("note", note="a note")])
-    ui = _module(pack, "attached").node_output("thing", "model-1", lines).ui
+    ui = _module(pack, "compile_nodes").node_output("thing", "model-1", lines).ui
     assert ui == {
         "warmgraph": [
             {"id": "model-1", "text": "SDXL: 3 of 4 parts compiled\na note", "lines": lines}
