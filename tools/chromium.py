@@ -109,7 +109,7 @@ class Chromium:
             raise RuntimeError(f"the page raised {text}\nin {script}")
         return result["result"].get("value")
 
-    def wait_for(self, condition: str, *, seconds: float = 60) -> Any:
+    def wait_for(self, condition: str, *, seconds: float = 180) -> Any:
         """Wait until a JavaScript expression is true and return its value."""
         end = time.monotonic() + seconds
         value = None
