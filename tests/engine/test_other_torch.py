@@ -142,8 +142,11 @@ def test_what_a_compiler_lacks_in_a_worker_alone_is_said_once(
 ) -> None:
     lab = make_lab(empty=True)
     monkeypatch.setattr(lab.engine._builder, "_script", WORKER)
-    model = Probed(lab, host, when_missing="wait", backend="traced")
-    monkeypatch.setenv(made_up_compiler.UNMET, "it is on holiday")
+    lab.engine._builder.pause(True)
+    model = Probed(lab, host, when_missing="background", backend="traced")
+    monkeypatch.setenv(made_up_compiler.UNMET, "it is on holiday")  # for workers alone
+    lab.engine._builder.pause(False)
+    lab.settle()
     assert torch.equal(model.sample(), model.sample(model.plain))
     kinds = model.report()["kinds"]
     assert [kind["state"] for kind in kinds] == ["failed"] * KINDS
