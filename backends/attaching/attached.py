@@ -78,7 +78,13 @@ class Left:
     scale: LatentScale | None = None
 
     def __init__(self, thing: Any, why: Reason, notes: MutableMapping[Any, Note]) -> None:
-        """Args: the object, why it is left, and where the note about it is kept."""
+        """Set up for one object.
+
+        Args:
+            thing: the object.
+            why: why it is left.
+            notes: where the note about it is kept.
+        """
         self.value = thing
         self.name = type(thing).__name__
         self.why = why

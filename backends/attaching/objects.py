@@ -21,7 +21,11 @@ class Objects:
     """Takes MODEL, VAE and CONTROL_NET up, and knows what was hung on them."""
 
     def __init__(self, off: Mapping[Feature, Reason]) -> None:
-        """Args: which features are off with this host (`present.missing`)."""
+        """Set up; nothing is taken up yet.
+
+        Args:
+            off: which features are off with this host (`present.missing`).
+        """
         self._off = off
         #: Why objects of the host that carry nothing of ours run as before.
         self._left: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()

@@ -97,8 +97,13 @@ class LastLayer(Form):
         tokens: str = "img",
         vec: tuple[str | int, ...] = ("batch",),
     ) -> None:
-        """Args: the family, what its models are called, the size that tokens are counted by, and
-        the sizes of `vec` but for its last one.
+        """Set up for one family.
+
+        Args:
+            family: the family.
+            title: what its models are called.
+            tokens: the size that tokens are counted by.
+            vec: the sizes of `vec` but for its last one.
         """
         self.family = family
         self._title, self._tokens, self._vec = title, tokens, vec

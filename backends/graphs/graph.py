@@ -103,7 +103,14 @@ class Graph:
         backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: the kind, what compiled it, and who wants to know when it is dropped."""
+        """Set up one that is missing.
+
+        Args:
+            key: the kind's key.
+            description: the kind.
+            backend: what compiled it.
+            on_drop: tells who wants to know when it is dropped.
+        """
         self._on_drop = on_drop
         self.key = key
         self.description = description

@@ -64,8 +64,11 @@ class Arguments:
     """What becomes of a block's arguments, in the host's order."""
 
     def __init__(self, *first: str, **uses: Use) -> None:
-        """Args: those that are taken by their place, whatever the host calls them, and the others
-        by the host's names.
+        """Say what becomes of each.
+
+        Args:
+            *first: those that are taken by their place, whatever the host calls them.
+            **uses: the others, by the host's names.
         """
         self.first = first
         self.named = uses

@@ -34,7 +34,11 @@ class Gains:
     """The newest gain of each size of one model, those of earlier processes among them."""
 
     def __init__(self, remembered: Mapping[Size, Gain] | None = None) -> None:
-        """Args: what earlier processes have measured."""
+        """Set up; nothing is measured in this process yet.
+
+        Args:
+            remembered: what earlier processes have measured.
+        """
         self._lock = threading.Lock()
         self._of = dict(remembered or {})
 

@@ -57,8 +57,13 @@ class Making:
     def __init__(
         self, placing: Placing, forwards: Forwards, faults: Faults, account: Account
     ) -> None:
-        """Args: of the root module: what puts forwards in place, what serves its calls, what of
-        ours failed, and what its regions note.
+        """Set up with what is the root module's.
+
+        Args:
+            placing: puts forwards in place.
+            forwards: what serves its calls.
+            faults: what of ours failed.
+            account: what its regions note.
         """
         self._placing = placing
         self._forwards = forwards

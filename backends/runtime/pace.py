@@ -84,8 +84,11 @@ class Times:
         remembered: Mapping[Size, float] | None = None,
         gains: Mapping[Size, Gain] | None = None,
     ) -> None:
-        """Args: the quickest time of each size in an earlier process, where that is known, and what
-        steps gained beside it.
+        """Set up; no call was timed in this process yet.
+
+        Args:
+            remembered: the quickest time of each size in an earlier process, where that is known.
+            gains: what steps gained beside it.
         """
         self._of: dict[Size, deque[float]] = {}
         self._remembered = dict(remembered or {})

@@ -75,7 +75,18 @@ class Session:
         notes: Iterable[Reason] = (),
         whose: Whose = lambda _: None,
     ) -> None:
-        """Args: an id and a name for reports; the rest as the engine chose it."""
+        """Set up; all but `identifier` and `name` is as the engine chose it.
+
+        Args:
+            identifier: an id for reports.
+            name: a name for reports.
+            backend: what turns its regions into graphs.
+            options: what the user chose on the node.
+            scope: what the root module runs through.
+            pace: how long its steps take.
+            notes: lines for the report.
+            whose: tells what of the running prompt it is of.
+        """
         self.id = identifier
         self.name = name
         self.backend = backend

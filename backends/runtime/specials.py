@@ -34,7 +34,12 @@ class Specials:
     """Which signatures of one root module have a set, and which should get one."""
 
     def __init__(self, runs_before: Callable[[], int | None]) -> None:
-        """Args: runs of one signature that come before its set is asked for; None: it never is."""
+        """Set up; there are no sets yet.
+
+        Args:
+            runs_before: runs of one signature that come before its set is asked for; None: it never
+                is.
+        """
         self._runs_before = runs_before
         self._runs: Counter[Hashable] = Counter()
         self._seen: set[Hashable] = set()

@@ -52,8 +52,12 @@ class Trust:
     """The comparisons of one place's graph."""
 
     def __init__(self, place: Place, graph: Graph, comparisons: Comparisons) -> None:
-        """Args: the place, its graph, and the memory of comparisons, which others of its kind
-        share.
+        """Set up for one place's graph.
+
+        Args:
+            place: the place.
+            graph: its graph.
+            comparisons: the memory of comparisons, which others of its kind share.
         """
         self._place = place
         self._graph = graph

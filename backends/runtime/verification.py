@@ -78,7 +78,14 @@ class Verifying(Trust):
     def __init__(
         self, place: Place, graph: Graph, comparisons: Comparisons, verification: Verification
     ) -> None:
-        """Args: as of `Trust`, and what all places of the process share."""
+        """Set up for one place's graph, as `Trust` is.
+
+        Args:
+            place: the place.
+            graph: its graph.
+            comparisons: the memory of comparisons, which others of its kind share.
+            verification: what all places of the process share.
+        """
         super().__init__(place, graph, comparisons)
         self._verification = verification
 

@@ -43,7 +43,12 @@ class EagerTimes:
     """The times of the host's own steps, of each root module."""
 
     def __init__(self, directory: Path, machine: str) -> None:
-        """Args: the pack's private folder, and a name for this machine's device."""
+        """Set up; nothing is read yet.
+
+        Args:
+            directory: the pack's private folder.
+            machine: a name for this machine's device.
+        """
         self._path = directory / FILE_NAME
         self._machine = machine
         self._lock = threading.Lock()

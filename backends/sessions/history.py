@@ -31,7 +31,12 @@ class History:
     """Notes runs and tells of them; a disk that cannot be written costs those of this process."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Args: the pack's private folder, and what tells the time, in Unix seconds."""
+        """Set up; nothing is read yet.
+
+        Args:
+            directory: the pack's private folder.
+            clock: tells the time, in Unix seconds.
+        """
         self._path = directory / FILE_NAME
         self._clock = clock
         self._lock = threading.Lock()

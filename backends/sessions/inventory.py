@@ -61,7 +61,12 @@ class Inventory:
     """Looks through the store; what a file says of itself is read once."""
 
     def __init__(self, store: Store, in_use: Callable[[], Collection[str]]) -> None:
-        """Args: the store, and which keys are loaded in this process."""
+        """Set up; nothing is read yet.
+
+        Args:
+            store: the store.
+            in_use: which keys are loaded in this process.
+        """
         self._store = store
         self._in_use = in_use
         self._made: dict[tuple[Path, int, int], _Made] = {}

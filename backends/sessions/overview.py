@@ -44,7 +44,21 @@ class Overview:
         events: Events,
         off: Mapping[Feature, Reason],
     ) -> None:
-        """Args: what the engine owns."""
+        """Set up with what the engine owns.
+
+        Args:
+            sessions: the sessions.
+            caches: what keeps deep features of UNets.
+            builder: builds graphs.
+            graphs: all graphs of the process.
+            store: the graph files of this machine.
+            captured: the memory of captured calls.
+            prompts: what the server's prompts do now.
+            history: the last sampler runs.
+            settings: the settings in force.
+            events: listeners by event.
+            off: features that are off with this host, and what it lacks for them.
+        """
         self._sessions = sessions
         self._caches = caches
         self._builder = builder

@@ -24,7 +24,11 @@ class Prompts:
     """What the server's prompts do now, as far as builds are concerned."""
 
     def __init__(self, check_cancelled: Callable[[], None]) -> None:
-        """Args: what raises the host's interrupt when the user pressed Cancel."""
+        """Set up; no run goes on.
+
+        Args:
+            check_cancelled: raises the host's interrupt when the user pressed Cancel.
+        """
         self._check_cancelled = check_cancelled
         #: Runs that have begun and not ended.
         self.sampling = 0

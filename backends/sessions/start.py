@@ -39,8 +39,14 @@ class Starter:
         is_building: Callable[[], bool],
         attached_by: Whose,
     ) -> None:
-        """Args: what all sessions of the process use, whether a graph is being built now, and of
-        which nodes a session is.
+        """Set up; no session is made yet.
+
+        Args:
+            shared: what all sessions of the process use.
+            settings: the settings in force.
+            eager_times: the times of the host's own steps.
+            is_building: whether a graph is being built now.
+            attached_by: tells of which nodes a session is.
         """
         self._attached_by = attached_by
         self._shared = shared

@@ -70,7 +70,12 @@ class WorkflowLinks:
     """Finds graph folders and files graphs there."""
 
     def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:
-        """Args: the store that files are linked from, and a user's workflows folder."""
+        """Set up; nothing is filed yet.
+
+        Args:
+            store: the store that files are linked from.
+            workflows: a user's workflows folder.
+        """
         self._store = store
         self._workflows = workflows
         self._lock = threading.Lock()

@@ -25,7 +25,12 @@ class Comparisons:
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
-        """Args: the pack's private folder, and a name for this machine's device."""
+        """Read what was kept.
+
+        Args:
+            directory: the pack's private folder.
+            machine: a name for this machine's device.
+        """
         self._path = directory / FILE_NAME
         self._machine = machine
         self._lock = threading.Lock()
