@@ -215,7 +215,11 @@ class Keeper:
     """
 
     def __init__(self, spool: Path) -> None:
-        """Args: the folder that results travel through; nothing is started yet."""
+        """Set up; nothing is started yet.
+
+        Args:
+            spool: the folder that results travel through.
+        """
         self._spool = os.path.abspath(spool)
         self._lock = threading.Lock()
         self._folders: set[Path] = set()

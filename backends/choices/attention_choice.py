@@ -35,7 +35,12 @@ class AttentionChoice:
     """The times of this machine, and the choices that they make; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
-        """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
+        """Read the times that were kept.
+
+        Args:
+            directory: the pack's private folder.
+            machine: a name for this machine's card and PyTorch.
+        """
         self.ways = Ways(directory / FILE_NAME, machine, CUDNN)
 
     def attend(

@@ -57,7 +57,12 @@ class Int8Products:
     """A `host_layer.Caller`; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
-        """Args: the pack's private folder, and a name for this machine's card and PyTorch."""
+        """Read the times that were kept; no product is chosen yet.
+
+        Args:
+            directory: the pack's private folder.
+            machine: a name for this machine's card and PyTorch.
+        """
         path = directory / FILE_NAME
         self.ways = Ways(path, machine, APART, are_short=True)
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}

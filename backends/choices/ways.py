@@ -38,10 +38,15 @@ class Ways:
     """
 
     def __init__(self, path: Path, machine: str, other: str, *, are_short: bool = False) -> None:
-        """Args: the file, a name for this machine's card and PyTorch, that of the other way, and
-        whether the processor's part of a call may be as long as the GPU's.
+        """Read the file.
 
         What is no way of these in the file is passed over.
+
+        Args:
+            path: the file.
+            machine: a name for this machine's card and PyTorch.
+            other: the name of the other way.
+            are_short: whether the processor's part of a call may be as long as the GPU's.
         """
         self.chosen: dict[Hashable, str] = {}
         self._path = path

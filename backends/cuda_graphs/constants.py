@@ -22,7 +22,11 @@ class Constants(TorchFunctionMode):
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
-        """Args: where constants are kept: bytes of the CPU, which the GPU may read at any time."""
+        """Set up; nothing is kept yet.
+
+        Args:
+            memory: where constants are kept: bytes of the CPU, which the GPU may read at any time.
+        """
         super().__init__()
         self._memory = memory
         self._used = 0

@@ -51,8 +51,11 @@ class CapturedMemory:
         budget_bytes: Callable[[torch.device], int],
         release: Callable[[torch.device], None] = driver.trim,
     ) -> None:
-        """Args: how much memory captured graphs may take on a device, and what gives back to it
-        what dropped ones held.
+        """Set up; nothing is captured yet.
+
+        Args:
+            budget_bytes: how much memory captured graphs may take on a device.
+            release: gives back to a device what dropped ones held.
         """
         self._budget_bytes = budget_bytes
         self._release = release

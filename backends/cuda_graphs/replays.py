@@ -97,8 +97,12 @@ class Replays:
         comparisons: Comparisons,
         limit_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Args: the memory that all captured graphs share; the comparisons made so far; how long a
-        call may take on the GPU that is worth capturing.
+        """Set up; nothing is captured yet.
+
+        Args:
+            memory: the memory that all captured graphs share.
+            comparisons: the comparisons made so far.
+            limit_s: how long a call may take on the GPU that is worth capturing.
         """
         self._memory = memory
         self._comparisons = comparisons

@@ -31,7 +31,11 @@ class OwnStreams:
     """Streams that serve one captured call at a time, used again once that call is gone."""
 
     def __init__(self, make: Callable[[torch.device], Any] = driver.make_stream) -> None:
-        """Args: what makes a stream that nobody else has."""
+        """Set up; there are no streams yet.
+
+        Args:
+            make: makes a stream that nobody else has.
+        """
         self._make = make
         self._idle: dict[int, list[OwnStream]] = {}
 

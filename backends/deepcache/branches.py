@@ -35,7 +35,11 @@ class Branch:
     """
 
     def __init__(self, unet: Any, number: int) -> None:
-        """Args: the host's UNetModel, and a branch that it has.
+        """Cut a UNet in two.
+
+        Args:
+            unet: the host's UNetModel.
+            number: a branch that it has.
 
         Raises:
             ValueError: it has no such branch.

@@ -58,8 +58,13 @@ class Run:
     def __init__(
         self, steps: range, full: frozenset[int], drift: Drift | None, patcher: Any
     ) -> None:
-        """Args: the steps that may be shallow; those among them that are full, or what tells; and
-        the host's ModelPatcher that runs.
+        """Set up; no step is made yet.
+
+        Args:
+            steps: the steps that may be shallow.
+            full: those among them that are full, where `drift` is None.
+            drift: tells which of them are full; None where `full` does.
+            patcher: the host's ModelPatcher that runs.
         """
         self._patcher = patcher
         self.features = Features()

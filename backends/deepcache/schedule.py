@@ -36,7 +36,11 @@ class Drift:
     """
 
     def __init__(self, threshold: float) -> None:
-        """Args: how far a latent may drift, 0 to 1; at 0 every step is full."""
+        """Set up; no step was looked at yet.
+
+        Args:
+            threshold: how far a latent may drift, 0 to 1; at 0 every step is full.
+        """
         self._threshold = threshold
         self._step: int | None = None
         self._decided = True

@@ -85,8 +85,12 @@ class LoadedEntry:
     def __init__(
         self, device: torch.device, used_bytes: Callable[[], int], give_back: Callable[[], int]
     ) -> None:
-        """Args: where the memory lies, how much it is, and what gives it back, all at once,
-        returning how many bytes that were.
+        """Set up; it is not in the list yet.
+
+        Args:
+            device: where the memory lies.
+            used_bytes: how much it is.
+            give_back: gives it back, all at once, and returns how many bytes that were.
         """
         self._facts = device, used_bytes, give_back
         self._patcher: Any = None  # the host's list holds it by a weak reference only

@@ -161,8 +161,13 @@ class HostLayer(StandIn):
     def __init__(
         self, path: str, in_features: int, out_features: int, rounded_to: str | None = None
     ) -> None:
-        """Args: where the layer is in the region's module; its widths; the dtype that it rounds its
-        input's elements to, if it does.
+        """Set up for one layer.
+
+        Args:
+            path: where the layer is in the region's module.
+            in_features: the width of its input.
+            out_features: the width of its result.
+            rounded_to: the dtype that it rounds its input's elements to, if it does.
         """
         super().__init__(path)
         self.in_features, self.out_features = in_features, out_features

@@ -13,7 +13,11 @@ class LiveArgument:
     """Stands for one of them while a block is traced."""
 
     def __init__(self, name: str) -> None:
-        """Args: by which a call's own are known."""
+        """Set up for one name.
+
+        Args:
+            name: by which a call's own are known.
+        """
         self.name = name
 
 

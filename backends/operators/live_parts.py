@@ -145,7 +145,12 @@ class HostPart(StandIn):
     """Stands in a twin for a part that is called when the graph runs."""
 
     def __init__(self, path: str, layout: str) -> None:
-        """Args: where it is in the region's module; how activations lie there."""
+        """Set up for one part.
+
+        Args:
+            path: where it is in the region's module.
+            layout: how activations lie there.
+        """
         super().__init__(path)
         self.layout = layout
 
@@ -168,7 +173,17 @@ class HostConvolution(StandIn):
         padding: list[int],
         dilation: list[int],
     ) -> None:
-        """Args: as of `HostPart`; then what its result's sizes hang on."""
+        """Set up for one convolution; its result's sizes hang on what follows `layout`.
+
+        Args:
+            path: where it is in the region's module.
+            layout: how activations lie there.
+            out_channels: the channels of its result.
+            kernel_size: its kernel's size on each side.
+            stride: its stride on each side.
+            padding: its padding on each side.
+            dilation: its dilation on each side.
+        """
         super().__init__(path)
         self.layout, self.out_channels = layout, out_channels
         self.kernel_size, self.stride = kernel_size, stride

@@ -29,7 +29,11 @@ class StandIn(torch.nn.Module):
     """Base of the parts that stand for a live one, which a graph calls by its path."""
 
     def __init__(self, path: str) -> None:
-        """Args: where the live one is in the region's module."""
+        """Set up for one live part.
+
+        Args:
+            path: where the live one is in the region's module.
+        """
         super().__init__()
         self.path = path
         #: What the host's code asked for and did not get; torch's export puts lists back after it.
@@ -57,7 +61,11 @@ class Withheld:
     """A weight that no graph has: it can be looked at, not taken."""
 
     def __init__(self, what: str) -> None:
-        """Args: its name for people."""
+        """Set up for one weight.
+
+        Args:
+            what: its name for people.
+        """
         self._what = what
 
     def __getattr__(self, name: str) -> Any:

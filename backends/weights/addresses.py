@@ -52,7 +52,12 @@ class AddressBook:
     """Watches the weights of one root module; asked once a step."""
 
     def __init__(self, root: torch.nn.Module, weights: ModelWeights) -> None:
-        """Args: the module whose calls are captured, and where its model's weights are."""
+        """Set up; no address is known yet.
+
+        Args:
+            root: the module whose calls are captured.
+            weights: where its model's weights are.
+        """
         #: Where they are used.
         self.device = weights.device
         self._weights = weights

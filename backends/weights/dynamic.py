@@ -23,8 +23,13 @@ class Dynamic(WeightSource):
     def __init__(
         self, model: Any, device: torch.device, dtype: torch.dtype, *, may_hold: bool = True
     ) -> None:
-        """Args: the host's BaseModel, where it computes and in which dtype; whether its range may
-        be held, which hangs on much of the host's inside.
+        """Set up; nothing is held yet.
+
+        Args:
+            model: the host's BaseModel.
+            device: where it computes.
+            dtype: in which dtype it computes.
+            may_hold: whether its range may be held, which hangs on much of the host's inside.
         """
         self._model, self._device, self._dtype = model, device, dtype
         self._fits = self._may_hold = may_hold

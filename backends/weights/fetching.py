@@ -69,10 +69,16 @@ class ModelWeights:
         together: bool = True,
         room: Callable[[], int] | None = None,
     ) -> None:
-        """Args: the host's BaseModel, its load device and its compute dtype; whether the weights of
-        a region may come in one call where they do not lie ready, be kept in dynamic VRAM, and be
-        multiplied by without their layers, which hangs on much of the host's inside; and `Lanes`'
-        room for weights that lie elsewhere.
+        """Set up; nothing is fetched yet.
+
+        Args:
+            model: the host's BaseModel.
+            device: its load device.
+            dtype: its compute dtype.
+            together: whether the weights of a region may come in one call where they do not lie
+                ready, be kept in dynamic VRAM, and be multiplied by without their layers, which
+                hangs on much of the host's inside.
+            room: `Lanes`' room for weights that lie elsewhere.
         """
         self.together = together
         self.dynamic = Dynamic(model, device, dtype, may_hold=together)
@@ -155,9 +161,14 @@ class RegionWeights:
         source: ModelWeights,
         left: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
-        """Args: the region's module, the graph's weights in call order, where the model's are, and
-        the paths of the layers that the graph leaves to the host, with whether it rounds their
-        inputs.
+        """Set up; nothing is fetched yet.
+
+        Args:
+            module: the region's module.
+            specs: the graph's weights in call order.
+            source: where the model's are.
+            left: the paths of the layers that the graph leaves to the host, with whether it rounds
+                their inputs.
         """
         self._source = source
         self._left = [(path, module.get_submodule(path), how) for path, how in left.items()]

@@ -20,8 +20,12 @@ class Lanes:
     """Two streams by turns, one turn a region: what comes takes memory beside what computes."""
 
     def __init__(self, device: torch.device, room: Callable[[], int] | None) -> None:
-        """Args: where weights come to, and what tells how many bytes of it they may take at this
-        moment; None where they come in order with the work that is queued.
+        """Set up; there are no streams yet.
+
+        Args:
+            device: where weights come to.
+            room: tells how many bytes of it they may take at this moment; None where they come in
+                order with the work that is queued.
         """
         self._device, self._room = device, room
         self._left: int | None = None

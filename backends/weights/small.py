@@ -16,7 +16,11 @@ class SmallTensors:
     """Those of one model."""
 
     def __init__(self, device: torch.device) -> None:
-        """Args: where they are brought."""
+        """Set up; none is kept yet.
+
+        Args:
+            device: where they are brought.
+        """
         self._device = device
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

@@ -29,7 +29,13 @@ class Streamed(WeightSource):
     def __init__(
         self, device: torch.device, dtype: torch.dtype, room: Callable[[], int] | None
     ) -> None:
-        """Args: where they come, in which dtype, and `Lanes`' room for them."""
+        """Set up; nothing is brought yet.
+
+        Args:
+            device: where they come.
+            dtype: in which dtype they come.
+            room: `Lanes`' room for them.
+        """
         self._device, self._dtype = device, dtype
         self.lanes = Lanes(device, room)
         self.small = SmallTensors(device)
@@ -93,7 +99,12 @@ class _Coming:
     """A module's weights on their way to a device."""
 
     def __init__(self, module: Any, small: SmallTensors) -> None:
-        """Args: what keeps the small parts of quantised ones; their numbers are none."""
+        """Sort out what is to be brought.
+
+        Args:
+            module: the module whose weights come.
+            small: keeps the small parts of quantised weights; their numbers are none.
+        """
         self._weight, self._bias = pair_of(module)
         self._apart = _taken_apart(self._weight)
         self._kept: dict[str, torch.Tensor] = {}

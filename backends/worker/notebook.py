@@ -13,7 +13,11 @@ class Notebook:
     """A folder for what is made on the way to a graph; without one nothing is made or written."""
 
     def __init__(self, folder: str | None) -> None:
-        """Args: the folder, None for none."""
+        """Set up; nothing is written yet.
+
+        Args:
+            folder: the folder, None for none.
+        """
         self._folder = None if folder is None else Path(folder)
 
     def write(self, name: str, make: Callable[[], str]) -> None:
