@@ -64,7 +64,11 @@ class Workflow:
     """A workflow, asked about the way to inputs of its prompt."""
 
     def __init__(self, data: object) -> None:
-        """Args: what came as `extra_pnginfo.workflow`; of any other shape it tells nothing."""
+        """Read a workflow.
+
+        Args:
+            data: what came as `extra_pnginfo.workflow`; of any other shape it tells nothing.
+        """
         data = data if isinstance(data, dict) else {}
         self._root = _Graph(data)
         definitions = data.get("definitions")

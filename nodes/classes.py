@@ -18,7 +18,11 @@ class Classes:
     """Looks at node classes; one that cannot be asked counts as unknown."""
 
     def __init__(self, mappings: Mapping[str, Any]) -> None:
-        """Args: the host's NODE_CLASS_MAPPINGS."""
+        """Set up; no class is asked yet.
+
+        Args:
+            mappings: the host's NODE_CLASS_MAPPINGS.
+        """
         self._mappings = mappings
         self._gives: dict[str, tuple[str, ...] | None] = {}
         self._takes: dict[str, dict[str, str]] = {}

@@ -32,7 +32,13 @@ class Everywhere:
         classes: Callable[[], Classes],
         on_change: Callable[[], None],
     ) -> None:
-        """Args: those of this server, and what is called when another model was left alone."""
+        """Set up; no prompt was posted yet.
+
+        Args:
+            settings: those of this server.
+            classes: those of this server.
+            on_change: called when another model was left alone.
+        """
         self._settings = settings
         self._classes = classes
         self._on_change = on_change
