@@ -68,7 +68,7 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     server.wait_until_built()
     page.wait_for(f"{STATUS}.some((text) => /: (\\d+) of \\1 parts compiled/.test(text))")  # live
     page.run_workflow()
-    page.wait_for(f"{STATUS}.some((text) => /^(.*x faster: )?[0-9.]+ m?s a step/.test(text))")
+    page.wait_for(f"{STATUS}.some((text) => /[0-9.]+ m?s a step/.test(text))")
     folder = workflows / f"{NAME}.graphs"
     deadline = time.monotonic() + 60
     while not list(folder.glob(".*.safetensors")) and time.monotonic() < deadline:
