@@ -112,9 +112,7 @@ def _do(
                 "ok": False,
                 "error": _words(error).to_plain(),
                 "final": _is_final(error),
-                "remedy": (
-                    error.remedy if isinstance(error, WarmgraphError) else NOTHING
-                ).to_plain(),
+                "remedy": _remedy(error).to_plain(),
                 "trace": _trace(error),
                 "clean": deliberate,
             }
