@@ -138,7 +138,11 @@ def test_another_compiler_needs_nothing_of_inductors(
 
 @pytest.mark.usefixtures("another_compiler")
 def test_what_a_compiler_lacks_in_a_worker_alone_is_said_once(
-    host: Host, make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    host: Host,
+    make_lab: MakeLab,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lab = make_lab(empty=True)
     monkeypatch.setattr(lab.engine._builder, "_script", WORKER)
@@ -151,4 +155,5 @@ def test_what_a_compiler_lacks_in_a_worker_alone_is_said_once(
     kinds = model.report()["kinds"]
     assert [kind["state"] for kind in kinds] == ["failed"] * KINDS
     assert all("it is on holiday" in kind["reason"] for kind in kinds)
+    assert sum("it is on holiday; install it" in line for line in caplog.messages) == 1
     assert lab.builds() == 0 and len((tmp_path / "roll").read_text().splitlines()) <= 2
