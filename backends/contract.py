@@ -1,4 +1,4 @@
-"""The words that all parts share: what a region is, and what a backend must offer.
+"""The words that all parts share: what a region is, and what a compiler must offer.
 
 A *kind* is one region of a model, written down as plain data (`Description`): everything that
 decides its graph and nothing else. A `Compiler` turns a description's exported `Program` into a
@@ -201,14 +201,14 @@ class Example(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """An exported region, ready for a backend.
+    """An exported region, ready for a compiler.
 
     Attributes:
         description: the kind it was made from.
         graph_module: `(*weights, *inputs) -> results`, a tuple, of PyTorch's operators and of ours
             (`warmgraph::`), which call what stays the host's when a graph runs; placeholders carry
-            fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The backend's
-            to change.
+            fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The
+            compiler's to change.
         weights: the weights in call order, named below the region's module.
         run: computes the region eagerly with real tensors, for checks.
         run_in_full: as `run`, where no layer's input is rounded.
@@ -228,7 +228,7 @@ class Program:
 
 
 class Compiled(NamedTuple):
-    """What a backend made of an exported program.
+    """What a compiler made of an exported program.
 
     Attributes:
         payload: all that `Compiler.load` needs; the same for any weights and any size in the ranges
@@ -274,7 +274,7 @@ class PayloadFacts(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """One thing a backend needs.
+    """One thing a compiler needs.
 
     Attributes:
         name: what it is, for people.
@@ -294,7 +294,7 @@ class Requirement(NamedTuple):
 class Compiler(Protocol):
     """A way to turn a region into a graph: one module of `compilers/`, listed in its `registry`.
 
-    Backends never import one another. Making one, and asking it what stands here under *anywhere*,
+    Compilers never import one another. Making one, and asking it what stands here under *anywhere*,
     imports no PyTorch: the console's commands do without.
     """
 
@@ -302,10 +302,10 @@ class Compiler(Protocol):
     """Anywhere. How users choose it, and part of every key; it never changes."""
 
     def requirements(self, device: str) -> Sequence[Requirement]:
-        """Say what this backend needs on this machine: to load its graphs, and to build them.
+        """Say what this compiler needs on this machine: to load its graphs, and to build them.
 
         In the server, before a session starts, and in a worker, before its first job by this
-        backend. All that is needed is listed, met or not; empty: it works anywhere. Never raises.
+        compiler. All that is needed is listed, met or not; empty: it works anywhere. Never raises.
 
         Args:
             device: its type, as PyTorch names it; any.
@@ -330,7 +330,7 @@ class Compiler(Protocol):
     def prepare_worker(self, folder: Path, *, suffix: str) -> None:
         """Make a worker's process ready for `compile`; once, before its first job.
 
-        Called for each backend of the registry, whatever jobs come. Where its requirements are not
+        Called for each compiler of the registry, whatever jobs come. Where its requirements are not
         met it does nothing; never raises.
 
         Args:
@@ -376,5 +376,5 @@ class Compiler(Protocol):
         """Say what is in a payload, for people, running nothing of it. Anywhere.
 
         Raises:
-            ValueError: it is none of this backend's.
+            ValueError: it is none of this compiler's.
         """

@@ -1,1 +1,1 @@
-"""The backends: each turns a region's exported program into a payload and back."""
+"""The compilers: each turns a region's exported program into a payload and back."""
