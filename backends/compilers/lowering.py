@@ -60,8 +60,9 @@ def _suited_to_device(program: Program, measure: Measure) -> Callable[[torch.fx.
     """
     if not is_gpu(program.description.device):
         return round_once
-    from ..kernels import attention, products  # no part of any other graph (`own_code`)
+    from ..kernels import attention, norms, products  # no part of any other graph (`own_code`)
 
+    norms.sum_before_terms(program.graph_module)
     if program.description.is_special:
         attention.choose(program.graph_module, measure)
         products.pair(program.graph_module, measure)
@@ -75,6 +76,6 @@ def _config(description: Description) -> dict[str, Any]:
         config.update(CHANNELS_LAST_CONFIG)
     if description.wide:
         config["assume_32bit_indexing"] = False
-    if description.is_special:  # only these call kernels of our own
+    if is_gpu(description.device):
         config[compiling.OWN_KERNELS] = True
     return config

@@ -17,7 +17,8 @@ from ..host_api import kitchen
 from ..kinds.layout import CHANNELS_LAST
 from ..operators import head_rotation, host_attention
 from ..operators.head_rotation import norm, rotate
-from ..torch_api.tracing import operator_name, realized
+from ..torch_api import compiling
+from ..torch_api.tracing import is_by_channels, operator_name, realized
 
 #: The rows of a query `[batch, heads, rows, width]`.
 _ROWS = 2
@@ -48,9 +49,19 @@ def group_norm(
 
     Sums run over each channel's pixels first and over the channels of a group then: neighbouring
     threads read neighbouring channels. By groups they would read a few bytes of each pixel. What is
-    left for each pixel is one factor and one offset per channel, computed once and not per pixel.
+    left for each pixel is one factor and one offset per channel, computed once and not per pixel: on
+    a GPU by kernels of our own.
     """
     batch, channels, height, width = input.shape
+    if is_gpu(input.device) and compiling.launches_own_kernels():
+        from ..kernels.group_moments import OPERATOR  # needs Triton
+
+        images = input
+        if not is_by_channels(input):
+            images = input.contiguous(memory_format=torch.channels_last)
+        factor, offset = OPERATOR(images, None, None, weight, bias, num_groups, eps)
+        each = (batch, channels, 1, 1)
+        return (images.float() * factor.view(each) + offset.view(each)).to(input.dtype)
     groups = (batch, num_groups, channels // num_groups)
     each = (batch, 1, 1, channels)
     x = input.permute(0, 2, 3, 1).float()

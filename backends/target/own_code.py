@@ -48,6 +48,8 @@ GPU_MAKERS = (
     "kernels/attention.py",
     "kernels/cross_attention.py",
     "kernels/gpu_time.py",
+    "kernels/group_moments.py",
+    "kernels/norms.py",
     "kernels/products.py",
     "kernels/twin_product.py",
 )

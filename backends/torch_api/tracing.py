@@ -78,3 +78,12 @@ def is_surely(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return bool(statically_known_true(condition))
+
+
+def is_by_channels(images: torch.Tensor) -> bool:
+    """Whether a traced `[batch, C, height, width]` surely lies in memory with a pixel's channels
+    side by side, without gaps.
+    """
+    _, channels, height, width = images.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return all(is_surely(a == b) for a, b in zip(images.stride(), strides, strict=True))
