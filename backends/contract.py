@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -42,12 +42,19 @@ class WhenMissing(str, Enum):
 
 
 class CallForm(str, Enum):
-    """How a hot call of a model may run: up to which form it climbs."""
+    """How the calls of a model may run."""
 
     AUTO = "auto"
     EXACT = "exact"
-    ANY_SHAPE = "any shape"
-    SPECIALISED = "specialised"
+
+    @classmethod
+    def _missing_(cls, value: object) -> CallForm | None:
+        """What older workflows say where there is one way now."""
+        return cls.AUTO if value in OLDER_FORMS else None
+
+
+#: Forms of versions in which a size could have graphs of its own.
+OLDER_FORMS = ("any shape", "specialised")
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,6 @@ class Symbol:
     minimum: int
     maximum: int
     example: int
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it has one value only."""
-        return self.minimum == self.maximum
 
 
 class PackFile(NamedTuple):
@@ -138,19 +140,6 @@ class Description:
     wide: bool = False
     packs: tuple[PackFile, ...] = field(default=(), compare=False)
 
-    def at(self, sizes: Mapping[str, int]) -> Description:
-        """Return the same kind for one value of each symbol."""
-        symbols = tuple(
-            replace(s, minimum=sizes[s.name], maximum=sizes[s.name], example=sizes[s.name])
-            for s in self.symbols
-        )
-        return replace(self, symbols=symbols, label=f"{self.label} at {_words(sizes)}")
-
-    @property
-    def is_special(self) -> bool:
-        """Whether it is for one value of each symbol."""
-        return bool(self.symbols) and all(s.is_fixed for s in self.symbols)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON-plain data."""
         return asdict(self)
@@ -166,10 +155,6 @@ class Description:
             packs=tuple(PackFile(*p) for p in data["packs"]),
             **rest,
         )
-
-
-def _words(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
 
 
 class WeightSpec(NamedTuple):

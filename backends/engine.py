@@ -224,7 +224,7 @@ class Engine:
 
         Args:
             parts: "decoder and encoder", "decoder" or "encoder".
-            Others: see `compile_model`; a VAE is neither captured nor specialised by itself.
+            Others: see `compile_model`; a VAE is not captured.
         """
         attached = self._objects.take_vae(vae, parts)
         return self._compile(attached, when_missing, graphs, backend, on_progress, form)
@@ -449,9 +449,6 @@ class Engine:
                 scope.describe(placement.device, placement.dtype)
             scope.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
-        if session.options.when_missing is WhenMissing.NEVER:
-            # A file of the others may come, or be trusted, meanwhile.
-            wanted = [g for g in wanted if not (g.description.is_special and session.was_asked(g))]
         if wanted and not session.does_without:
             self._request(session, wanted)
         session.does_without = False

@@ -15,6 +15,7 @@ from .compile_nodes import (
     compiled_or_unchanged,
     load_inputs,
     validate_folder,
+    validate_form,
     validate_name,
 )
 
@@ -64,11 +65,8 @@ class WarmgraphCompileModel(io.ComfyNode):
                     optional=True,  # older prompts do not name it
                     advanced=True,
                     tooltip=(
-                        "How far to go. fastest: the fastest that is ready; a size that came in a "
-                        "few runs gets compiled files of its own (see the settings). identical "
-                        "pixels: compile nothing, only replay repeated steps (CUDA graphs). one "
-                        "set for all sizes: the same files for all sizes, always. one set for each "
-                        "size: as fastest, but a size has files of its own from its second run on."
+                        "How far to go. fastest: the fastest that is ready. identical pixels: "
+                        "compile nothing, only replay repeated steps (CUDA graphs)."
                     ),
                 ),
             ],
@@ -84,8 +82,10 @@ class WarmgraphCompileModel(io.ComfyNode):
 
     @classmethod
     @override
-    def validate_inputs(cls, graphs: str | None = None) -> bool | str:
-        return validate_name(graphs)
+    def validate_inputs(cls, graphs: str | None = None, form: str | None = None) -> bool | str:
+        """Of `form` the host would refuse what older workflows say."""
+        good = validate_name(graphs)
+        return good if good is not True else validate_form(form)
 
     @classmethod
     @override

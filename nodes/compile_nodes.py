@@ -9,7 +9,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..backends.compilers.registry import CHOICES
-from ..backends.contract import AUTO, WhenMissing
+from ..backends.contract import AUTO, CallForm, WhenMissing
 from ..backends.engine import Engine, Progress
 from ..backends.errors import StrictError, validate_length
 from ..backends.sessions.lines import line, plain
@@ -117,6 +117,17 @@ def validate_name(graphs: str | None) -> bool | str:
             validate_graphs_name(graphs.strip())
     except ValueError as error:  # a GraphsNameError is one, too
         return str(error)
+    return True
+
+
+def validate_form(form: str | None) -> bool | str:
+    """Accept a form, those of older versions too; None where another node gives it."""
+    try:
+        if form is not None:
+            CallForm(form)
+    except ValueError:
+        known = ", ".join(each.value for each in CallForm)
+        return f"mode must be one of: {known}"
     return True
 
 

@@ -30,7 +30,7 @@ def lower(program: Program, measure: Measure) -> Compiled:
     """
     description = program.description
     try:
-        last_pass = _suited_to_device(program, measure)
+        last_pass = _suited_to_device(program)
         with host_order():
             module, source = compiling.compile_wrapper(
                 program.graph_module,
@@ -54,18 +54,13 @@ def lower(program: Program, measure: Measure) -> Compiled:
     return Compiled(payload, {"binary_bytes": binary_bytes}, source)
 
 
-def _suited_to_device(program: Program, measure: Measure) -> Callable[[torch.fx.Graph], None]:
-    """Let a graph of one size call the kernels that are quickest at it, on a GPU; return what is
-    changed in a graph last of all.
-    """
+def _suited_to_device(program: Program) -> Callable[[torch.fx.Graph], None]:
+    """Suit a program to its device; return what is changed in a graph last of all."""
     if not is_gpu(program.description.device):
         return round_once
-    from ..kernels import attention, norms, products  # no part of any other graph (`own_code`)
+    from ..kernels import norms, products  # no part of any other graph (`own_code`)
 
     norms.sum_before_terms(program.graph_module)
-    if program.description.is_special:
-        attention.choose(program.graph_module, measure)
-        products.pair(program.graph_module, measure)
     return products.finish
 
 

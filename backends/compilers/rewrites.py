@@ -49,8 +49,8 @@ def group_norm(
 
     Sums run over each channel's pixels first and over the channels of a group then: neighbouring
     threads read neighbouring channels. By groups they would read a few bytes of each pixel. What is
-    left for each pixel is one factor and one offset per channel, computed once and not per pixel: on
-    a GPU by kernels of our own.
+    left for each pixel is one factor and one offset per channel, computed once and not per pixel;
+    on a GPU by kernels of our own (`group_moments`).
     """
     batch, channels, height, width = input.shape
     if is_gpu(input.device) and compiling.launches_own_kernels():
@@ -61,7 +61,8 @@ def group_norm(
             images = input.contiguous(memory_format=torch.channels_last)
         factor, offset = OPERATOR(images, None, None, weight, bias, num_groups, eps)
         each = (batch, channels, 1, 1)
-        return (images.float() * factor.view(each) + offset.view(each)).to(input.dtype)
+        normed: torch.Tensor = images.float() * factor.view(each) + offset.view(each)
+        return normed.to(input.dtype)
     groups = (batch, num_groups, channels // num_groups)
     each = (batch, 1, 1, channels)
     x = input.permute(0, 2, 3, 1).float()

@@ -129,7 +129,6 @@ class Replays:
         *,
         book: AddressBook,
         form: Hashable,
-        others: Hashable,
         complete: bool,
         runner: Runner,
         steps: int | None = None,
@@ -142,7 +141,6 @@ class Replays:
             call: its arguments.
             book: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
-            others: which serve calls of any size; what was captured over them is right, too.
             complete: whether no more graphs will come; until then captures are exact.
             runner: makes the call while it is captured.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
@@ -165,7 +163,7 @@ class Replays:
         if addresses is None:
             self.reasons[book.problem or NOTHING] += 1
         elif graph is not None and (
-            known.form == target or (known.refused and known.form in (EXACT, others))
+            known.form == target or (known.refused and known.form == EXACT)
         ):
             if not graph.fits(addresses):
                 self._memory.drop(graph)
@@ -235,12 +233,6 @@ class Replays:
                 known.graph = None
                 if crowded:
                     known.clean = -_BACK_OFF
-
-    def drop_call(self, key: Hashable) -> None:
-        """Give back what is captured of one signature."""
-        known = self._signatures.pop(key, None)
-        if known is not None and known.graph is not None:
-            self._memory.drop(known.graph)
 
     def drop(self) -> None:
         """Give all memory back and forget every signature."""

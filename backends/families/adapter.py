@@ -55,7 +55,6 @@ FAMILY = Family(
     title="T2I-Adapters",
     roots={"comfy.t2i_adapter.adapter:Adapter": plan_adapter},
     forms=FORMS,
-    special_pays=True,
 )
 
 

@@ -122,11 +122,6 @@ def unread_options(root: torch.nn.Module) -> frozenset[str]:
     return UNREAD if family is None else family.unread
 
 
-def special_pays(root: torch.nn.Module) -> bool:
-    """Tell whether graphs of one size pay for a module, also while its class is swapped."""
-    return any(family.special_pays for family in _families(root))
-
-
 def guided_together(root: torch.nn.Module) -> bool:
     """Tell whether guidance doubles the batch of a module's calls."""
     return any(family.guided_together for family in _families(root))

@@ -66,5 +66,4 @@ FAMILY = Family(
     roots={"comfy.cldm.cldm:ControlNet": plan_control},
     forms=FORMS,
     may_be_captured=_has_one_control,
-    special_pays=True,
 )

@@ -226,7 +226,6 @@ FAMILY = Family(
     forms=FORMS,
     may_be_captured=lambda _: True,
     unread=UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"},
-    special_pays=True,
     guided_together=True,
     empty=_empty,
 )

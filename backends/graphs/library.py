@@ -424,8 +424,7 @@ def _loaded(
 
 def _stays(graph: Graph) -> str:
     """What happens without a graph, in words."""
-    label, special = graph.description.label, graph.description.is_special
-    return f"{label} {'keeps its file for any size' if special else 'runs at normal speed'}"
+    return f"{graph.description.label} runs at normal speed"
 
 
 def _raw(result: BuildResult) -> bytes:
@@ -443,7 +442,7 @@ def _words(error: BaseException) -> Reason:
 
 def _cost(graph: Graph) -> int:
     """A measure of build time: the number of modules in the region; rare graphs come last."""
-    if graph.description.wide or graph.description.is_special:
+    if graph.description.wide:
         return 0
     return sum(1 for _ in walk(graph.description.module))
 

@@ -1,140 +1,19 @@
-"""Products by weights as the GPU is quicker with them: two by one kernel, or onto a sum in place.
-
-`pair` changes an exported graph of fixed sizes, before it is compiled; `finish` what Inductor is
-about to lower.
-"""
+"""Products by weights as the GPU is quicker with them: onto a sum in place."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Measure
 from ..torch_api import compiling, tracing
-from .gpu_time import accepted, compare
 from .rounding import calls, round_once
 
 aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments may be of any type
 
-#: More rows fill the GPU by one weight alone.
-FEW_ROWS = 512
-#: What `twin_product` computes whole blocks of.
-MULTIPLE = 64
-_MUST_SAVE_US = 1.0  # per pair
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-
-
-def pair(graph_module: torch.fx.GraphModule, measure: Measure) -> int:
-    """Let two products of the same few rows, such as a text's keys and values, be computed by one
-    kernel, where the GPU is quicker with it.
-
-    Args:
-        measure: held while kernels are timed, not while they are compiled.
-
-    Returns:
-        How many pairs there are.
-    """
-    found = 0
-    known: dict[Any, bool] = {}
-    for first, second in _pairs(graph_module.graph):
-        source, weight = (argument.meta["val"] for argument in first.args[:2])
-        shapes = (tuple(source.shape), tuple(weight.shape), source.dtype)
-        if shapes not in known:
-            known[shapes] = _is_quicker(shapes, measure)
-        if known[shapes]:
-            _call_once(graph_module.graph, first, second)
-            found += 1
-    if found:
-        graph_module.recompile()
-    return found
-
-
-def _pairs(graph: torch.fx.Graph) -> list[tuple[Node, Node]]:
-    """Products of the same rows by two weights alike, each product in one pair at most."""
-    if not compiling.launches_own_kernels():
-        return []
-    alone: dict[Any, Node] = {}
-    pairs = []
-    for node in graph.nodes:
-        if node.target is not aten.linear.default or not _suits_twin(node):
-            continue
-        key = (node.args[0], tuple(node.args[1].meta["val"].shape))
-        other = alone.pop(key, None)
-        if other is None or other.args[1] is node.args[1]:
-            alone[key] = node
-        else:
-            pairs.append((other, node))
-    return pairs
-
-
-def _suits_twin(node: Node) -> bool:
-    """Whether `twin_product` is made for a product such as this."""
-    if len(node.args) != 2 or node.kwargs:  # it has a bias
-        return False
-    source, weight = (argument.meta["val"] for argument in node.args)
-    sizes = (*source.shape, *weight.shape)
-    return (
-        all(isinstance(n, int) for n in sizes)
-        and source.dtype == weight.dtype
-        and source.dtype in (torch.float16, torch.bfloat16)
-        and source.is_contiguous()
-        and weight.is_contiguous()
-        and 0 < math.prod(source.shape[:-1]) <= FEW_ROWS
-        and all(n % MULTIPLE == 0 for n in weight.shape)
-        and node.args[1].op == "placeholder"
-    )
-
-
-def _is_quicker(shapes: Any, measure: Measure) -> bool:
-    times = compare(_runs(*shapes), measure)
-    return len(times) == 2 and times["apart"] - times["twin"] >= _MUST_SAVE_US
-
-
-def _runs(
-    source: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype
-) -> dict[str, Callable[[], Any]]:
-    """Calls of both forms on this GPU, by name, each made once; what it refuses is not there."""
-    from .twin_product import OPERATOR
-
-    def apart(rows: torch.Tensor, *weights: torch.Tensor) -> Any:
-        return [torch.nn.functional.linear(rows, weight) for weight in weights]
-
-    with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
-        rows = torch.randn(source, dtype=dtype, device="cuda")
-        one = torch.randn(weight, dtype=dtype, device="cuda")
-        # In an image each weight comes from memory: what was used last would be in the cache.
-        cache = torch.cuda.get_device_properties(rows.device).L2_cache_size
-        count = 2 * math.ceil(cache / one.nbytes) + 2
-        weights = [one, *(one.clone() for _ in range(count - 1))]
-        calls: dict[str, Callable[..., Any]] = {"apart": apart, "twin": OPERATOR}
-        return accepted({name: _in_turn(call, rows, weights) for name, call in calls.items()})
-    return {}
-
-
-def _in_turn(
-    call: Callable[..., Any], rows: torch.Tensor, weights: list[torch.Tensor]
-) -> Callable[[], Any]:
-    turns = itertools.cycle(zip(weights[::2], weights[1::2], strict=False))
-    return lambda: call(rows, *next(turns))
-
-
-def _call_once(graph: torch.fx.Graph, first: Node, second: Node) -> None:
-    from .twin_product import OPERATOR
-
-    with graph.inserting_before(first):
-        both = graph.call_function(OPERATOR, (*first.args, second.args[1]))
-        results = [graph.call_function(operator.getitem, (both, n)) for n in range(2)]
-    for node, result in zip((first, second), results, strict=True):
-        result.meta.update(node.meta)
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
 
 
 class _Product(NamedTuple):

@@ -41,7 +41,6 @@ class Family:
             the root's own attributes, which are put back.
         unread: names of the `transformer_options` that a root's own forward does not read; they are
             there for patches of other nodes.
-        special_pays: whether graphs of one size were measured to be quicker on GPUs.
         guided_together: whether guidance doubles the batch, for prompts are made equally long.
         empty: makes what an empty call needs, for Warm Up.
     """
@@ -51,6 +50,5 @@ class Family:
     forms: Mapping[str, Form]
     may_be_captured: Callable[[torch.nn.Module], bool] = field(default=_never)
     unread: frozenset[str] = options.UNREAD
-    special_pays: bool = False
     guided_together: bool = False
     empty: MakeInputs = field(default=_unknown)

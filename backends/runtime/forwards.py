@@ -1,19 +1,17 @@
-"""What serves the calls of one root module: its regions as their graphs get ready, those for any
-size and those for the very sizes of a hot call.
-"""
+"""What serves the calls of one root module: its regions, as their graphs get ready."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..cuda_graphs.replays import EXACT
 from ..graphs.graph import Graph, State
 from ..host_api import options
-from ..plans.plan import Call, Place, Placed, Plan
+from ..plans.plan import Place, Placed, Plan
 from ..reasons import Reason
 from ..weights.fetching import ModelWeights
 from .faults import Faults
@@ -25,23 +23,21 @@ from .wiring import Guests
 
 
 class ForwardSet(NamedTuple):
-    """What serves a call.
+    """What serves calls.
 
     Attributes:
         installed: forwards in their modules; the host's code runs everywhere else.
         served: a name that is equal for equal sets.
         regions: what they call, at each place first.
-        recorded: to be called once the call was made, if at all.
     """
 
     installed: list[Placed]
     served: Hashable
     regions: Sequence[Region] = ()
-    recorded: Callable[[], None] | None = None
 
 
 class Forwards:
-    """The sets of forwards of one root module, and its regions, which they call."""
+    """The forwards of one root module, and its regions, which they call."""
 
     def __init__(self, shared: Shared, faults: Faults, account: Account) -> None:
         """Set up; there are no regions.
@@ -65,10 +61,9 @@ class Forwards:
     def _start_anew(self) -> None:
         #: By the keys of their graphs, at each place that had one, by its name.
         self._regions: dict[str, dict[str, Region]] = {}
-        #: What serves a call of which nothing is known.
-        self.any_shape = ForwardSet([], EXACT)
-        self._of_size: dict[Hashable, ForwardSet] = {}
-        self._version = -1  # of the graphs that they were made for
+        #: What serves calls now.
+        self.now = ForwardSet([], EXACT)
+        self._version = -1  # of the graphs that it was made for
         #: Calls that graphs had served at each place when the run began.
         self._before: Mapping[str, int] = {}
 
@@ -114,31 +109,12 @@ class Forwards:
         self._patched, self._called = patched, called
         self._version = -1
 
-    def refresh(self, special: Callable[[], Mapping[Hashable, Mapping[str, Graph]]]) -> None:
-        """Make the forwards of all modules whose graphs are ready, if any came or went.
-
-        Args:
-            special: the ready graphs by place of each signature that has a complete set of them.
-        """
+    def refresh(self) -> None:
+        """Make the forwards of all modules whose graphs are ready, if any came or went."""
         if self._version == self._shared.graphs.version:
             return
         self._version = self._shared.graphs.version
-        self.any_shape = self._make_set()
-        self._of_size = {key: self._make_set(graphs) for key, graphs in special().items()}
-
-    def of(self, key: Hashable) -> ForwardSet:
-        """What serves a call of this signature now."""
-        return self._of_size.get(key, self.any_shape)
-
-    def recorded(self, record: Callable[[str, Call], Call], done: Callable[[], None]) -> ForwardSet:
-        """What serves a call of any size, with a recorder around the call of each place.
-
-        Args:
-            record: puts it around a call, by the name of its place.
-            done: is to be called once the root module's call was made.
-        """
-        installed = self._make_set(record=record).installed
-        return self.any_shape._replace(installed=installed, recorded=done)
+        self.now = self._make_set()
 
     def asking_ahead(
         self, serving: ForwardSet, values: Iterable[Any]
@@ -157,41 +133,28 @@ class Forwards:
 
     # --- regions ----------------------------------------------------------------------------------
 
-    def _make_set(
-        self,
-        special: Mapping[str, Graph] = MappingProxyType({}),
-        record: Callable[[str, Call], Call] = lambda _, call: call,
-    ) -> ForwardSet:
-        """Make the forwards of all modules whose graphs are ready.
-
-        Args:
-            special: graphs of one size, by their places.
-            record: what is called in place of a region, by the name of its place.
-        """
+    def _make_set(self) -> ForwardSet:
+        """Make the forwards of all modules whose graphs are ready."""
         installed: list[Placed] = []
         served: list[Region] = []
         for dispatch in self._plan.dispatches:
             if any(place.name in self._patched for place in dispatch.regions):
                 continue
-            found = [self._region(place, special.get(place.name)) for place in dispatch.regions]
+            found = [self._region(place) for place in dispatch.regions]
             regions = [region for region in found if region is not None]
             if len(regions) == len(found):
-                installed += dispatch.forwards([record(r.place.name, r) for r in regions])
+                installed += dispatch.forwards(regions)
                 served += regions
         names = tuple((region.place.name, id(region)) for region in served)
         return ForwardSet(installed, names or EXACT, served)
 
-    def _region(self, place: Place, special: Graph | None) -> Region | None:
-        """Return what is called at a place, None where its kind has no graph for any size; a
-        special graph comes first.
-        """
+    def _region(self, place: Place) -> Region | None:
+        """Return what is called at a place, None where its kind has no graph."""
         kind, guests = self._kind(place.name)
         first = None if kind is None else kind.graph
         if kind is None or first is None or first.resting or first.state is not State.READY:
             return None
         graphs = [first, *(graph for graph in kind.variants.values() if graph.state is State.READY)]
-        if special is not None and guests is None:
-            graphs.insert(0, special)
         regions = [self._of(place, graph, first.key) for graph in graphs]
         for number, region in enumerate(regions, 1):
             region.serve(guests, regions[number:])
@@ -222,18 +185,7 @@ class Forwards:
             )
         return region
 
-    def forget(self, graphs: Iterable[Graph]) -> None:
-        """Keep nothing of graphs of one size that made room for another's."""
-        for graph in graphs:
-            for here in self._regions.values():
-                here.pop(graph.key, None)
-
     # --- what to say ------------------------------------------------------------------------------
-
-    @property
-    def special_calls(self) -> int:
-        """Calls that graphs of one size have served, of the sizes that are still kept."""
-        return sum(r.calls for r in self._all() if r.graph.description.is_special)
 
     def _counts(self) -> Counter[str]:
         """Calls that graphs have served, by place."""

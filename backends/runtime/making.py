@@ -13,7 +13,7 @@ import torch
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import CallValues, run_steps
 from ..weights.addresses import AddressBook
-from .faults import CAPTURES, STEP, Faults
+from .faults import CAPTURES, Faults
 from .forwards import Forwards, ForwardSet
 from .pace import COMPILED, EAGER, EXACT
 from .placing import Placing, unmarked
@@ -41,7 +41,7 @@ class Step(NamedTuple):
         call: it as data; None where it cannot be known by that.
         replays: what captures and replays it; None where it is not to be captured.
         book: where the weights lie that a captured call would read; None likewise.
-        complete: whether no more any-shape graphs will come.
+        complete: whether no more graphs will come.
     """
 
     serving: ForwardSet
@@ -81,8 +81,6 @@ class Making:
         """
         before = self._account.calls
         result, form = self._replayed(root, host, plain, step)
-        if step.serving.recorded is not None:
-            self._faults.spare(STEP, "recording sizes", step.serving.recorded)
         if form is None:
             return Made(result, COMPILED if self._account.calls > before else EAGER)
         return Made(result, EXACT if form == EXACT else COMPILED)
@@ -106,7 +104,6 @@ class Making:
                 call,
                 book=book,
                 form=step.serving.served,
-                others=self._forwards.any_shape.served,
                 complete=step.complete,
                 runner=partial(self._within_capture, root, run, ran),
                 steps=run_steps(call),

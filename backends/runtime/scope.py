@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,13 +24,12 @@ from ..target.keys import target
 from ..weights.source import same_device
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
-from .forwards import Forwards, ForwardSet
+from .forwards import Forwards
 from .kind import Kind, describe_kinds, hand_over
 from .making import Made, Making, Step
 from .pace import EAGER
 from .placing import Placing
 from .shared import Shared
-from .specials import Specials
 from .variations import Account
 from .wiring import Guests
 
@@ -61,7 +60,6 @@ class Scope:
         backend: Compiler,
         shared: Shared,
         replays: Replays | None = None,
-        specials: Specials | None = None,
         *,
         account: Account | None = None,
     ) -> None:
@@ -75,7 +73,6 @@ class Scope:
             plan: what it gave at first.
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
-            specials: which calls get graphs of their own sizes; None where none do.
             account: of a scope before this one, which goes on; None: a new one.
         """
         self.root = root
@@ -86,7 +83,6 @@ class Scope:
         self._backend = backend
         self._shared = shared
         self.replays = replays
-        self.specials = specials or Specials(lambda: None)
         self.faults = Faults()
         #: What the regions note of their calls.
         self.account = account or Account(needs=shared.needs_of(holder))
@@ -120,15 +116,6 @@ class Scope:
         return [*self.kinds, *(kind for kind in called if kind.places)]
 
     @property
-    def special_graphs(self) -> list[Graph]:
-        """The graphs for the sizes of hot calls."""
-        return self.specials.graphs
-
-    def count_sizes(self, wanted: bool) -> None:
-        """Say whether calls from now on count towards graphs of their own sizes."""
-        self.specials.counts = wanted
-
-    @property
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
         return self.account.calls + (0 if self.replays is None else self.replays.regions)
@@ -156,7 +143,6 @@ class Scope:
             self._backend,
             self._shared,
             None if self.replays is None else self.replays.fresh(),
-            self.specials.fresh(),
         )
         other.describe(self._bound.device, self._bound.dtype)
         return other
@@ -212,7 +198,6 @@ class Scope:
         )
         self._called = {}
         self.drop_captured()
-        self.specials.clear()
         self.forwards.bind(self.plan, self._of_place, self._bound.weights)
         self.faults.clear()
         return self._bound
@@ -237,9 +222,7 @@ class Scope:
         """
         with self._lock:
             self._run_open = True
-            for graph in (
-                () if within else (*self.graphs, *self.second_graphs, *self.special_graphs)
-            ):
+            for graph in () if within else (*self.graphs, *self.second_graphs):
                 graph.wake()
             if self._bound is not None:
                 self._bound.begin_run()
@@ -248,24 +231,7 @@ class Scope:
                 self.replays.begin_run()
             for kind in self.kinds:
                 kind.add_variants(self.account.needs, self._graph_of)
-            for key in self.specials.begin_run():
-                self._ask_for_special(key)
             self.forwards.begin_run()
-
-    def _ask_for_special(self, key: Hashable) -> None:
-        """Have a hot call get graphs of its own sizes; another's make room for them."""
-        lost = self.specials.add(key, self._graph_at, self._graph_of)
-        if lost is not None:
-            call, graphs = lost
-            if self.replays is not None:
-                self.replays.drop_call(call)
-            self.forwards.forget(graphs)
-            for graph in graphs:
-                self._shared.graphs.forget(graph)
-
-    def _graph_at(self, place: str) -> Graph | None:
-        kind = self._of_place.get(place)
-        return None if kind is None else kind.graph
 
     def _graph_of(self, description: Description) -> Graph:
         return self._shared.graphs.graph(description, self._backend, self._facts)
@@ -339,23 +305,14 @@ class Scope:
             self.begin_run(within=True)
         bound = self._look_again()
         bound.weights.begin_step()
-        self.forwards.refresh(self.specials.complete)
+        self.forwards.refresh()
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
-            return Step(self.forwards.any_shape)
+            return Step(self.forwards.now)
         complete = not any(graph.is_coming for graph in self.graphs)
-        serving = self._serving(call.key, complete)
-        return Step(serving, call, self.replays, bound.book, complete)
-
-    def _serving(self, key: Hashable, complete: bool) -> ForwardSet:
-        """What serves a call of this signature; `complete`: no more any-shape graphs will come."""
-        if not complete:
-            return self.forwards.any_shape
-        if self.specials.see(key) and self.forwards.any_shape.installed:
-            return self.forwards.recorded(*self.specials.record(key))
-        return self.forwards.of(key)
+        return Step(self.forwards.now, call, self.replays, bound.book, complete)
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
@@ -382,8 +339,8 @@ class Scope:
         placed = self._placing.replace(())  # as the host and others have the model
         if bound.foreign.look_again():
             self._leave_to_others(bound)
-            self.forwards.refresh(self.specials.complete)
-            placed = self.forwards.any_shape.installed
+            self.forwards.refresh()
+            placed = self.forwards.now.installed
         self._placing.replace(placed)
 
     def _look_again(self) -> Bound:

@@ -146,8 +146,7 @@ class Session:
     @property
     def all_graphs(self) -> list[Graph]:
         """Those, and the rare ones that are built after them."""
-        special = [graph for scope in self.scopes for graph in scope.special_graphs]
-        return self.scope.graphs + self.scope.second_graphs + list(dict.fromkeys(special))
+        return self.scope.graphs + self.scope.second_graphs
 
     @property
     def scopes(self) -> list[Scope]:
@@ -209,10 +208,6 @@ class Session:
         self._asked |= {graph.key for graph in graphs}
         self._is_told = False
 
-    def was_asked(self, graph: Graph) -> bool:
-        """Whether a graph was looked for."""
-        return graph.key in self._asked
-
     def is_new(self, graph: Graph) -> bool:
         """Whether a graph came to this process after this session did."""
         return graph.key not in self._reused
@@ -247,7 +242,7 @@ class Session:
             begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
         made = scope.call(host, args, kwargs, no_capture=no_capture)
         if begun is not None:
-            served = len(scope.forwards.any_shape.installed)
+            served = len(scope.forwards.now.installed)
             faults.spare(TELLING, _TIMING, pace.end, begun, made.how, served)
         return made.result
 

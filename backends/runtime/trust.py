@@ -96,11 +96,10 @@ class Trust:
         """
         specs = self._graph.description.inputs
         all_there_is = Sample(inputs, True, elements)
-        one_size = self._graph.description.is_special
         kept = self._place.form.whole
         # Of rows, or which ones.
         counts = any(s.dtype == "int" or ("int" in s.dtype and kept is None) for s in specs)
-        if elements <= MAX_COMPARED or one_size or counts:
+        if elements <= MAX_COMPARED or counts:
             return all_there_is
         sizes = {
             dim: size

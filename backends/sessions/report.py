@@ -80,8 +80,6 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
             }
             for g in ours
             if g.state is not State.READY
-            # Of its own sizes a model has graphs on top of those that serve them already.
-            and not (g.description.is_special and g.is_missed)
         ],
         "disk_bytes": sum(each.bytes or 0 for _, each in loaded),
         "vram_bytes": sum(each.binary_bytes for device, each in loaded if is_gpu(device)),

@@ -135,16 +135,6 @@ SETTINGS = {
             unit="seconds",
         ),
         Setting(
-            name="runs_before_special",
-            place="Builder.RunsBeforeSpecial",
-            title="Runs of one size before it gets compiled files of its own",
-            help="Files for one size only are quicker. They are compiled beside the images and "
-            "take disk space; those for all sizes stay. 0: only where a node asks for them.",
-            default=3,
-            maximum=1000,
-            unit="0 = only where asked for",
-        ),
-        Setting(
             name="store_cap_gib",
             place="Store.Cap",
             title="Size limit of compiled files",
@@ -258,11 +248,6 @@ class Settings:
     def idle_s(self) -> float:
         """Seconds after which a builder process with nothing to do ends."""
         return self._value("idle_s")
-
-    @property
-    def runs_before_special(self) -> int:
-        """Runs of one size before it gets graphs of its own; 0: it gets none by itself."""
-        return int(self._value("runs_before_special"))
 
     @property
     def captured_vram_share(self) -> float:

@@ -1,11 +1,10 @@
-"""How a session starts: what its device, its model and its user's choice allow of plan, backend,
-captured calls and graphs for hot sizes.
+"""How a session starts: what its device, its model and its user's choice allow of plan, backend and
+captured calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ..attaching.attached import Attached, Left
 from ..building.pacing import slows_steps
@@ -14,7 +13,7 @@ from ..contract import CallForm
 from ..cuda_graphs.replays import Replays
 from ..device.gpu import is_gpu, kind_of
 from ..errors import RequirementError
-from ..families.catalogue import may_be_captured, may_be_swapped, special_pays
+from ..families.catalogue import may_be_captured, may_be_swapped
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..plans.plan import Plan
@@ -23,7 +22,6 @@ from ..runtime.pace import Pace
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session, Whose
 from ..runtime.shared import Shared
-from ..runtime.specials import Specials
 from .eager_times import EagerTimes
 from .settings import Settings
 
@@ -107,9 +105,6 @@ class Starter:
             resolution.backend,
             self._shared,
             replays,
-            Specials(
-                partial(self._runs_before_special, options.form, pays=_special_pays(attached))
-            ),
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
@@ -154,17 +149,3 @@ class Starter:
             self._shared.comparisons,
             lambda: self._settings.captured_limit_s,
         )
-
-    def _runs_before_special(self, form: CallForm, *, pays: bool) -> int | None:
-        """After how many runs of one size it gets graphs of its own; None: never."""
-        if form is CallForm.SPECIALISED:
-            return 1
-        if form is CallForm.AUTO and pays:
-            return self._settings.runs_before_special or None
-        return None
-
-
-def _special_pays(attached: Attached) -> bool:
-    """Whether graphs of one size were measured to be quicker: not yet on CPUs."""
-    on_gpu = is_gpu(attached.placement().device)
-    return on_gpu and attached.root is not None and special_pays(attached.root)

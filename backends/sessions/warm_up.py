@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..contract import CallForm
 from ..cuda_graphs.replays import CLEAN_CALLS
 from ..families.catalogue import empty_inputs, guided_together
 from ..host_api import models
@@ -38,19 +37,15 @@ def run_empty_steps(
     # Largest first: what it needs serves the others, too.
     images = [(batch, *size) for size in sizes for batch in batches]
     images.sort(key=math.prod, reverse=True)
-    session.scope.count_sizes(session.options.form is CallForm.SPECIALISED)
-    try:
-        for number, image in enumerate(images):
-            check_cancelled()
-            if on_progress is not None:
-                batch, width, height = image
-                size = f"{width}x{height}"
-                on_progress(number, len(images), line("waits_step", size=size, batch=batch))
-            if not _run(session, model, *image):
-                session.note(_UNKNOWN)
-                break
-    finally:
-        session.scope.count_sizes(True)
+    for number, image in enumerate(images):
+        check_cancelled()
+        if on_progress is not None:
+            batch, width, height = image
+            size = f"{width}x{height}"
+            on_progress(number, len(images), line("waits_step", size=size, batch=batch))
+        if not _run(session, model, *image):
+            session.note(_UNKNOWN)
+            break
 
 
 def _run(session: Session, model: Any, batch: int, width: int, height: int) -> bool:

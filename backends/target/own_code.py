@@ -45,13 +45,9 @@ MAKERS = (
 #: The same, of graphs for GPUs alone.
 GPU_MAKERS = (
     "device/kinds.py",
-    "kernels/attention.py",
-    "kernels/cross_attention.py",
-    "kernels/gpu_time.py",
     "kernels/group_moments.py",
     "kernels/norms.py",
     "kernels/products.py",
-    "kernels/twin_product.py",
 )
 
 _BACKENDS = Path(__file__).resolve().parents[1]

@@ -184,13 +184,11 @@ def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str,
         if not found.is_good and not _are_as_exact(results, references, program, weights, inputs):
             error = f"{found.error:.2e}"
             label = program.description.label
-            label = program.description.label
             raise BuildError(of("built_wrong", label=label, error=error, sizes=sizes))
         layout = program.description.layout
         for i, result in enumerate(results):
             others = (*weights, *inputs, *results[:i])
             if not is_laid_out(result, layout) or any(_shares(result, t) for t in others):
-                label = program.description.label
                 label = program.description.label
                 raise BuildError(of("not_its_own", label=label, layout=layout))
     return checks
@@ -230,17 +228,13 @@ def _shares(result: torch.Tensor, other: Any) -> bool:
 
 
 def _extremes(program: Program) -> Iterator[dict[str, int]]:
-    """Each symbol at its lower and upper end, the others small; then all at the lower end. A
-    special graph has one size only.
-    """
+    """Each symbol at its lower and upper end, the others small; then all at the lower end."""
     symbols = program.description.symbols
     limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR
     small = {
         s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
     }
     yield {s.name: s.minimum for s in symbols}
-    if program.description.is_special:
-        return
     yield small
     for symbol in symbols:
         top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}

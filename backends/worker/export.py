@@ -161,7 +161,7 @@ def _traced_range(symbol: Symbol) -> tuple[int, int]:
 
 
 def _dynamic_shapes(description: Description) -> tuple[Any, ...]:
-    ranges = {s.name: _traced_range(s) for s in description.symbols if not s.is_fixed}
+    ranges = {s.name: _traced_range(s) for s in description.symbols}
     dims = {name: Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
     shapes: list[Any] = []
     for spec in description.inputs:
@@ -177,8 +177,6 @@ def _dynamic_shapes(description: Description) -> tuple[Any, ...]:
 
 def _check_ranges(description: Description, exported: Any) -> None:
     """Every declared symbol must have survived with its range."""
-    if description.is_special:
-        return
     declared = {_traced_range(s) for s in description.symbols}
     symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
         -len(description.inputs) :

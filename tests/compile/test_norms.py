@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from warmgraph_backends.compilers import rewrites
+from warmgraph_backends.kernels import norms
 
-from warmgraph_backends.compilers import rewrites  # noqa: E402
-from warmgraph_backends.kernels import norms  # noqa: E402
-from warmgraph_backends.kernels.group_moments import OPERATOR  # noqa: E402
-
+pytest.importorskip("triton", reason="Triton is not installed")
+OPERATOR = importlib.import_module("warmgraph_backends.kernels.group_moments").OPERATOR
 GROUPS, CHANNELS = 4, 16
 SIDE = torch.export.Dim("side", min=2, max=512)
 BATCH = torch.export.Dim("batch", min=2, max=16)
@@ -100,3 +100,36 @@ def test_a_norm_is_told_what_is_added_to_its_channels(
             result = _Plain(graph_module).run(x, term)
             torch.testing.assert_close(result, block(x, term), rtol=1e-4, atol=1e-4)
 
+
+_INTERPRETED = """
+module.wrap_triton = lambda kernel: kernel  # takes compiled kernels alone
+# The interpreter's own does not suit all of NumPy's versions.
+module.range = lambda n: range(int(n.handle.data.item()) if hasattr(n, "handle") else n)
+
+for batch, channels, height, width, groups in shapes:
+    images = 0.3 * torch.randn(batch, channels, height, width) + 5 * torch.randn(channels, 1, 1)
+    images = images.half().contiguous(memory_format=torch.channels_last)
+    addend = torch.randn(batch, 2 * channels).half()[:, channels:]
+    added, weight, bias = torch.randn(3, channels).half()
+    for terms in ((None, None), (addend, None), (None, added), (addend, added)):
+        for scale in ((weight, bias), (None, None)):
+            factor, offset = module.group_moments(images, *terms, *scale, groups, 1e-5)
+            whole = images.double()
+            for term in terms:
+                whole = whole if term is None else whole + term.double()[..., None, None]
+            scale = [each if each is None else each.double() for each in scale]
+            exact = torch.nn.functional.group_norm(whole, groups, *scale, 1e-5)
+            found = whole * factor[..., None, None] + offset[..., None, None]
+            note(f"{batch, channels, height, width, groups}", found, exact)
+"""
+#: batch, channels, height, width, groups: many pixels, odd ones, a single one, channels that fill
+#: no block.
+_SHAPES = [(2, 320, 8, 8, 32), (1, 64, 150, 130, 8), (3, 96, 1, 1, 32), (1, 32, 33, 7, 4)]
+
+
+def test_our_kernels_compute_a_norm(interpreted: Any) -> None:
+    """However far a channel's values are from nought, against the spread of all."""
+    errors = interpreted("group_moments", _INTERPRETED, _SHAPES)
+    assert len(errors) == len(_SHAPES)
+    for name, found in errors.items():
+        assert len(found) == 8 and max(found) <= 1e-6, (name, found)

@@ -1,10 +1,7 @@
-"""Which products are joined or added in place, and that both compute the same; the kernel is run by
-Triton's interpreter, which has float16 but no bfloat16 products. `tests/gpu` runs it compiled.
-"""
+"""Which products are added in place, and what is rounded once; `tests/gpu` runs both compiled."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from warmgraph_backends.contract import Description, Program
 from warmgraph_backends.families.catalogue import form_of, plan_model
-from warmgraph_backends.kernels import gpu_time, products, rounding
+from warmgraph_backends.kernels import products, rounding
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.operators.host_layer import HostLayer
 from warmgraph_backends.plans.plan import describe_place
@@ -231,151 +228,14 @@ def _program(description: Description) -> Program:
     return export(description, form_of(description.family, description.form))
 
 
-def test_the_hosts_block_has_a_prompts_pair_in_its_graph_of_one_size(block: Description) -> None:
-    sizes = {symbol.name: symbol.example for symbol in block.symbols}
-    [pair] = products._pairs(_program(block.at(sizes)).graph_module.graph)
-    weights = [node.args[1].name for node in pair]
-    assert ["attn2" in name for name in weights] == [True, True]
-    assert ["to_k" in weights[0], "to_v" in weights[1]] == [True, True]
-    assert products._pairs(_program(block).graph_module.graph) == []
-
-
-@pytest.mark.parametrize("any_size", [True, False], ids=["any size", "one size"])
-def test_the_hosts_block_adds_its_last_product_in_place(block: Description, any_size: bool) -> None:
+def test_the_hosts_block_adds_its_last_product_in_place(block: Description) -> None:
     sizes = {"batch": 2, "tokens": 9, "context": 7}
-    program = _program(block if any_size else block.at(sizes))
+    program = _program(block)
     module, _ = _compiled(program.graph_module)
     weights, inputs = program.example(sizes)
     [expected] = program.run(weights, inputs)
     [found] = module.call([*weights, *inputs])
     assert relative_l2(found, expected) <= 2e-3
-
-
-class _Projects(torch.nn.Module):
-    """Queries from rows, keys and values from a prompt."""
-
-    def forward(self, x: torch.Tensor, prompt: torch.Tensor, *weights: torch.Tensor) -> Any:
-        query, key, value = (
-            linear(source, weight)
-            for source, weight in zip((x, prompt, prompt), weights, strict=True)
-        )
-        return query, key + 1, value
-
-
-def _export(
-    *, rows: int = 7, width: int = 64, dtype: torch.dtype = torch.float16
-) -> torch.fx.GraphModule:
-    x, prompt = torch.randn(1, 2048, 64, dtype=dtype), torch.randn(1, rows, 128, dtype=dtype)
-    weights = [torch.randn(n, m, dtype=dtype) for n, m in ((64, 64), (64, 128), (width, 128))]
-    exported = torch.export.export(_Projects(), (x, prompt, *weights), strict=False)
-    graph_module: torch.fx.GraphModule = exported.graph_module
-    return graph_module
-
-
-def _operators(graph_module: torch.fx.GraphModule) -> list[str]:
-    names = [str(n.target) for n in graph_module.graph.nodes if n.op == "call_function"]
-    return [name for name in names if "linear" in name or "twin_product" in name]
-
-
-@pytest.mark.parametrize("is_quicker", [True, False], ids=["quicker", "slower"])
-def test_a_prompts_keys_and_values_are_one_call_where_that_is_quicker(
-    is_quicker: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    asked = []
-    monkeypatch.setattr(
-        products, "_is_quicker", lambda shapes, measure: asked.append(shapes) or is_quicker
-    )
-    graph_module = _export()
-    assert products.pair(graph_module, contextlib.nullcontext) == is_quicker
-    assert asked == [((1, 7, 128), (64, 128), torch.float16)]
-    twin = ["aten.linear.default", "warmgraph.twin_product.default"]
-    assert _operators(graph_module) == (twin if is_quicker else 3 * twin[:1])
-    graph_module.graph.lint()
-    values = [node.meta["val"] for node in graph_module.graph.output_node().args[0]]
-    assert [tuple(value.shape) for value in values] == [(1, 2048, 64), (1, 7, 64), (1, 7, 64)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"rows": 2048}, {"width": 128}, {"dtype": torch.float32}],
-    ids=["many rows", "weights unlike", "full precision"],
-)
-def test_other_products_are_not_measured(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> bool:
-        raise AssertionError("measured")
-
-    monkeypatch.setattr(products, "_is_quicker", fail)
-    graph_module = _export(**options)
-    assert products.pair(graph_module, contextlib.nullcontext) == 0
-    assert _operators(graph_module) == 3 * ["aten.linear.default"]
-
-
-@pytest.mark.parametrize(
-    ("times", "wanted"),
-    [
-        ({"apart": 12.0, "twin": 8.0}, True),
-        ({"apart": 12.0, "twin": 11.5}, False),
-        ({"apart": 12.0}, False),
-        ({"apart": None, "twin": 8.0}, False),
-        ({"apart": 12.0, "twin": None}, False),
-    ],
-    ids=str,
-)
-def test_one_kernel_must_save_enough(
-    times: dict[str, float | None], wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None: it was not measured. Not there: the GPU refused it."""
-    monkeypatch.setattr(products, "_runs", lambda *shapes: {name: name for name in times})
-    monkeypatch.setattr(gpu_time, "microseconds", lambda run: times[run])
-    assert products._is_quicker(((), (), None), contextlib.nullcontext) is wanted
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "wanted"),
-    [(154, 1280, 64), (154, 640, 32), (77, 320, 32), (308, 1280, 128), (512, 1280, 128)],
-)
-def test_blocks_of_both_products_run_at_once_where_they_can(
-    rows: int, columns: int, wanted: int
-) -> None:
-    """As measured on a GPU of 132 processors."""
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from warmgraph_backends.kernels.twin_product import block_columns
-
-    assert block_columns(rows, columns, 132) == wanted
-
-
-_INTERPRETED = """
-class Plain:  # `wrap_triton` takes compiled kernels alone; these need no warps and stages
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        run = self.kernel[grid]
-        return lambda *args, num_warps, num_stages, **names: run(*args, **names)
-
-module.wrap_triton = Plain
-for dtype in (torch.float16, torch.float32):
-    for batch, rows, columns, depth in shapes:
-        source = torch.randn(batch, rows, depth).to(dtype)
-        weights = [(torch.randn(columns, depth) / depth**0.5).to(dtype) for _ in range(2)]
-        for found, weight in zip(module.twin_product(source, *weights), weights, strict=True):
-            exact = source.double() @ weight.double().T
-            assert found.dtype == dtype and found.is_contiguous()
-            note(f"{dtype} {batch, rows, columns, depth}", found, exact)
-"""
-#: batch, rows, columns, depth: a prompt's, one row, more than a block of rows.
-_SHAPES = [(2, 77, 128, 192), (1, 1, 64, 64), (3, 50, 64, 128)]
-
-
-def test_our_kernel_computes_both_products(interpreted: Any) -> None:
-    errors = interpreted("twin_product", _INTERPRETED, _SHAPES)
-    assert len(errors) == 2 * len(_SHAPES)
-    for name, found in errors.items():
-        for error in found:
-            assert error <= (1e-3 if "float16" in name else 1e-5), (name, error)
 
 
 # --- rounded once ---------------------------------------------------------------------------------

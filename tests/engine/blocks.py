@@ -79,7 +79,7 @@ def check_blocks(scope: Any, run_host: Callable[[], Any]) -> set[str]:
     Args:
         run_host: makes calls of the model without us.
     """
-    forwards = {id(module): forward for module, _, forward in scope.forwards.any_shape.installed}
+    forwards = {id(module): forward for module, _, forward in scope.forwards.now.installed}
     blocks = [dispatch.module for dispatch in scope.plan.dispatches]
     assert blocks and all(id(block) in forwards for block in blocks)
     calls = block_calls(blocks, run_host)

@@ -524,7 +524,6 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
 
     def step(
         form: str,
-        others: str = "any shape",
         *,
         complete: bool = True,
         rows: int = 2,
@@ -538,7 +537,6 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
             call,
             book=weights,  # type: ignore[arg-type]
             form=form,
-            others=others,
             complete=complete,
             runner=lambda run, compiled=True: run(),
             steps=run_steps(call),
@@ -557,20 +555,23 @@ def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(
     steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, weights, step = steps
-    forms = [step("any shape") for _ in range(CLEAN_CALLS + 2)]
-    assert forms == [None] * CLEAN_CALLS + ["any shape"] * 2
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
+    forms = [step("compiled", complete=False) for _ in range(CLEAN_CALLS + 2)]
+    assert forms == [None] * CLEAN_CALLS + [replays.EXACT] * 2
     assert (made.captures, made.replayed) == (1, 2)
     monkeypatch.setattr(_Graph, "room", False)
     for _ in range(CLEAN_CALLS + 1):
-        step("of its own size")
+        step("compiled")
     assert _Graph.tries == 2 and weights.undone == 1 and made.captured == 1
-    assert step("of its own size") == "any shape", "by the graph that is there"
+    assert step("compiled") == replays.EXACT, "by the graph that is there"
     assert made.replayed == 3
 
     monkeypatch.setattr(_Graph, "room", True)
     made.begin_run()
     for _ in range(CLEAN_CALLS + 2):
-        step("of its own size")
+        step("compiled")
     assert (made.captures, made.captured) == (2, 1)
 
 
@@ -579,10 +580,10 @@ def test_a_captured_call_ends_with_a_graph_in_it_that_was_dropped(
 ) -> None:
     made, _, step = steps
     for _ in range(CLEAN_CALLS + 1):
-        step("any shape")
+        step("compiled")
     monkeypatch.setattr(_Graph, "room", False)  # nothing better can be captured meanwhile
     for _ in range(CLEAN_CALLS + 3):
-        step("one graph less", others="one graph less")
+        step("one graph less")
     assert made.replayed == 1, "what was captured holds the graph"
 
 
@@ -591,13 +592,13 @@ def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
 ) -> None:
     made, _, step = steps
     for _ in range(CLEAN_CALLS + 1):
-        step("any shape")
+        step("compiled")
     (graph,) = memory._owners
     memory.drop(graph, crowded=True)
     for _ in range(replays._BACK_OFF + CLEAN_CALLS):
-        step("any shape")
+        step("compiled")
     assert made.captures == 1
-    step("any shape")
+    step("compiled")
     assert made.captures == 2
 
 
@@ -605,22 +606,22 @@ def test_a_call_that_the_run_will_make_often_is_captured_after_one(
     steps: tuple[Replays, _Weights, Any],
 ) -> None:
     made, _, step = steps
-    step("any shape", steps=20)
-    step("any shape", steps=20)
+    step("compiled", steps=20)
+    step("compiled", steps=20)
     assert made.captures == 0, "the first calls of all do what is done once"
-    step("any shape", steps=20)
+    step("compiled", steps=20)
     assert made.captures == 1
     made.begin_run()
     for rows in (3, 4, 3, 4):  # two prompts of unequal length
-        step("any shape", rows=rows, steps=8)
+        step("compiled", rows=rows, steps=8)
     assert made.captures == 3 and made.replayed == 3
     made.begin_run()
     for _ in range(CLEAN_CALLS):
-        step("any shape", rows=5, steps=replays.STEPS_LEFT)
+        step("compiled", rows=5, steps=replays.STEPS_LEFT)
     assert made.captures == 3, "too few are left"
     made.begin_run()
     for _ in range(CLEAN_CALLS):
-        step("any shape", rows=6)
+        step("compiled", rows=6)
     assert made.captures == 3, "nobody says how many"
 
 
@@ -629,7 +630,7 @@ def test_a_first_call_that_took_long_is_not_the_last_word(
 ) -> None:
     made, _, step = steps
     for _ in range(CLEAN_CALLS + 1):
-        step("any shape")
+        step("compiled")
     made._limit_s = lambda: 0.5
     times = iter((2.9, 0.1))
     monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
@@ -637,7 +638,7 @@ def test_a_first_call_that_took_long_is_not_the_last_word(
     monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: next(times))
     made.begin_run()
     for _ in range(CLEAN_CALLS + 1):
-        step("any shape", rows=3, steps=20)
+        step("compiled", rows=3, steps=20)
     assert made.captures == 2 and not made.reasons
 
 
@@ -660,9 +661,9 @@ def test_cancel_while_a_call_is_captured_ends_the_prompt(
 
     monkeypatch.setattr(_Graph, "capture", cancelled)
     for _ in range(CLEAN_CALLS):
-        step("any shape")
+        step("compiled")
     with pytest.raises(InterruptProcessingException):
-        step("any shape")
+        step("compiled")
     assert weights.undone == 1 and made.captured == 0
 
 
@@ -676,13 +677,13 @@ def test_cancel_before_a_replay_ends_the_prompt_and_leaves_what_is_captured(
 
     made, weights, step = steps
     for _ in range(CLEAN_CALLS + 1):
-        step("any shape")
+        step("compiled")
     before = made.replayed, made.captured
     interrupt_current_processing(True)
     with pytest.raises(InterruptProcessingException):
-        step("any shape")
+        step("compiled")
     assert (made.replayed, made.captured) == before == (1, 1) and weights.undone == 0
-    step("any shape")
+    step("compiled")
     assert made.replayed == 2
 
 
@@ -696,13 +697,13 @@ def test_a_call_that_takes_long_is_not_captured(
     monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
     monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
     for _ in range(CLEAN_CALLS + 3):
-        step("any shape")
+        step("compiled")
     assert _Graph.tries == 0 and made.captured == 0
     (reason,) = made.reasons
     assert reason == "one call takes 2.9 s, of which replaying it would save nothing"
     seconds = 0.1
     for _ in range(CLEAN_CALLS + 2):
-        step("of its own size")
+        step("one graph more")
     assert made.captured == 1
 
 
@@ -715,18 +716,18 @@ def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
     monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: not behind)
     monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
     for _ in range(CLEAN_CALLS + 3):
-        step("any shape", complete=False)
+        step("compiled", complete=False)
     assert _Graph.tries == 0
     (reason,) = made.reasons
     assert reason.startswith("compiled files are on their way")
     for _ in range(CLEAN_CALLS + 2):
-        step("any shape")
+        step("compiled")
     assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"
 
     behind = False
     made.drop()
     for _ in range(CLEAN_CALLS + 2):
-        step("any shape", complete=False)
+        step("compiled", complete=False)
     assert (made.captures, made.replayed) == (2, 4)
 
 

@@ -38,7 +38,7 @@ def gpu() -> None:
 
 @pytest.fixture
 def loaded(gpu: None) -> Callable[..., tuple[Any, str]]:
-    """Returns the call of an exported graph that was compiled as a special one, called once with
+    """Returns the call of an exported graph that was compiled as ours are, called once with
     the tensors given, packed and loaded again; and its source. Options are `compile_wrapper`'s.
     """
     from warmgraph_backends.torch_api import compiling, loading, packing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,24 +9,12 @@ import pytest
 import torch
 
 from warmgraph_backends.kernels import products
-from warmgraph_backends.kernels.gpu_time import microseconds
 from warmgraph_backends.torch_api import tracing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 linear = torch.nn.functional.linear
 #: Of a sum of products in these dtypes.
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
-#: batch, tokens, columns, depth: prompts of SDXL, SD1.5 and SD2, a long one, the rows of a small
-#: image, one token.
-PROMPTS = [
-    (2, 77, 1280, 2048),
-    (2, 77, 640, 2048),
-    (2, 77, 320, 768),
-    (1, 77, 1280, 1024),
-    (3, 154, 1280, 2048),
-    (2, 256, 640, 640),
-    (1, 1, 64, 64),
-]
 
 
 def _random(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -36,49 +23,6 @@ def _random(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[torch
 
 def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
-
-
-class _Projects(torch.nn.Module):
-    """Keys and values of a prompt, and something that reads them."""
-
-    def forward(self, prompt: torch.Tensor, *weights: torch.Tensor) -> Any:
-        key, value = (linear(prompt, weight) for weight in weights)
-        return torch.nn.functional.silu(key.unflatten(-1, (4, -1)).transpose(1, 2)), value
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", PROMPTS, ids=str)
-def test_two_products_are_right_by_one_kernel(
-    shape: tuple[int, int, int, int],
-    dtype: torch.dtype,
-    loaded: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    batch, tokens, columns, depth = shape
-    tensors = _random([(batch, tokens, depth), *2 * [(columns, depth)]], dtype)
-    tensors[0].mul_(depth**0.5)
-    monkeypatch.setattr(products, "_is_quicker", lambda *_: True)
-    exported = torch.export.export(_Projects(), tuple(tensors), strict=False)
-    assert products.pair(exported.graph_module, contextlib.nullcontext) == 1
-    call, _ = loaded(exported.graph_module, tensors, last_pass=products.add_in_place)
-    exact = _Projects()(*(tensor.double() for tensor in tensors))
-    for found, wanted in zip(call(list(tensors)), exact, strict=True):
-        assert found.shape == wanted.shape and _error(found, wanted) <= TOLERANCE[dtype]
-
-
-def test_products_of_many_rows_stay_apart() -> None:
-    """They fill the GPU by one weight alone."""
-    rows = products.FEW_ROWS // 154 + 1
-    tensors = _random([(rows, 154, 2048), *2 * [(1280, 2048)]], torch.float16)
-    exported = torch.export.export(_Projects(), tuple(tensors), strict=False)
-    assert products.pair(exported.graph_module, contextlib.nullcontext) == 0
-
-
-def test_both_forms_are_measured() -> None:
-    runs = products._runs((2, 77, 2048), (1280, 2048), torch.float16)
-    times = {name: microseconds(run) for name, run in runs.items()}
-    assert times.keys() == {"apart", "twin"}
-    assert all(time is not None and 1.0 < time < 1000.0 for time in times.values()), times
 
 
 class _FeedForward(torch.nn.Module):

@@ -318,7 +318,6 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "workers": "Builder.Workers",
         "job_limit_s": "Builder.JobLimit",
         "idle_s": "Builder.Idle",
-        "runs_before_special": "Builder.RunsBeforeSpecial",
         "store_cap_gib": "Store.Cap",
         "captured_vram_percent": "Captured.Vram",
         "captured_limit_s": "Captured.Limit",

@@ -99,7 +99,7 @@ def test_choices_and_defaults_of_compile_model(schemas: dict[str, Any]) -> None:
     assert inputs["when_missing"].default == "background"
     assert inputs["graphs"].default == ""
     assert inputs["backend"].options == ["auto", "inductor", "eager"]
-    assert inputs["form"].options == ["auto", "exact", "any shape", "specialised"]
+    assert inputs["form"].options == ["auto", "exact"]
     assert (inputs["form"].default, inputs["backend"].default) == ("auto", "auto")
     assert inputs["backend"].advanced and not inputs["when_missing"].advanced
 

@@ -76,7 +76,7 @@ ALL = makers("cuda")
 
 def test_every_module_that_a_build_imports_is_in_it_or_left_out_for_a_reason() -> None:
     reached = imported("worker/build.py")
-    assert {"torch_api/packing.py", "kernels/twin_product.py", "worker/export.py"} <= reached
+    assert {"torch_api/packing.py", "kernels/group_moments.py", "worker/export.py"} <= reached
     unknown = {name for name in reached if name not in ALL and not left_out(name)}
     assert not unknown, f"in neither list: {sorted(unknown)}"
     assert not [name for name in ALL if name not in reached or left_out(name)]
@@ -197,10 +197,10 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("kernels/cross_attention.py", "* scale\n", "/ scale\n"),
-        ("kernels/cross_attention.py", "_ROWS = 64", "_ROWS = 32"),
-        ("kernels/cross_attention.py", "key_rows: tl.constexpr", "key_rows"),
-        ("kernels/twin_product.py", "num_stages=_STAGES", "num_stages=_STAGES - 1"),
+        ("kernels/group_moments.py", "mean += step * share", "mean -= step * share"),
+        ("kernels/group_moments.py", "_ROWS = 128", "_ROWS = 64"),
+        ("kernels/group_moments.py", "width: tl.constexpr", "width"),
+        ("kernels/norms.py", "_SIDES = (2, 3)", "_SIDES = (3, 2)"),
         ("compilers/rewrites.py", "correction=0", "correction=1"),
         ("torch_api/packing.py", "protocol=4", "protocol=5"),
         ("torch_api/lean_source.py", '"triton", ', ""),
