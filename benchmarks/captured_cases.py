@@ -8,7 +8,7 @@ from typing import Any
 from .lab import BUILD_WORKERS, DEFAULT, ChildError, Lab
 
 Result = dict[str, Any]
-FORMS = ("eager", "exact", "any_shape", "specialised")
+FORMS = ("eager", "exact", "any_shape")
 # (width, height, batch); the last three are those that broke others.
 TEN_SIZES = (
     (1024, 1024, 1),
@@ -63,7 +63,7 @@ def exact(flags: tuple[str, ...]) -> Callable[[Lab], Result]:
 def forms(
     kind: str, flags: tuple[str, ...], *, dtype: str = "float16", image: bool = False
 ) -> Callable[[Lab], Result]:
-    """A case that times eager, exact, any-shape and specialised in turns.
+    """A case that times eager, exact and any-shape in turns.
 
     Args:
         image: time whole images, too, VAE Decode with them.
@@ -91,9 +91,8 @@ def forms(
             speedups = ", ".join(f"{name} x{row[f'{name}_speedup']}" for name in FORMS[1:])
             worst = {name: f"{max(found):.1e}" for name, found in row["rel_l2"].items()}
             lines.append(
-                f"{size}: {times} ms, {speedups}, exact / specialised x{row['gpu_bound_speedup']}, "
-                f"KSampler {images} s, captured {_captured_mib(row)} MiB, rel L2 {worst}, "
-                f"specialised {row['specialised_builds']}"
+                f"{size}: {times} ms, {speedups}, exact / any_shape x{row['gpu_bound_speedup']}, "
+                f"KSampler {images} s, captured {_captured_mib(row)} MiB, rel L2 {worst}"
             )
         if image:
             whole = result["image_end_to_end"]
@@ -121,7 +120,7 @@ def batches(lab: Lab) -> Result:
     )
     lines = [
         f"batch {batch}: "
-        + ", ".join(f"{name} {row[name]['unet_ms'].get('median')} ms" for name in FORMS[:3])
+        + ", ".join(f"{name} {row[name]['unet_ms'].get('median')} ms" for name in FORMS)
         + f", exact x{row['exact_speedup']}, any shape x{row['any_shape_speedup']}"
         for batch, row in result["rows"].items()
     ]

@@ -241,7 +241,7 @@ CASES: dict[str, Case] = {
     "speed_bf16_off": Case(_speed("sdxl", (*BF16, *OFF), dtype="bfloat16"), 60),
     "speed_sd15_default": Case(_speed("sd15", DEFAULT), 80),
     "speed_sd15_off": Case(_speed("sd15", OFF), 40),
-    "vae_bf16": Case(vae(BF16_VAE, dtype="float16", sizes=_VAE_SIZES, specialised=True), 180),
+    "vae_bf16": Case(vae(BF16_VAE, dtype="float16", sizes=_VAE_SIZES), 180),
     "vae_fp32": Case(vae(FP32_VAE, dtype="float32", sizes=_VAE_SIZES_FP32), 60),
     "vae_memory": Case(vae_memory, 50),
     "video_vae": Case(video_vae("wan21"), 80),

@@ -28,23 +28,20 @@ def _form(size: str, name: str) -> Callable[..., Any]:
     return lambda case: case["rows"][size][name]
 
 
-def _gpu_bound(row: dict[str, Any]) -> float:
-    exact, ours = (float(row[name]["unet_ms"]["median"]) for name in ("exact", "any_shape"))
-    return round(exact / ours, 3)
+def _quotient(row: dict[str, Any], slow: str, fast: str) -> float:
+    slower, faster = (float(row[name]["unet_ms"]["median"]) for name in (slow, fast))
+    return round(slower / faster, 3)
 
 
-def _specialised(row: dict[str, Any]) -> Any:
-    """None where no graph of that size came, and the others were timed once more."""
-    return row["specialised_speedup"] if row["specialised_builds"]["graphs"] else None
+def _gpu_bound(case: dict[str, Any]) -> float:
+    """Of the medians: `gpu_bound_speedup` of older results is of another form."""
+    return _quotient(case["rows"]["1024x1024"], "exact", "any_shape")
 
 
-def _images(form: str) -> Callable[..., Any]:
-    def read(case: dict[str, Any]) -> float:
-        row = case["rows"]["1024x1024"]
-        eager, ours = (float(row[name]["ksampler_seconds"]) for name in ("eager", form))
-        return round(eager / ours, 3)
-
-    return read
+def _images(case: dict[str, Any]) -> float:
+    row = case["rows"]["1024x1024"]
+    eager, ours = (float(row[name]["ksampler_seconds"]) for name in ("eager", "any_shape"))
+    return round(eager / ours, 3)
 
 
 def _overhead(rows: dict[str, Any]) -> float:
@@ -196,31 +193,10 @@ FIGURES: dict[str, Figure] = {
         "eager / ours", ("forms_off",), _form("512x512", "any_shape_speedup")
     ),
     "sdxl_1024_gpu_bound_any_shape_speedup": Figure(
-        "exact / ours", ("forms_default",), lambda case: _gpu_bound(case["rows"]["1024x1024"])
+        "exact / ours", ("forms_default",), _gpu_bound, ">= 1.4"
     ),
     "sdxl_1024_ksampler_default_host_speedup": Figure(
-        "eager / ours",
-        ("forms_default",),
-        _images("any_shape"),
-        ">= 1.8",
-    ),
-    "sdxl_1024_specialised_default_host_speedup": Figure(
-        "eager / specialised",
-        ("forms_default",),
-        _form("1024x1024", "specialised_speedup"),
-        ">= 1.95",
-    ),
-    "sdxl_512_specialised_default_host_speedup": Figure(
-        "eager / specialised", ("forms_default",), _form("512x512", "specialised_speedup")
-    ),
-    "sdxl_1024_gpu_bound_speedup": Figure(
-        "exact / specialised",
-        ("forms_default",),
-        _form("1024x1024", "gpu_bound_speedup"),
-        ">= 1.35",
-    ),
-    "sdxl_1024_ksampler_specialised_default_host_speedup": Figure(
-        "eager / specialised", ("forms_default",), _images("specialised")
+        "eager / ours", ("forms_default",), _images, ">= 1.8"
     ),
     "image_end_to_end_default_host_speedup": Figure(
         "eager / ours",
@@ -233,9 +209,9 @@ FIGURES: dict[str, Figure] = {
     ),
     **{
         f"sdxl_1024_vs_{rival}": Figure(
-            f"{rival} / specialised",
+            f"{rival} / ours",
             ("rivals",),
-            lambda case, rival=rival: case["ratios"][rival],
+            lambda case, rival=rival: _quotient(case["row"], rival, "any_shape"),
             bar,
         )
         for rival, bar in (
@@ -245,35 +221,24 @@ FIGURES: dict[str, Figure] = {
         )
     },
     "sdxl_1024_kernels_vs_torch_compile": Figure(
-        "torch_compile / specialised, kernels alone",
+        "torch_compile / ours, kernels alone",
         ("rivals",),
-        lambda case: round(
-            case["kernel_ms"]["torch_compile"] / case["kernel_ms"]["specialised"], 3
-        ),
+        lambda case: round(case["kernel_ms"]["torch_compile"] / case["kernel_ms"]["any_shape"], 3),
     ),
     "vram_peak_ratio_six_signatures": Figure(
         "ours / eager", ("vram_six",), lambda case: case["peak_ratio"], "<= 1.15"
     ),
-    "vae_decode_1024_specialised_speedup": Figure(
-        "eager / specialised",
-        ("vae_bf16",),
-        lambda case: _specialised(case["rows"]["decode 1024x1024"]),
-        ">= 2.4",
-    ),
     "sdxl_bf16_1024_default_host_speedup": Figure(
         "eager / ours", ("forms_bf16_default",), _form("1024x1024", "any_shape_speedup")
     ),
-    "sdxl_bf16_1024_specialised_default_host_speedup": Figure(
-        "eager / specialised", ("forms_bf16_default",), _form("1024x1024", "specialised_speedup")
-    ),
-    "sdxl_bf16_1024_gpu_bound_speedup": Figure(
-        "exact / specialised", ("forms_bf16_default",), _form("1024x1024", "gpu_bound_speedup")
+    "sdxl_bf16_1024_gpu_bound_any_shape_speedup": Figure(
+        "exact / ours", ("forms_bf16_default",), _gpu_bound
     ),
     "sd15_512_default_host_speedup": Figure(
         "eager / ours", ("forms_sd15_default",), _form("512x512", "any_shape_speedup"), ">= 4.0"
     ),
-    "sd15_512_specialised_default_host_speedup": Figure(
-        "eager / specialised", ("forms_sd15_default",), _form("512x512", "specialised_speedup")
+    "sd15_1024_gpu_bound_any_shape_speedup": Figure(
+        "exact / ours", ("forms_sd15_default",), _gpu_bound, ">= 1.65"
     ),
     "cold_first_image_default_host_ratio": Figure(
         "ours / eager", ("first_image",), lambda case: case["first_image_ratio"], "<= 0.85"

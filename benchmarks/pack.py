@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ def open_engine(
     user: Path | None = None,
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
-    runs_before_special: int = 0,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
 
@@ -58,8 +56,6 @@ def open_engine(
         user: the user's folder, in which `workflows/` lies; None is nobody's.
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
-        runs_before_special: runs of one size before `auto` builds graphs for that size; 0 is
-            never, so that no build runs beside what is timed.
     """
     engine = import_engine()
     from warmgraph_backends.debugging import VARIABLE, read_debugging
@@ -70,13 +66,7 @@ def open_engine(
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     share = SETTINGS["captured_vram_percent"].default if captured else 0
-    settings.update(
-        {
-            "workers": workers,
-            "captured_vram_percent": share,
-            "runs_before_special": runs_before_special,
-        }
-    )
+    settings.update({"workers": workers, "captured_vram_percent": share})
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )
@@ -132,29 +122,6 @@ def settle_second_graphs(engine: Any, model: Any, *, limit_s: float) -> None:
         if time.perf_counter() - begin > limit_s:
             raise TimeoutError(f"second graphs must be there within {limit_s:.0f} s")
         time.sleep(POLL_S)
-
-
-def settle_special(engine: Any, thing: Any, *, limit_s: float) -> dict[str, Any]:
-    """Wait until no graph for the sizes of hot calls is on its way; how many there are, by state.
-
-    A report counts what is missing only. The session knows what was asked for.
-
-    Raises:
-        TimeoutError: after `limit_s`.
-    """
-    scope = engine._objects.carried(thing).scope
-    begin = time.perf_counter()
-    while any(graph.is_pending for graph in scope.special_graphs):
-        if time.perf_counter() - begin > limit_s:
-            raise TimeoutError(f"graphs of fixed sizes must be there within {limit_s:.0f} s")
-        time.sleep(POLL_S)
-    graphs = scope.special_graphs
-    return {
-        "graphs": len(graphs),
-        "built": sum(graph.source == "built" for graph in graphs),
-        "states": dict(Counter(graph.state.value for graph in graphs)),
-        "reasons": sorted({graph.reason for graph in graphs if graph.reason}),
-    }
 
 
 def brief(report: dict[str, Any]) -> dict[str, Any]:

@@ -25,15 +25,12 @@ TEN_SIZES = (
 Result = dict[str, Any]
 
 
-def vae(
-    flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]], specialised: bool = False
-) -> Callable[[Lab], Result]:
+def vae(flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]]) -> Callable[[Lab], Result]:
     """A case that builds a VAE's graphs into an empty store, times both and compares pixels.
 
     Args:
         dtype: of the file; what the VAE computes in is for the flags to say.
         sizes: ["decode" or "encode", width, height].
-        specialised: time graphs of those very sizes, too.
     """
 
     def run(lab: Lab) -> Result:
@@ -48,7 +45,6 @@ def vae(
             store=lab.store(_store(flags), empty=not lab.smoke),
             sizes=[[work, *lab.pixels(width, height)] for work, width, height in sizes],
             compare=lab.pixels(1024, 1024),
-            specialised=specialised,
             workers=lab.workers(BUILD_WORKERS),
             **quick,
         )
@@ -60,12 +56,6 @@ def vae(
                 f"{name}: eager {row['eager']['model_ms']['median']} ms, ours "
                 f"{row['ours']['model_ms']['median']} ms, x{row['speedup']}, whole call "
                 f"x{row['call_speedup']}"
-                + (
-                    f", specialised {row['specialised']['model_ms']['median']} ms, "
-                    f"x{row['specialised_speedup']}, {row['specialised_builds']}"
-                    if specialised
-                    else ""
-                )
                 + (f", {row['eager_calls']} region calls EAGER" if row["eager_calls"] else "")
                 for name, row in result["rows"].items()
             ),

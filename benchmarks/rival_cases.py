@@ -76,7 +76,7 @@ def rivals(lab: Lab) -> Result:
             f"{name} {result['row'][name]['unet_ms'].get('median')} ms, "
             f"x{result['speedups'][name]}, kernels {result['kernel_ms'].get(name)} ms"
             + (
-                f", specialised is x{result['ratios'][name]} of it, compiled in "
+                f", any shape is x{result['ratios'][name]} of it, compiled in "
                 f"{result['compile_seconds'][name]} s"
                 if name in result["ratios"]
                 else ""
@@ -88,7 +88,7 @@ def rivals(lab: Lab) -> Result:
     if stopped:
         lines.append(f"{stopped} at {result.get('compiling')}")
     return {
-        "meaning": "ratios: a rival's UNet call / the specialised one's, medians, all by turns in "
+        "meaning": "ratios: a rival's UNet call / the any-shape one's, medians, all by turns in "
         "one process; compile_seconds: a rival's first two calls, in which it may find kernels "
         "that an earlier one compiled",
         "partial": stopped or None,

@@ -174,7 +174,7 @@ def easycache(lab: Lab) -> Result:
         model=lab.transformer("zimage"),
         size=lab.pixels(1024, 1024),
         store=lab.store("zimage"),
-        forms=["any shape"] if lab.smoke else ["any shape", "exact"],
+        forms=["auto"] if lab.smoke else ["auto", "exact"],
         nodes=["EasyCacheNode"],
         threshold=EASYCACHE_THRESHOLD,
         workers=lab.workers(BUILD_WORKERS),

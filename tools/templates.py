@@ -35,7 +35,7 @@ class Template(NamedTuple):
 #: The host's search puts names of fewer words first, so that it keeps this order but for equals.
 TEMPLATES: dict[str, Template] = {
     "text_to_image": Template(
-        "SDXL", "SDXL", "text to image", "image", "sdxl_1024_specialised_default_host_speedup"
+        "SDXL", "SDXL", "text to image", "image", "sdxl_1024_default_host_speedup"
     ),
     "z_image_turbo": Template("Z-Image Turbo", "Z-Image", "Turbo", "image", "zimage_1024_speedup"),
     "flux2_klein": Template("Flux.2 klein", "Flux.2", "klein", "image", "klein4b_1024_speedup"),
@@ -52,7 +52,7 @@ TEMPLATES: dict[str, Template] = {
         "SDXL DeepCache", "SDXL", "DeepCache", "image", "deepcache_compiled_sdxl_1024_speedup"
     ),
     "compare": Template(
-        "SDXL compare", "SDXL", "compare", "image", "sdxl_1024_specialised_default_host_speedup"
+        "SDXL compare", "SDXL", "compare", "image", "sdxl_1024_default_host_speedup"
     ),
     "vae_tiled_decode": Template("SDXL tiled VAE", "SDXL", "tiled VAE", "image"),
     "z_image_int8": Template(

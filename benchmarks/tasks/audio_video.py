@@ -75,7 +75,7 @@ def small_audio_video(
 
 
 def _row(engine: Any, small: Any, kind: str, loaded: Any, *, lora: bool) -> dict[str, Any]:
-    ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+    ours = engine.compile_model(loaded, when_missing="wait")
     cases = [case for case in CASES if not (case.known and kind.startswith("h3"))]
     errors, own = [_error(small, kind, (loaded, ours), cases[0])], []
     settle_second_graphs(engine, ours, limit_s=BUILD_LIMIT_S)

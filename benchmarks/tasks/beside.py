@@ -24,7 +24,7 @@ def beside(*, model: str, kind: str, store: str, size: list[int]) -> dict[str, A
     """
     engine = open_engine(Path(store))
     eager = load_unet(Path(model))
-    ours = engine.compile_model(eager, when_missing="wait", form="any shape")
+    ours = engine.compile_model(eager, when_missing="wait")
     target = Size(*size)
     rows: list[dict[str, Any]] = []
     plain = sample(eager, kind, target, steps=STEPS)

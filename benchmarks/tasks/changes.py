@@ -116,7 +116,7 @@ def _row(
         eager = load_lora(pair.eager, lora, change.strength)
         if change.lora_first:
             patched = load_lora(pair.source, lora, change.strength)
-            ours = engine.compile_model(patched, when_missing="wait", form=pair.form)
+            ours = engine.compile_model(patched, when_missing="wait")
         else:
             ours = load_lora(pair.ours, lora, change.strength)
     options: dict[str, Any] = {

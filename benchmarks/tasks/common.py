@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..host import Size, conditioning, ksampler, load_unet
-from ..measure import Call, Mode, Probe, Stopwatch, rel_l2
-from ..pack import brief, settle, settle_special
+from ..measure import Call, Mode, Probe, rel_l2
+from ..pack import brief, settle
 from ..transformers import is_transformer
 from ..transformers import load as load_transformer
 from ..transformers import sample as sample_transformer
@@ -67,10 +67,8 @@ class Pair:
         *,
         kind: str = "sdxl",
         when_missing: str = "wait",
-        form: str = "any shape",
     ) -> None:
         loaded = load_kind(kind, path)
-        self.form = form
         self.eager_probe, self.ours_probe = Probe(), Probe()
         self.eager = self.eager_probe.attach(loaded)
         self.source = self.ours_probe.attach(loaded)
@@ -79,7 +77,7 @@ class Pair:
     def compile(self, engine: Any, *, when_missing: str = "wait") -> None:
         """Compile it by this engine from now on."""
         self.engine = engine
-        self.ours = engine.compile_model(self.source, when_missing=when_missing, form=self.form)
+        self.ours = engine.compile_model(self.source, when_missing=when_missing)
 
     def settle(self, kind: str, size: Size) -> dict[str, Any]:
         """Sample until a step runs all compiled, or nothing is left to wait for; the report."""
@@ -94,27 +92,6 @@ class Pair:
     def compiled_calls(self) -> int:
         """Calls of regions that a graph has served so far."""
         return int(self.engine.report(self.ours)["calls"]["compiled"])
-
-
-def prepare_special(engine: Any, thing: Any, run: Callable[[], Any]) -> dict[str, Any]:
-    """Have what `run` calls get graphs of its own sizes, and run it through them once.
-
-    The first run is any-shape and its sizes are noted, a later one asks for the builds.
-
-    Args:
-        thing: a MODEL or VAE that gets such graphs after one run of a size.
-
-    Returns:
-        {"seconds" until all are there, these two runs among them, "graphs", "built", "states",
-        "reasons"} of all sizes so far.
-    """
-    watch = Stopwatch()
-    run()
-    run()
-    found = settle_special(engine, thing, limit_s=BUILD_LIMIT_S)
-    seconds = round(watch.seconds(), 2)
-    run()
-    return {"seconds": seconds, **found}
 
 
 def unserved(report: dict[str, Any], compiled_before: int, *, unet_calls: int) -> int:

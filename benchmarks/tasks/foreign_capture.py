@@ -29,7 +29,7 @@ def foreign_capture(*, store: str, workers: int = 0) -> dict[str, Any]:
 
     engine = open_engine(Path(store), workers=workers)
     loaded = small.load(KIND, dtype=torch.bfloat16)
-    ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+    ours = engine.compile_model(loaded, when_missing="wait")
     plain = _sample(small, KIND, loaded, SIZE)  # libraries take their memory
     graphs: list[Any] = []
 

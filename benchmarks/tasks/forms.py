@@ -1,4 +1,4 @@
-"""How quick each form of a call is: eager, exact, any-shape and specialised by turns."""
+"""How quick each form of a call is: eager, exact and any-shape by turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..host import Size, end_node, load_vae
 from ..kernels import kernel_times
 from ..measure import Probe, Stopwatch, vram_used_mib
 from ..pack import brief, open_engine
-from .common import CAPTURE_STEPS, Pair, errors, partial, prepare_special, sample, unserved
+from .common import CAPTURE_STEPS, Pair, errors, partial, sample, unserved
 from .residency import empty_caches
 from .speed import ratio, time_pair
 from .vae import settle_vae
@@ -29,9 +29,8 @@ class Forms:
         self.pair.settle(kind, first)
         self.models: dict[str, tuple[Any, Probe]] = {
             "eager": (self.pair.eager, self.pair.eager_probe),
-            "exact": self._compiled("exact"),
+            "exact": self._exact(),
             "any_shape": (self.pair.ours, self.pair.ours_probe),
-            "specialised": self._compiled("specialised"),
         }
 
     @property
@@ -39,22 +38,10 @@ class Forms:
         """All forms but the host's own."""
         return {name: model for name, model in self.models.items() if name != "eager"}
 
-    def prepare(self, size: Size) -> dict[str, Any]:
-        """Have the graphs of this very size built and captured; what that took.
-
-        Raises:
-            RuntimeError: no such graph came, so that there is nothing to time.
-        """
-        special, _ = self.models["specialised"]
-
-        def run(steps: int = 2) -> None:
-            sample(special, self.kind, size, steps=steps)
-
-        found = prepare_special(self.engine, special, run)
-        if not found["states"].get("ready"):
-            raise RuntimeError(f"graphs of {size} must be there, got {found}")
-        run(CAPTURE_STEPS)
-        return found
+    def capture(self, size: Size) -> None:
+        """Have the calls of this size captured in every form that replays."""
+        for model, _ in self.ours.values():
+            sample(model, self.kind, size, steps=CAPTURE_STEPS)
 
     def errors(self, size: Size, *, steps: int) -> tuple[dict[str, list[float]], dict[str, int]]:
         """Relative L2 error of each UNet call in each form, and region calls that no graph served.
@@ -76,10 +63,10 @@ class Forms:
             name: self.engine.report(model)["captured"] for name, (model, _) in self.ours.items()
         }
 
-    def _compiled(self, form: str) -> tuple[Any, Probe]:
+    def _exact(self) -> tuple[Any, Probe]:
         probe = Probe()
         attached = probe.attach(self.pair.eager)
-        return self.engine.compile_model(attached, when_missing="wait", form=form), probe
+        return self.engine.compile_model(attached, form="exact"), probe
 
 
 def forms(
@@ -95,15 +82,14 @@ def forms(
     image_steps: int = 20,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Time eager, exact, any-shape and specialised in turns at every size.
+    """Time eager, exact and any-shape in turns at every size.
 
     Args:
         vae: file of a VAE for the time of a whole image at the first size; empty is none.
 
     Returns:
-        {"rows": {size: {form: times, "exact_speedup", "any_shape_speedup", "specialised_speedup",
-        "gpu_bound_speedup" (exact / specialised), "rel_l2", "specialised_builds", ...}},
-        "max_rel_l2", "profile", "image_end_to_end"}
+        {"rows": {size: {form: times, "exact_speedup", "any_shape_speedup", "gpu_bound_speedup"
+        (exact / any-shape), "rel_l2", ...}}, "max_rel_l2", "profile", "image_end_to_end"}
     """
     engine = open_engine(Path(store), workers=workers)
     watch = Stopwatch()
@@ -111,14 +97,13 @@ def forms(
     result: dict[str, Any] = {"ready_seconds": round(watch.seconds(), 2), "rows": {}}
     for width, height in sizes:
         size = Size(width, height)
-        builds = made.prepare(size)
+        made.capture(size)
         row = time_pair(
             made.models, kind, size, rounds=rounds, steps=steps, image_steps=image_steps
         )
         for form in made.ours:
             row[f"{form}_speedup"] = ratio(row, "eager", form)
-        row["gpu_bound_speedup"] = ratio(row, "exact", "specialised")
-        row["specialised_builds"] = builds
+        row["gpu_bound_speedup"] = ratio(row, "exact", "any_shape")
         row["rel_l2"], row["uncompiled"] = made.errors(size, steps=5)
         row["captured"] = made.captured()
         result["rows"][f"{width}x{height}"] = row
@@ -159,14 +144,12 @@ def batches(
     """
     engine = open_engine(Path(store), workers=workers)
     made = Forms(engine, Path(model), kind, Size(*sizes[0]))
-    models = {name: model for name, model in made.models.items() if name != "specialised"}
     result: dict[str, Any] = {"rows": {}}
     for size in (Size(*each) for each in sizes):
-        for name in ("exact", "any_shape"):
-            sample(models[name][0], kind, size, steps=CAPTURE_STEPS)
-        row = time_pair(models, kind, size, rounds=rounds, steps=steps, image_steps=0)
-        for name in ("exact", "any_shape"):
-            row[f"{name}_speedup"] = ratio(row, "eager", name)
+        made.capture(size)
+        row = time_pair(made.models, kind, size, rounds=rounds, steps=steps, image_steps=0)
+        for form in made.ours:
+            row[f"{form}_speedup"] = ratio(row, "eager", form)
         result["rows"][str(size.batch)] = row
         partial(result)
     result["captured"] = made.captured()
@@ -175,15 +158,12 @@ def batches(
 
 
 def _images(made: Forms, eager_vae: Any, size: Size, *, steps: int) -> dict[str, Any]:
-    """Wall time of KSampler and VAE Decode together: all the host's, and all ours.
-
-    Ours is the specialised model and the VAE by its any-shape graphs.
-    """
+    """Wall time of KSampler and VAE Decode together: all the host's, and all ours."""
     our_vae = made.engine.compile_vae(eager_vae, when_missing="wait")
     settle_vae(made.engine, our_vae)
     sides = {
         "eager": (made.models["eager"][0], eager_vae),
-        "ours": (made.models["specialised"][0], our_vae),
+        "ours": (made.models["any_shape"][0], our_vae),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(1 + IMAGES):  # the first of each warms it up

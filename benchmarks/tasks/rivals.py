@@ -43,14 +43,14 @@ def rivals(
 
     Returns:
         {"row": {name: times}, "compile_seconds": {rival: seconds of its first two calls},
-        "ratios": {rival: its UNet call's time / our specialised one's}, "kernel_ms": {name: the
+        "ratios": {rival: its UNet call's time / our any-shape one's}, "kernel_ms": {name: the
         GPU's own work in a step, which no processor slows}, "failed": {rival: reason}, "compiling"}
     """
     target = Size(*size)
     engine = open_engine(Path(store), workers=workers)
     made = Forms(engine, Path(model), kind, target)
-    result: dict[str, Any] = {"specialised_builds": made.prepare(target)}
-    result |= {"compile_seconds": {}, "ratios": {}, "kernel_ms": {}, "failed": {}}
+    made.capture(target)
+    result: dict[str, Any] = {"compile_seconds": {}, "ratios": {}, "kernel_ms": {}, "failed": {}}
     models = dict(made.models)
     times = {"rounds": rounds, "steps": steps, "image_steps": 0}
     result["row"] = time_pair(models, kind, target, **times)
@@ -77,7 +77,7 @@ def rivals(
         result["kernel_ms"][name] = kernel_ms
         result["row"] = row
         rows = [n for n in models if n not in made.models]
-        result["ratios"] = {n: ratio(row, n, "specialised") for n in rows}
+        result["ratios"] = {n: ratio(row, n, "any_shape") for n in rows}
         result["speedups"] = {n: ratio(row, "eager", n) for n in models if n != "eager"}
         result["counters"] = _counters()
         partial(result)

@@ -87,7 +87,7 @@ def restarted_transformers(
     rows: list[dict[str, Any]] = []
     for name in _all(kinds, formats):
         loaded = _load(small, name, getattr(torch, dtype))
-        ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+        ours = engine.compile_model(loaded, when_missing="wait")
         eager, made = (_sample(small, name, model, SIZES[1]) for model in (loaded, ours))
         report = brief(engine.report(ours))
         kept = {key: report[key] for key in ("builds", "loads", "regions", "calls")}
@@ -119,7 +119,7 @@ def _load(small: Any, name: str, dtype: Any, *, seed: int = 0) -> Any:
 def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[str, Any]:
     """All changes of one kind."""
     loaded = _load(small, name, dtype)
-    ours = engine.compile_model(loaded, when_missing="wait", form="any shape")
+    ours = engine.compile_model(loaded, when_missing="wait")
     pair = (loaded, ours)
     found = [_compare(small, name, pair, SIZES[0])]
     # Graphs for larger calls may come later.
@@ -142,7 +142,7 @@ def _row(engine: Any, small: Any, name: str, dtype: Any, *, lora: bool) -> dict[
         made = [_sample(small, name, model, size, steps=STEPS) for size in LONG_SIZES]
         runs[label] = _replayed(engine, model, long, made)
     second = _load(small, name, dtype, seed=1)
-    compiled = engine.compile_model(second, when_missing="wait", form="any shape")
+    compiled = engine.compile_model(second, when_missing="wait")
     found.append(_compare(small, name, (second, compiled), SIZES[0]))
     reports = [engine.report(model) for model in (ours, compiled)]
     return {

@@ -66,7 +66,7 @@ def soak(
     """
     folder = Path(store)
     engine = open_engine(folder, workers=workers)
-    pairs = [Pair(engine, Path(path), form="auto") for path in (model, second_model)]
+    pairs = [Pair(engine, Path(path)) for path in (model, second_model)]
     eager_control = load_controlnet(Path(control))
     our_control = engine.compile_controlnet(eager_control, when_missing="wait")
     for pair in pairs:

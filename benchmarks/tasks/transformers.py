@@ -72,7 +72,7 @@ def transformer(
     run = functools.partial(sample, name)
     run(models["eager"], sizes[0], steps=1)
     watch = Stopwatch()
-    models["ours"] = engine.compile_model(models["ours"], when_missing="wait", form="any shape")
+    models["ours"] = engine.compile_model(models["ours"], when_missing="wait")
     run(models["ours"], sizes[0], steps=1)
     settle(engine, models["ours"], limit_s=BUILD_LIMIT_S)
     result["ready_seconds"] = round(watch.seconds(), 2)

@@ -12,7 +12,7 @@ from ..host import load_vae
 from ..kernels import kernel_times
 from ..measure import Stopwatch, elapsed_ms, mark, rel_l2, summary
 from ..pack import brief, graph_files, open_engine, settle
-from .common import BUILD_LIMIT_S, partial, prepare_special, unserved
+from .common import BUILD_LIMIT_S, partial, unserved
 from .residency import empty_caches
 
 WARM_SIDE = 256  # no size that is measured
@@ -26,7 +26,6 @@ def vae_speed(
     store: str,
     sizes: list[list[Any]],
     compare: list[int],
-    specialised: bool = False,
     workers: int = 0,
     warm: int = 3,
     rounds: int = 5,
@@ -36,13 +35,10 @@ def vae_speed(
     Args:
         sizes: ["decode" or "encode", width, height] in pixels.
         compare: width and height of the image whose pixels are compared.
-        specialised: time a third copy too, by graphs that are built for each size before; it
-            belongs to an engine of its own, which makes them after one run.
 
     Returns:
         {"rows": {"decode WxH": {"eager", "ours", "speedup", "call_speedup", "rel_l2",
-        "eager_calls"}}, "errors", "build_seconds", ...}; with `specialised` also that, its
-        speedups, and "specialised_builds"
+        "eager_calls"}}, "errors", "build_seconds", ...}
     """
     folder = Path(store)
     before = set(graph_files(folder))
@@ -66,26 +62,12 @@ def vae_speed(
         "rows": {},
     }
     partial(result)
-    vaes, engines = {"eager": eager, "ours": ours}, [engine]
-    if specialised:
-        engines.append(open_engine(folder, workers=workers))
-        vaes["specialised"] = engines[-1].compile_vae(
-            eager, when_missing="wait", form="specialised"
-        )
+    vaes = {"eager": eager, "ours": ours}
     for work, width, height in sizes:
         given = vae_input(eager, work, width, height)
-        builds = {}
-        if specialised:
-            call = functools.partial(getattr(vaes["specialised"], work), given)
-            builds["specialised_builds"] = prepare_special(engines[-1], vaes["specialised"], call)
         compiled = served_calls(engine, ours)
         row, outputs = time_vaes(vaes, work, given, warm=warm, rounds=rounds)
-        row |= builds
-        row["rel_l2"] = {
-            name: rel_l2(output, outputs["eager"])
-            for name, output in outputs.items()
-            if name != "eager"
-        }
+        row["rel_l2"] = rel_l2(outputs["ours"], outputs["eager"])
         row["eager_calls"] = counts[work] * (warm + rounds) - (
             served_calls(engine, ours) - compiled
         )
@@ -97,10 +79,7 @@ def vae_speed(
         partial(result)
     result["errors"] = _errors(eager, ours, Path(model), kind, *compare)
     result["report"] = brief(engine.report(ours))
-    if specialised:
-        result["specialised_report"] = brief(engines[-1].report(vaes["specialised"]))
-    for opened in engines:
-        opened.close()
+    engine.close()
     return result
 
 
@@ -221,10 +200,7 @@ def time_vaes(
         for name in vaes
     }
     for key, times in (("speedup", "model_ms"), ("call_speedup", "call_ms")):
-        for name in (name for name in vaes if name != "eager"):
-            prefix = "" if name == "ours" else f"{name}_"
-            found = row["eager"][times]["median"] / row[name][times]["median"]
-            row[f"{prefix}{key}"] = round(found, 3)
+        row[key] = round(row["eager"][times]["median"] / row["ours"][times]["median"], 3)
     return row, outputs
 
 

@@ -36,7 +36,7 @@ def vram_sizes(
     engine = None
     if ours:
         engine = open_engine(Path(store))
-        patcher = engine.compile_model(patcher, when_missing="never", form="any shape")
+        patcher = engine.compile_model(patcher, when_missing="never")
     for width, height in sizes:
         for _ in range(2):
             sample(patcher, kind, Size(width, height), steps=CAPTURE_STEPS)
