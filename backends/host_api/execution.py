@@ -6,6 +6,7 @@ Relies on the host's `comfy/model_management.py` and `comfy/model_prefetch.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -40,9 +41,15 @@ def passes(error: BaseException) -> bool:
 
 def check_cancelled() -> None:
     """Raise the host's interrupt when the user pressed Cancel."""
-    from comfy.model_management import throw_exception_if_processing_interrupted
+    _management().throw_exception_if_processing_interrupted()
 
-    throw_exception_if_processing_interrupted()
+
+@functools.cache
+def _management() -> Any:
+    """The host's module, found once: to import it costs a microsecond at each place."""
+    import comfy.model_management
+
+    return comfy.model_management
 
 
 def executing_node() -> str | None:

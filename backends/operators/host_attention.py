@@ -72,20 +72,26 @@ class attending_with:  # noqa: N801, no generator: it is entered for each block
         _thread.options = self._before
 
 
-@contextlib.contextmanager
-def choosing_by(choice: Choice | None, calls: int = 1) -> Iterator[None]:
+class choosing_by:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let the operator take a kernel by this choice where the host would take
     PyTorch's own.
-
-    Args:
-        calls: how many regions like the one that is computed a step has.
     """
-    before = _thread.choice, _thread.calls
-    _thread.choice, _thread.calls = choice, calls
-    try:
-        yield
-    finally:
-        _thread.choice, _thread.calls = before
+
+    def __init__(self, choice: Choice | None, calls: int = 1) -> None:
+        """Set up.
+
+        Args:
+            choice: None leaves it to the host.
+            calls: how many regions like the one that is computed a step has.
+        """
+        self._mine = choice, calls
+
+    def __enter__(self) -> None:
+        self._before = _thread.choice, _thread.calls
+        _thread.choice, _thread.calls = self._mine
+
+    def __exit__(self, *_: object) -> None:
+        _thread.choice, _thread.calls = self._before
 
 
 @contextlib.contextmanager

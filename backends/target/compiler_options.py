@@ -8,7 +8,7 @@ from ..device.kinds import CPU
 from .instructions import instructions
 from .own_code import own_fingerprint
 
-#: Inductor's settings for a region: one graph for any size, with weights as inputs, no search, no CUDA
+#: Inductor's settings for a region: one graph for any size, weights as inputs, no search, no CUDA
 #: graphs of its own; sizes are checked by our own dispatch (`runtime.region`).
 CONFIG: dict[str, Any] = {
     "assume_32bit_indexing": True,

@@ -16,8 +16,6 @@ import torch
 from ..code.packs import OWN, origin, owner_of
 from ..reasons import Reason, of
 
-#: In `torch.nn.modules.module`: called around each module's forward.
-_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 #: Through these a module's forward is called.
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward")
 #: Modes of torch that say only where new tensors go.
@@ -35,8 +33,8 @@ def foreign(device: torch.device) -> Reason | None:
 
     Cheap enough for each region.
     """
-    module: Any = torch.nn.modules.module
-    if any(getattr(module, name, None) for name in _HOOKS):
+    module: Any = torch.nn.modules.module  # these are called around each module's forward
+    if module._global_forward_hooks or module._global_forward_pre_hooks:
         return _HOOKED
     if torch.is_autocast_enabled(device.type):
         return _AUTOCAST
