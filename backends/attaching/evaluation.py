@@ -23,9 +23,9 @@ from ..reasons import Reason, of
 from ..runtime.attributes import is_own_method
 from ..runtime.faults import STEP
 from ..runtime.placing import called_next
+from ..runtime.root_copy import RootCopy
 from ..runtime.scope import Placement
 from ..runtime.session import Session
-from ..runtime.variant import Variant
 from ..torch_api.tracing import compiled_from
 from .attached import KEY, Runs
 
@@ -89,7 +89,7 @@ def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> A
     now.came = True
     session, root = now.session, host.owner(executor)
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
-    own = root.call if isinstance(root, Variant) else bound_forward(root)
+    own = root.call if isinstance(root, RootCopy) else bound_forward(root)
     not_ours, no_capture = now.why, None
     if not_ours is None and scope is None:
         not_ours = _COPY

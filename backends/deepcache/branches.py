@@ -16,7 +16,7 @@ import torch
 
 from ..host_api import unets
 from ..plans.plan import Passage, shallow_copy
-from ..runtime.variant import Variant
+from ..runtime.root_copy import RootCopy
 from .guard import own_part
 
 _AFTER_MIDDLE = "middle_block_after_patch"
@@ -66,8 +66,8 @@ class Branch:
         ]
         self._skipped_transformers = sum(_transformers(block) for block in skipped)
         #: The two halves as others that compile the UNet may know them.
-        self.whole = Variant(unet, self._full, self.full)
-        self.outer = Variant(unet, self._shallow, self.shallow)
+        self.whole = RootCopy(unet, self._full, self.full)
+        self.outer = RootCopy(unet, self._shallow, self.shallow)
 
     def is_current(self) -> bool:
         """Whether the UNet still has the layers that it was cut with: others may patch or inject

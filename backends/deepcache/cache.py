@@ -58,7 +58,7 @@ class DeepCache:
             options: what the user chose.
             events: is told of the end of each run.
             identifier: its name in reports.
-            is_known: which wrappers of a UNet's call know its variants.
+            is_known: which wrappers of a UNet's call know its copies.
         """
         unet: Any = branch.whole.of
         self.options = options

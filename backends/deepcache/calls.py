@@ -47,7 +47,7 @@ def within(
     left.
 
     Args:
-        owner: whose function it is, as those wrappers are told: a variant, or the UNet.
+        owner: whose function it is, as those wrappers are told: a copy, or the UNet.
     """
     inner = call_within(executor, owner, run)
     rest = {name: value for name, value in call.items() if name not in ARGUMENTS}

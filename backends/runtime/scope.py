@@ -130,7 +130,7 @@ class Scope:
         """The places that had a graph when the last step was made, called or not."""
         return self.forwards.placed
 
-    def variant(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
+    def for_copy(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.
         """

@@ -21,8 +21,8 @@ from .faults import TELLING
 from .last_run import Parts, Steps, parts
 from .live import Live
 from .pace import Pace
+from .root_copy import RootCopy
 from .scope import Scope
-from .variant import Variant
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Session:
         self.backend = backend
         self.options = options
         self._scope = scope
-        self._variants: Live[Scope] = Live()
+        self._copies: Live[Scope] = Live()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[Reason] = Counter()
@@ -106,7 +106,7 @@ class Session:
         self._warned: set[str] = set()
         #: Graphs built for it that `take_counts` told of.
         self._counted: set[str] = set()
-        #: How long its steps take; those of variants are other ones.
+        #: How long its steps take; those of copies are other ones.
         self.pace = pace
         #: What became of its steps in the last run, and in this one.
         self.counts = Steps()
@@ -150,30 +150,30 @@ class Session:
 
     @property
     def scopes(self) -> list[Scope]:
-        """The root module's scope, and those of its variants."""
-        return [self.scope, *self._variants.values()]
+        """The root module's scope, and those of its copies."""
+        return [self.scope, *self._copies.values()]
 
     def scope_of(self, root: Any) -> Scope | None:
-        """Return the scope of the root module or of a variant of it, None for any other module.
+        """Return the scope of the root module or of a copy of it, None for any other module.
 
-        A variant keeps its scopes itself, so they go when it goes.
+        A copy keeps its scopes itself, so they go when it goes.
         """
         if root is self.scope.root:
             return self.scope
-        if not isinstance(root, Variant) or root.of is not self.scope.root:
+        if not isinstance(root, RootCopy) or root.of is not self.scope.root:
             return None
         scope = root.scopes.get(self.id)
         if scope is None or scope.root is not root.module:
-            scope = root.scopes[self.id] = self.scope.variant(
+            scope = root.scopes[self.id] = self.scope.for_copy(
                 root.module, partial(plan_model, root.module)
             )
-            self._variants.add(id(scope), scope)
+            self._copies.add(id(scope), scope)
         return scope
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return what is kept under a name for as long as this session, made now if need be.
 
-        Another node's variants of the root module stay here with their scopes, so that what was
+        Another node's copies of the root module stay here with their scopes, so that what was
         captured for them is there again when that node ran anew.
         """
         if name not in self._belongings:
@@ -183,13 +183,13 @@ class Session:
 
     def end_run(self) -> None:
         """Keep what the run that ended did."""
-        scope, variants = self.scope, self._variants.values()
+        scope, copies = self.scope, self._copies.values()
         ran, placed = set(scope.ran_places), set(scope.placed)
-        for variant in variants:  # in which the same modules have other names
+        for copy in copies:  # in which the same modules have other names
             mine = {_module_of(place): place.name for place in scope.plan.places}
-            theirs = {place.name: mine.get(_module_of(place)) for place in variant.plan.places}
-            ran |= {name for each in variant.ran_places if (name := theirs.get(each))}
-            placed |= {name for each in variant.placed if (name := theirs.get(each))}
+            theirs = {place.name: mine.get(_module_of(place)) for place in copy.plan.places}
+            ran |= {name for each in copy.ran_places if (name := theirs.get(each))}
+            placed |= {name for each in copy.placed if (name := theirs.get(each))}
         self.counts.end_run(frozenset(ran), frozenset(placed))
 
     def parts(self) -> Parts:
@@ -226,7 +226,7 @@ class Session:
 
         Args:
             host: the call as the host would make it, with these arguments.
-            scope: of the variant that is called; None is the root module itself.
+            scope: of the copy that is called; None is the root module itself.
             not_ours: why this call is none of this session's, if so.
             no_capture: another node's part within the call, if there is one: it is not captured.
         """
@@ -320,5 +320,5 @@ class Session:
 
 
 def _module_of(place: Place) -> tuple[int, str]:
-    """What one place has in common in a root module and its variants."""
+    """What one place has in common in a root module and its copies."""
     return id(place.module), place.form.name

@@ -211,7 +211,7 @@ def _is_awaited(graph: Graph) -> bool:
 
 
 def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
-    """The captured calls of a root module and its variants, which share their memory."""
+    """The captured calls of a root module and its copies, which share their memory."""
     replays = [one for one in each if one is not None]
     if not replays:
         return _NOTHING_CAPTURED

@@ -90,7 +90,7 @@ def test_deepcaches_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
     _hammered(lab, change)
 
 
-def test_variants_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
+def test_copies_of_a_root_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
     lab, model = never
     compiled = lab.engine.compile_model(model, when_missing="never")
     session: Session = compiled.get_attachment("warmgraph")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Variant:
-    """Stands for a variant where the host names the object whose function it calls.
+class RootCopy:
+    """Stands for a copy where the host names the object whose function it calls.
 
     Attributes:
         of: the root module that it was made from.
