@@ -13,6 +13,7 @@ from ..pack import open_engine
 from .common import Pair, sample
 
 CALLS = 20  # of a place in a row: few enough that the GPU's queue never fills
+SERIES = 15
 
 
 def dispatch(
@@ -35,14 +36,14 @@ def dispatch(
     for region, inputs in recorded:
         graph = region.graph
         weights = region._weights.fetch()
-        try:
-            ready = [_ready(value, graph.description.layout) for value in inputs]
-            call = graph.loaded.call
-            alone = _microseconds(lambda: call([*weights.tensors, *ready]))  # noqa: B023
-        finally:
-            if weights.release is not None:
-                weights.release()
-        whole = _microseconds(lambda: region(*inputs))  # noqa: B023
+        if weights.release is not None:  # a place holds them by itself, which costs time; here
+            weights.release()  # nothing else wants their room
+        ready = [_ready(value, graph.description.layout) for value in inputs]
+        call = graph.loaded.call
+        alone, whole = _microseconds(
+            lambda: call([*weights.tensors, *ready]),  # noqa: B023
+            lambda: region(*inputs),  # noqa: B023
+        )
         spent.setdefault(graph.description.form, []).append(whole - alone)
     pair.ours.get_attachment("warmgraph").scope.end_run()
     engine.close()
@@ -89,18 +90,21 @@ def _ready(value: Any, layout: str) -> Any:
     return value if isinstance(value, int) else lay_out(value, layout)
 
 
-def _microseconds(call: Callable[[], Any]) -> float:
-    """The processor's time of one call, the best of a few series."""
+def _microseconds(*calls: Callable[[], Any]) -> list[float]:
+    """The processor's time of each call, the best of many series by turns: others' work comes and
+    goes.
+    """
     import torch
 
-    best = float("inf")
+    best = [float("inf")] * len(calls)
     with torch.inference_mode():
-        for _ in range(5):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                if call() is None:
-                    raise RuntimeError("a place must be served by its graph to be measured")
-            best = min(best, (time.perf_counter() - begin) / CALLS)
-    return best * 1e6
+        for _ in range(SERIES):
+            for number, call in enumerate(calls):
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(CALLS):
+                    if call() is None:
+                        raise RuntimeError("a place must be served by its graph to be measured")
+                best[number] = min(best[number], (time.perf_counter() - begin) / CALLS)
+    return [seconds * 1e6 for seconds in best]
