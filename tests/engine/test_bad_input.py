@@ -538,7 +538,7 @@ def _running_worker(lab: Lab) -> int:
     return process.pid
 
 
-@pytest.mark.slow  # tests/unit/test_builder.py kills workers that build nothing
+@pytest.mark.slow  # tests/unit/builder kills workers that build nothing
 def test_a_worker_killed_in_the_middle_costs_one_build_and_the_next_prompt_tries_again(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:

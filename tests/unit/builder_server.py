@@ -1,4 +1,4 @@
-"""The server's part in `test_builder.py`: builds something that never ends, until it is killed."""
+"""The server's part in tests of workers: builds something that never ends, until it is killed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The builder with real worker processes that do other work (`builder_worker.py`)."""
