@@ -398,7 +398,7 @@ def test_a_unicode_name_is_a_folder_like_any_other(host: Host, make_lab: MakeLab
     assert list_folders(lab.workflows) == ["Größe 図"]
 
 
-@pytest.mark.slow  # tests/unit/test_store.py has what the store says
+@pytest.mark.slow  # tests/unit/test_store_faults.py has what the store says
 def test_a_store_that_cannot_be_written_keeps_new_graphs_in_memory(
     host: Host, make_lab: MakeLab, log: pytest.LogCaptureFixture
 ) -> None:
