@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,13 @@ def shared(transformers_store: tuple[Path, FileLock]) -> Iterator[Lab]:
         lab = Lab(root)
     yield lab
     lab.engine.close()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log, from warnings on."""
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
 @pytest.fixture
