@@ -1,0 +1,132 @@
+"""The memory that captured calls may hold: who goes when it is full, and who gets it back."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from warmgraph_backends.cuda_graphs.memory import CapturedMemory
+from warmgraph_tools.inprocess import Host
+
+
+class _Held:
+    """Holds memory as a captured graph does."""
+
+    def __init__(self, size: int, *, own: int = 0) -> None:
+        self.memory: torch.Tensor | None = torch.empty(size, dtype=torch.uint8)
+        self.own_bytes = own
+
+    def free(self) -> None:
+        self.memory = None
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.gone: list[Any] = []
+        self.crowded: list[bool] = []
+
+    def forget(self, graph: Any, *, crowded: bool) -> None:
+        self.gone.append(graph)
+        self.crowded.append(crowded)
+
+
+CPU = torch.device("cpu")
+
+
+def test_over_the_budget_those_go_that_were_not_used_for_longest_one_by_one(host: Host) -> None:
+    released: list[torch.device] = []
+    memory, owner = CapturedMemory(lambda _: 100, released.append), _Owner()
+    graphs = [_Held(1, own=20) for _ in range(4)]
+    for graph in graphs:
+        assert memory.add(graph, owner, CPU, 10 if graph is graphs[0] else 0) is None
+    assert owner.gone == [] and memory.used_bytes == 90
+    memory.note_use(graphs[0])
+    assert memory.add(fifth := _Held(1, own=40), owner, CPU, 0) is None
+    assert owner.gone == graphs[1:3] and owner.crowded == [True, True]
+    assert memory.holds(graphs[0]) and memory.holds(fifth) and memory.used_bytes == 90
+    assert released == [], "the pool is the others'"
+    memory.drop_all()
+    assert owner.crowded == [True, True, False, False, False] and released == [CPU]
+
+
+def test_where_the_pool_is_over_the_budget_nothing_less_than_all_gives_it_back(host: Host) -> None:
+    memory, owner = CapturedMemory(lambda _: 100, lambda _: None), _Owner()
+    graphs = [_Held(1, own=10) for _ in range(3)]
+    assert [memory.add(graph, owner, CPU, 40) for graph in graphs] == [None, None, None]
+    assert owner.gone == graphs and memory.used_bytes == 0
+    assert "(110 MiB) is over" in (
+        CapturedMemory(lambda _: 100 << 20, lambda _: None).add(
+            _Held(1, own=10 << 20), owner, CPU, 100 << 20
+        )
+        or ""
+    )
+
+
+def test_over_the_budget_all_graphs_go_and_what_never_fits_is_named(host: Host) -> None:
+    released: list[torch.device] = []
+    memory, owner = CapturedMemory(lambda _: 100, released.append), _Owner()
+    graphs = [_Held(40) for _ in range(3)]
+    assert [memory.add(graph, owner, CPU, 40) for graph in graphs] == [None, None, None]
+    assert owner.gone == graphs and all(graph.memory is None for graph in graphs)
+    assert memory.used_bytes == 0 and released == [CPU]
+    huge = _Held(200)
+    assert "over the budget" in (memory.add(huge, owner, CPU, 200) or "")
+    assert memory.used_bytes == 0 and huge.memory is None
+
+
+def test_memory_that_graphs_share_is_counted_until_the_last_one_goes(host: Host) -> None:
+    memory, owner = CapturedMemory(lambda _: 100, lambda _: None), _Owner()
+    graphs = [_Held(40), _Held(0)]
+    for graph in graphs:
+        memory.add(graph, owner, CPU, 40 if graph is graphs[0] else 0)
+    memory.drop(graphs[0])
+    assert memory.used_bytes == 40
+    memory.drop(graphs[1])
+    assert memory.used_bytes == 0
+
+
+def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
+    memory, owner, graph = CapturedMemory(lambda _: 100, lambda _: None), _Owner(), _Held(40)
+    memory.add(graph, owner, CPU, 40)
+    memory.sweep()
+    assert memory.holds(graph)
+    del owner
+    gc.collect()
+    memory.sweep()
+    assert not memory.holds(graph) and graph.memory is None and memory.used_bytes == 0
+
+
+def test_the_driver_gets_back_what_the_last_graph_held(host: Host) -> None:
+    """Its reserve would be counted as nothing, and given to the next capture for nothing."""
+    released: list[Any] = []
+    memory = CapturedMemory(lambda _: 1000, released.append)
+    owner, device = _Owner(), torch.device("cpu")
+    first, second = _Held(1), _Held(1)
+    for graph in (first, second):
+        memory.add(graph, owner, device, 100)
+    memory.drop(first)
+    assert released == []
+    memory.drop(second)
+    assert released == [device]
+    memory.add(_Held(1), owner, device, 100)
+    del owner
+    gc.collect()
+    memory.sweep()
+    assert released == [device, device]
+
+
+def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
+    import comfy.model_management as management
+
+    memory, owner = CapturedMemory(lambda _: 1000, lambda _: None), _Owner()
+    for round_ in range(2):  # it stands in the list again after it was unloaded
+        graph = _Held(500)
+        memory.add(graph, owner, CPU, 500)
+        alive = [m for m in management.current_loaded_models if m.model is not None]
+        listed = [m for m in alive if m.model_memory() == 500]
+        assert len(listed) == 1 and not listed[0].currently_used, round_
+        management.free_memory(1e30, CPU)
+        assert graph.memory is None and memory.used_bytes == 0
+        assert listed[0] not in management.current_loaded_models

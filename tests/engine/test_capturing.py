@@ -1,0 +1,305 @@
+"""When a call is captured, captured anew, or left as it is. Stand-ins take the place of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.cuda_graphs import replays
+from warmgraph_backends.cuda_graphs.captured_call import CaptureError
+from warmgraph_backends.cuda_graphs.memory import CapturedMemory
+from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
+from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
+from warmgraph_backends.reasons import of
+from warmgraph_tools.inprocess import Host
+
+
+class _Weights:
+    """Weights that never move; what the host brings over within a capture is told to `undo`."""
+
+    problem = None
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.undone = 0
+
+    def look(self) -> Any:
+        return "anchor"
+
+    def hold(self, addresses: Any) -> bool:
+        return True
+
+    def let_go(self, addresses: Any) -> None:
+        pass
+
+    def marks(self) -> list[Any]:
+        return []
+
+    def undo(self, marks: list[Any]) -> None:
+        self.undone += 1
+
+    def settle(self) -> None:
+        pass
+
+
+class _Compared:
+    count = 0
+
+
+class _Graph:
+    """Stands for a CUDA graph: it computes as it would, and can be told to find no room."""
+
+    room = True
+    tries = 0
+    regions = 0
+    own_bytes = 0
+
+    def __init__(self, *_: Any) -> None:
+        self.freed = False
+
+    def prepare(self, *_: Any) -> None: ...
+
+    def capture(self, *_: Any) -> None:
+        type(self).tries += 1
+        if not self.room:
+            raise CaptureError(of("no_memory_capturing"))
+
+    def fits(self, addresses: Any) -> bool:
+        return True
+
+    def replay(self, addresses: Any, tensors: Any) -> Any:
+        assert not self.freed
+        return tensors[0] + 1
+
+    def free(self) -> None:
+        self.freed = True
+
+
+@pytest.fixture
+def memory(host: Host) -> CapturedMemory:
+    return CapturedMemory(lambda _: 2**40, lambda _: None)
+
+
+@pytest.fixture
+def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
+    """Captured calls without a GPU: the object, its weights, and a step in a form."""
+    monkeypatch.setattr(replays, "CapturedCall", _Graph)
+    monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
+    monkeypatch.setattr(replays.driver, "reserved_bytes", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(_Graph, "room", True)
+    monkeypatch.setattr(_Graph, "tries", 0)
+    made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
+
+    def step(
+        form: str,
+        *,
+        complete: bool = True,
+        rows: int = 2,
+        steps: int | None = None,
+    ) -> Any:
+        """Returns in which form the call was captured, None where it was made."""
+        sigmas = {} if steps is None else {"sample_sigmas": torch.ones(steps + 1)}
+        call = read_call((torch.zeros(rows, 4), sigmas), {}, frozenset(("sample_sigmas",)))
+        attempt = made.attempt(
+            lambda x, _: x + 1,
+            call,
+            book=weights,  # type: ignore[arg-type]
+            form=form,
+            complete=complete,
+            runner=lambda run, compiled=True: run(),
+            steps=run_steps(call),
+        )
+        result = attempt.result
+        if result is None:
+            result = torch.zeros(rows, 4) + 1
+            made.settle(attempt, weights, result)  # type: ignore[arg-type]
+        assert torch.equal(result, torch.ones(rows, 4))
+        return attempt.form
+
+    return made, weights, step
+
+
+def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, weights, step = steps
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
+    forms = [step("compiled", complete=False) for _ in range(CLEAN_CALLS + 2)]
+    assert forms == [None] * CLEAN_CALLS + [replays.EXACT] * 2
+    assert (made.captures, made.replayed) == (1, 2)
+    monkeypatch.setattr(_Graph, "room", False)
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled")
+    assert _Graph.tries == 2 and weights.undone == 1 and made.captured == 1
+    assert step("compiled") == replays.EXACT, "by the graph that is there"
+    assert made.replayed == 3
+
+    monkeypatch.setattr(_Graph, "room", True)
+    made.begin_run()
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled")
+    assert (made.captures, made.captured) == (2, 1)
+
+
+def test_a_captured_call_ends_with_a_graph_in_it_that_was_dropped(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled")
+    monkeypatch.setattr(_Graph, "room", False)  # nothing better can be captured meanwhile
+    for _ in range(CLEAN_CALLS + 3):
+        step("one graph less")
+    assert made.replayed == 1, "what was captured holds the graph"
+
+
+def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
+    steps: tuple[Replays, _Weights, Any], memory: CapturedMemory
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled")
+    (graph,) = memory._owners
+    memory.drop(graph, crowded=True)
+    for _ in range(replays._BACK_OFF + CLEAN_CALLS):
+        step("compiled")
+    assert made.captures == 1
+    step("compiled")
+    assert made.captures == 2
+
+
+def test_a_call_that_the_run_will_make_often_is_captured_after_one(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, step = steps
+    step("compiled", steps=20)
+    step("compiled", steps=20)
+    assert made.captures == 0, "the first calls of all do what is done once"
+    step("compiled", steps=20)
+    assert made.captures == 1
+    made.begin_run()
+    for rows in (3, 4, 3, 4):  # two prompts of unequal length
+        step("compiled", rows=rows, steps=8)
+    assert made.captures == 3 and made.replayed == 3
+    made.begin_run()
+    for _ in range(CLEAN_CALLS):
+        step("compiled", rows=5, steps=replays.STEPS_LEFT)
+    assert made.captures == 3, "too few are left"
+    made.begin_run()
+    for _ in range(CLEAN_CALLS):
+        step("compiled", rows=6)
+    assert made.captures == 3, "nobody says how many"
+
+
+def test_a_first_call_that_took_long_is_not_the_last_word(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled")
+    made._limit_s = lambda: 0.5
+    times = iter((2.9, 0.1))
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: next(times))
+    made.begin_run()
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled", rows=3, steps=20)
+    assert made.captures == 2 and not made.reasons
+
+
+def test_cancel_while_a_call_is_captured_ends_the_prompt(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comfy.model_management import InterruptProcessingException
+
+    made, weights, step = steps
+
+    def cancelled(self: Any, *_: Any) -> None:
+        raise InterruptProcessingException
+
+    monkeypatch.setattr(_Graph, "capture", cancelled)
+    for _ in range(CLEAN_CALLS):
+        step("compiled")
+    with pytest.raises(InterruptProcessingException):
+        step("compiled")
+    assert weights.undone == 1 and made.captured == 0
+
+
+def test_cancel_before_a_replay_ends_the_prompt_and_leaves_what_is_captured(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    from comfy.model_management import (
+        InterruptProcessingException,
+        interrupt_current_processing,
+    )
+
+    made, weights, step = steps
+    for _ in range(CLEAN_CALLS + 1):
+        step("compiled")
+    before = made.replayed, made.captured
+    interrupt_current_processing(True)
+    with pytest.raises(InterruptProcessingException):
+        step("compiled")
+    assert (made.replayed, made.captured) == before == (1, 1) and weights.undone == 0
+    step("compiled")
+    assert made.replayed == 2
+
+
+def test_a_call_that_takes_long_is_not_captured(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    seconds = 2.9
+    made._limit_s = lambda: 0.5
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
+    for _ in range(CLEAN_CALLS + 3):
+        step("compiled")
+    assert _Graph.tries == 0 and made.captured == 0
+    (reason,) = made.reasons
+    assert reason == "one call takes 2.9 s, of which replaying it would save nothing"
+    seconds = 0.1
+    for _ in range(CLEAN_CALLS + 2):
+        step("one graph more")
+    assert made.captured == 1
+
+
+def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    behind = True
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: not behind)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
+    for _ in range(CLEAN_CALLS + 3):
+        step("compiled", complete=False)
+    assert _Graph.tries == 0
+    (reason,) = made.reasons
+    assert reason.startswith("compiled files are on their way")
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled")
+    assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"
+
+    behind = False
+    made.drop()
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled", complete=False)
+    assert (made.captures, made.replayed) == (2, 4)
+
+
+def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, _ = steps
+    hot = made._known("hot")
+    for other in range(2 * replays.MAX_SIGNATURES):
+        made._known(other)
+        assert made._known("hot") is hot
