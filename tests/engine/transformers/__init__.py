@@ -1,0 +1,1 @@
+"""Diffusion transformers through Compile Model, one small one of each family."""
