@@ -51,7 +51,7 @@ ROOMS = (
     "host",
     "browser",
     "engine/transformers/test_compiled.py",
-    "engine/test_controlnet.py",
+    "engine/controlnet/test_images.py",
     "engine/test_audio_video.py",
     "engine",
     "compile",

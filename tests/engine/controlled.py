@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from warmgraph_tools import checkpoints
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, left_behind, relative
@@ -111,3 +112,9 @@ def error(ours: Merge, theirs: Merge) -> float:
         tensors = [t for key in sorted(merge.residuals) for t in merge.residuals[key]]
         pairs.append(torch.cat([t.flatten() for t in tensors if t is not None]))
     return relative(*pairs)
+
+
+def load(host: Host, name: str, base: str = "narrowxl", seed: int = 0) -> Any:
+    """A control network from a file of its own name."""
+    checkpoints.ensure(host.base / "models", "controlnet", base=base, seed=seed, name=name)
+    return host.node("ControlNetLoader", control_net_name=name)[0]

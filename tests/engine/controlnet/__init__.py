@@ -1,0 +1,1 @@
+"""Compile ControlNet with a plain ControlNet of the host."""
