@@ -16,62 +16,22 @@ import pytest
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import STATUS, Page
 
-MODEL = "sd_xl_base_1.0.safetensors"
-TAB = ".warmgraph-tab"
-REPORT = "(await (await fetch('/warmgraph/report')).json())"
-ZH = "缺少 C++ 编译器"
-BAR = ".warmgraph-status [role=progressbar]"
-RUNNING = "(await (await fetch('/queue')).json()).queue_running.length > 0"
-#: Keeps the text of each toast that comes.
-NOTE_TOASTS = """
-window.toasts = [];
-new MutationObserver((changes) => {
-  for (const { addedNodes } of changes)
-    for (const node of addedNodes) {
-      const inside = node.querySelector?.('.p-toast-message');
-      const toast = node.matches?.('.p-toast-message') ? node : inside;
-      if (toast) setTimeout(() => window.toasts.push(toast.innerText), 1000);
-    }
-}).observe(document.body, { childList: true, subtree: true });
-"""
-FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
+from .tab import (
+    BAR,
+    FAINT,
+    NOTE_TOASTS,
+    REPORT,
+    RUNNING,
+    TAB,
+    open_small,
+    open_tab,
+    text_in,
+    wait_until_idle,
+)
 
-#: Finds texts of ours that stand out less than 4.5 to 1 from what lies behind them.
-FAINT = """
-const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-const read = (colours) => {
-  for (const colour of ['black', ...colours]) {
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-  }
-  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-};
-const light = (colours) => {
-  const [r, g, b] = read(colours).map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const behind = (element) => {
-  const found = [];
-  for (let e = element; e; e = e.parentElement)
-    found.unshift(getComputedStyle(e).backgroundColor);
-  return found;
-};
-const faint = [];
-for (const place of document.querySelectorAll('.warmgraph-tab, .warmgraph-status')) {
-  const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const e = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || e.disabled || !e.checkVisibility()) continue;
-    const back = behind(e);
-    const colour = getComputedStyle(e).color;
-    const [a, b] = [light(back), light([...back, colour])];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) faint.push([walker.currentNode.data, ratio, colour, ...back]);
-  }
-}
-return faint;
-"""
+MODEL = "sd_xl_base_1.0.safetensors"
+ZH = "缺少 C++ 编译器"
+FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +52,7 @@ def page(browse: Callable[[Server], Page], own_server: Server) -> Page:
 def other_page(browse: Callable[[Server], Page], own_server: Server) -> Page:
     """A second user's browser, with the tab open."""
     other = browse(own_server)
-    _open_tab(other)
+    open_tab(other)
     return other
 
 
@@ -105,31 +65,9 @@ def _no_errors(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
         assert request.getfixturevalue("other_page").own_errors() == []
 
 
-def _wait_until_idle(page: Page) -> None:
-    page.wait_for(f"!({RUNNING})", seconds=300)
-
-
-def _open_tab(page: Page) -> None:
-    if not page.run(f"return !!document.querySelector('{TAB}')"):
-        page.click(".warmgraph-tab-button")
-    page.wait_for(f"!!document.querySelector('{TAB}')")
-
-
-def _open_small(page: Page) -> None:
-    """Open the first template and make its images small."""
-    page.open_shipped("text_to_image")
-    page.set_widget("KSampler", "steps", 4)  # fewer say nothing of a step's time
-    for side in ("width", "height"):
-        page.set_widget("EmptyLatentImage", side, 128)
-
-
-def _text(page: Page, selector: str) -> str:
-    return str(page.run(f"return document.querySelector({selector!r})?.innerText ?? ''"))
-
-
 def test_the_tab_of_a_new_server_says_how_to_begin(page: Page) -> None:
-    _open_tab(page)
-    text = _text(page, TAB)
+    open_tab(page)
+    text = text_in(page, TAB)
     assert "No model runs" in text and "Nothing is being compiled" in text and "No run yet" in text
     page.click(f"{TAB} [data-action=templates]")
     page.wait_for("!!document.querySelector('[role=dialog]')")
@@ -141,7 +79,7 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     page: Page, own_server: Server
 ) -> None:
     own_server.post("/warmgraph/builds", {"action": "pause"})  # or they may end before the reload
-    _open_small(page)
+    open_small(page)
     page.run_workflow()
     page.wait_for(f"{REPORT}.building.total")
     for selector, begins in ((BAR, "Compiling SDXL: "), (f"{TAB} [role=progressbar]", "")):
@@ -177,9 +115,9 @@ def test_a_workflow_opened_in_a_second_browser_shows_what_goes_on(
 def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page: Page, own_server: Server
 ) -> None:
-    _open_tab(page)
-    _wait_until_idle(page)
-    _open_small(page)
+    open_tab(page)
+    wait_until_idle(page)
+    open_small(page)
     page.set_widget("WarmgraphCompileModel", "when_missing", "wait")
     page.set_widget("KSampler", "seed", 3)
     page.run("void app.queuePrompt(0, 1)")
@@ -187,7 +125,7 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page.wait_for(f"{REPORT}.awaited === {REPORT}.building.total")  # Cancel is for all of them
     assert page.run("return !!document.querySelector('.warmgraph-status [data-action=resume]')")
     page.click(f"{TAB} [data-action=cancel]")
-    _wait_until_idle(page)
+    wait_until_idle(page)
     assert own_server.report()["building"]["paused"] is False
     page.wait_for(f"/at normal speed: compiling it was cancelled/.test({STATUS}[0])")
     own_server.post("/warmgraph/builds", {"action": "pause"})
@@ -201,8 +139,8 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     page: Page, other_page: Page, own_server: Server
 ) -> None:
-    _open_tab(page)
-    _wait_until_idle(page)
+    open_tab(page)
+    wait_until_idle(page)
     page.run(NOTE_TOASTS)
     for each in (page, other_page):
         each.wait_for(f"!!document.querySelector('{TAB} [data-action=resume]')")
@@ -244,7 +182,7 @@ def test_that_a_model_is_ready_is_told_once_and_runs_again_by_one_click(
 def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
     page: Page, other_page: Page, own_server: Server
 ) -> None:
-    _open_small(page)
+    open_small(page)
     page.set_widget("KSampler", "seed", 2)
     page.run_workflow()
     page.wait_for(f"/^[0-9.]+ m?s a step\\n/.test({STATUS}[0])")  # without is not known
@@ -266,7 +204,7 @@ def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
             if form in model["speed"]["ms"]
         ]
         assert all(value.endswith((" ms", " s")) for _, value in bars)
-        assert "38 of 38 parts compiled" in _text(each, TAB)
+        assert "38 of 38 parts compiled" in text_in(each, TAB)
 
 
 def test_the_factor_is_told_once_both_are_measured_and_stays_at_another_size(
@@ -429,8 +367,8 @@ def test_a_node_in_a_subgraph_shows_its_own_model(page: Page) -> None:
 
 
 def test_chinese_users_read_chinese(page: Page) -> None:
-    _open_tab(page)
-    _open_small(page)
+    open_tab(page)
+    open_small(page)
     page.set_setting("Comfy.Locale", "zh")
     try:
         page.wait_for(f"document.querySelector('{TAB} h3')?.innerText === '模型'")
@@ -458,7 +396,7 @@ def test_what_the_server_refuses_is_shown_with_its_reason(page: Page) -> None:
 
 
 def test_the_store_is_cleared_once_that_is_confirmed(page: Page, own_server: Server) -> None:
-    _open_tab(page)
+    open_tab(page)
     files = own_server.report()["store"]["files"]
     assert files > 0 and page.wait_for(f"{FILES} === 1")
     page.click(f"{TAB} [data-action=clear-all]")
@@ -483,7 +421,7 @@ def test_the_tab_is_drawn_quickly_with_200_graphs_in_the_store(
     store = own_server.base / "models" / "compiled_graphs"
     for number in range(200):
         (store / f"{number:064x}.safetensors").write_bytes(b"no graph " * 100)
-    _open_tab(page)
+    open_tab(page)
     page.run("(await import('/extensions/warmgraph/js/reports.js')).refreshReports()")
     page.wait_for(f"{REPORT}.store.files >= 200")
     page.wait_for(f"{FILES} >= 1")
@@ -513,11 +451,11 @@ def test_a_page_that_finds_its_server_again_asks_it_anew(page: Page) -> None:
         "performance.getEntriesByType('resource')"
         ".filter((entry) => entry.name.endsWith('/warmgraph/report')).length"
     )
-    _open_tab(page)
+    open_tab(page)
     page.run("performance.clearResourceTimings()")  # the browser keeps 250
     page.run("app.api.socket.close()")
     page.wait_for(f"{asked} > 0")
-    assert _text(page, f"{TAB} h4").startswith("SDXL")
+    assert text_in(page, f"{TAB} h4").startswith("SDXL")
 
 
 def test_what_a_user_can_mend_is_told_once_with_its_command(
@@ -540,10 +478,10 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     assert beside, "the host's own error comes first"
     page.click_first(".p-toast-message button", "/Show in tab/.test(e.innerText)")
     page.wait_for(f"!!document.querySelector('{TAB}')")
-    _open_tab(page)
+    open_tab(page)
     shown = page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning')?.innerText")
     assert warning["title"] in shown and warning["text"] in shown
-    assert _text(page, f"{TAB} code") == warning["command"] != ""
+    assert text_in(page, f"{TAB} code") == warning["command"] != ""
     page.run(  # it goes by itself
         "window.toasts = ''; new MutationObserver(() => {"
         " window.toasts += document.querySelector('.p-toast')?.innerText ?? ''; })"
@@ -552,7 +490,7 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     page.click(f"{TAB} [data-action=copy]")
     page.wait_for("/Copied/.test(window.toasts)")
     page.open_server()
-    _open_tab(page)
+    open_tab(page)
     page.wait_for(f"!!document.querySelector('{TAB} .warmgraph-warning')")
     assert page.run("return document.querySelector('.p-toast-message')") is None
     page.set_setting("Comfy.Locale", "zh")
