@@ -171,7 +171,7 @@ def test_a_made_up_family_runs_compiled(
     tower = Tower().requires_grad_(False)
     plan = registry.plan_model(tower)
     assert isinstance(plan, Plan) and len(plan.places) == 3
-    assert registry.may_be_captured(tower) and not registry.special_pays(tower)
+    assert registry.may_be_captured(tower)
     assert registry.unread_options(tower) == {"uuids"}
 
     with compiled(new_lab(tmp_path), tower, plan) as (scope, kinds), torch.inference_mode():
