@@ -88,6 +88,7 @@ def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
         ({"graphs": "C:\\x"}, "C:"),
         ({"when_missing": "sometimes"}, "sometimes"),
         ({"backend": "magic"}, "magic"),
+        ({"form": "magic"}, "mode must be one of: auto, exact"),
     ],
 )
 def test_bad_values_are_refused_when_queued(
@@ -96,6 +97,12 @@ def test_bad_values_are_refused_when_queued(
     with pytest.raises(HostError, match="refused") as caught:
         server.run(_graph(checkpoint, **changes))
     assert json.dumps(words).strip('"') in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["any shape", "specialised"])
+def test_a_form_of_older_workflows_is_taken(server: Server, checkpoint: str, form: str) -> None:
+    run = server.run(_graph(checkpoint, seed=4, when_missing="never", form=form))
+    assert "parts compiled" in run.outputs["6"]["text"][0]
 
 
 def test_bad_sizes_are_refused_when_queued(server: Server, checkpoint: str) -> None:
