@@ -185,9 +185,11 @@ def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
     open_small(page)
     page.set_widget("KSampler", "seed", 2)
     page.run_workflow()
-    page.wait_for(f"/^[0-9.]+ m?s a step\\n/.test({STATUS}[0])")  # without is not known
+    page.wait_for(f"/[0-9.]+ m?s a step/.test({STATUS}[0])")
     (model,), runs = own_server.report()["models"], own_server.report()["runs"]
-    assert model["stage"] == "ready" and model["factor"] is None
+    # Known is a step without only if one was made while nothing was being compiled.
+    assert (model["stage"] == "ready") == (model["factor"] is None)
+    assert model["stage"] in ("ready", "faster", "same", "slower")
     for each in (page, other_page):
         rows = each.wait_for(
             f"(() => {{ const rows = document.querySelectorAll('{TAB} [data-key=runs] tbody tr');"
