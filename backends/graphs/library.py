@@ -108,12 +108,6 @@ class Graphs:
         refused = [graph.refused for graph in self._snapshot() if graph.refused is not None]
         return sorted({each.untrusted_in for each in refused if each.untrusted_in is not None})
 
-    def forget(self, graph: Graph) -> None:
-        """Let a graph go; asked for again, it is loaded anew."""
-        with self._lock:
-            if self._graphs.get(graph.key) is graph:
-                del self._graphs[graph.key]
-
     def request(self, graphs: Iterable[Graph], folders: Sequence[Path], *, build: bool) -> None:
         """Have graphs loaded, or built where there is no file; nothing is waited for.
 

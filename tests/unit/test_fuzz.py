@@ -120,6 +120,11 @@ class Fuzz:
         """The one graph that is asked for (4 channels), or a neighbour of its kind."""
         return self.graphs.graph(saved.description(channels=channels), self.backend, self.target)
 
+    def fresh(self) -> Graph:
+        """The one graph that is asked for, as a new process has it."""
+        self.graphs._graphs.clear()
+        return self.graph()
+
     def ask(self, graph: Graph, *, build: bool) -> State:
         self.graphs.request([graph], [self.folder], build=build)
         for _ in range(3):
@@ -128,9 +133,7 @@ class Fuzz:
 
     def a_file(self, rng: random.Random) -> str:
         """Put one file somewhere, ask for the graph; returns what there was to see."""
-        graph = self.graph()
-        self.graphs.forget(graph)
-        graph = self.graph()
+        graph = self.fresh()
         near = rng.random() < 0.4
         owner = self.graph(8) if near else graph
         hidden = rng.random() < 0.5
@@ -175,9 +178,7 @@ class Fuzz:
 
     def a_result(self, rng: random.Random) -> str:
         """Have a graph built by a worker that says something odd of it."""
-        graph = self.graph()
-        self.graphs.forget(graph)
-        graph = self.graph()
+        graph = self.fresh()
         payload, facts, seconds = saved.packed(), saved.facts(), 4.2
         what = rng.choice(("whole", "facts", "facts", "facts", "payload", "seconds"))
         if what == "facts":
