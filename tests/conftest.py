@@ -50,7 +50,7 @@ ROOMS = (
     "engine/test_vae.py",
     "host",
     "browser",
-    "engine/transformers/test_compiled.py",
+    "engine/transformer_models/test_compiled.py",
     "engine/controlnet/test_images.py",
     "engine/test_audio_video.py",
     "engine",
