@@ -87,7 +87,7 @@ def _is_like(node: Any, images: Node) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.dtype == whole.dtype
-        and _are_equal(value.shape, whole.shape)
+        and tracing.are_surely_equal(value.shape, whole.shape)
         and tracing.is_by_channels(value)
     )
 
@@ -98,8 +98,4 @@ def _is_per_channel(node: Any, images: Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.dim() != images.meta["val"].dim():
         return False
     wanted = (*images.meta["val"].shape[:2], 1, 1)
-    return _are_equal(value.shape, wanted) and tracing.is_surely(value.stride(1) == 1)
-
-
-def _are_equal(sizes: Any, others: Any) -> bool:
-    return all(tracing.is_surely(a == b) for a, b in zip(sizes, others, strict=True))
+    return tracing.are_surely_equal(value.shape, wanted) and tracing.is_surely(value.stride(1) == 1)

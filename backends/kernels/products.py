@@ -89,7 +89,7 @@ def _can_become(total: Any, product: _Product, result: Node) -> bool:
     """
     return (
         calls(total, aten.add.Tensor)
-        and _are_equal(result.meta["val"].shape[-1:], (product.columns,))
+        and tracing.are_surely_equal(result.meta["val"].shape[-1:], (product.columns,))
         and _are_alike(total, product.term, result)
         and all(node.meta["val"].is_contiguous() for node in (total, product.term, result))
     )
@@ -105,16 +105,7 @@ def _are_alike(*nodes: Node) -> bool:
 
 def _has_shape(node: Any, shape: Sequence[Any]) -> bool:
     value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
-    return isinstance(value, torch.Tensor) and _are_equal(value.shape, shape)
-
-
-def _are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether sizes are known to be equal: to ask whether symbols are would narrow what they may
-    be.
-    """
-    return len(sizes) == len(others) and all(
-        tracing.is_surely(a == b) for a, b in zip(sizes, others, strict=True)
-    )
+    return isinstance(value, torch.Tensor) and tracing.are_surely_equal(value.shape, shape)
 
 
 def _add_onto(graph: torch.fx.Graph, total: Node, product: _Product, result: Node) -> None:

@@ -6,7 +6,7 @@ Sources: torch/_subclasses/fake_tensor.py and torch/fx/experimental/ of torch 2.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,10 +80,17 @@ def is_surely(condition: Any) -> bool:
     return bool(statically_known_true(condition))
 
 
+def are_surely_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes are known to be equal, whatever their symbols may be."""
+    return len(sizes) == len(others) and all(
+        is_surely(a == b) for a, b in zip(sizes, others, strict=True)
+    )
+
+
 def is_by_channels(images: torch.Tensor) -> bool:
     """Whether a traced `[batch, C, height, width]` surely lies in memory with a pixel's channels
     side by side, without gaps.
     """
     _, channels, height, width = images.shape
     strides = (height * width * channels, 1, width * channels, channels)
-    return all(is_surely(a == b) for a, b in zip(images.stride(), strides, strict=True))
+    return are_surely_equal(images.stride(), strides)
