@@ -18,28 +18,12 @@ from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.building.builder import Builder, Job
 from warmgraph_backends.cleanup import keeper, temporary
 
-from .workers import worker_pids
+from .workers import lives, wait_until, worker_pids
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "builder_worker.py"
 PATIENCE_S = 180.0
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is /proc")
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60.0
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def keepers(spool: Path) -> list[int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -12,6 +9,8 @@ from typing import Any
 
 from warmgraph_backends.building.builder import Builder, BuildResult, Job
 from warmgraph_backends.errors import BuildError
+
+from ..workers import wait_until
 
 PATIENCE_S = 180.0
 _numbers = count()
@@ -30,24 +29,6 @@ def error_of(future: Future[BuildResult]) -> BuildError:
     error = future.exception(PATIENCE_S)
     assert isinstance(error, BuildError)
     return error
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60.0
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 def warm_up(builder: Builder, workers: int, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from warmgraph_backends.building.builder import Job, WorkerError
 
-from ..workers import worker_pids
-from .jobs import error_of, job, result_of, starts, wait_until
+from ..workers import wait_until, worker_pids
+from .jobs import error_of, job, result_of, starts
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -24,8 +24,8 @@ from warmgraph_backends.errors import CancelledBuildError
 from warmgraph_backends.events import Event, Events
 from warmgraph_tools.by_path import ADOPT
 
-from ..workers import worker_pids
-from .jobs import PATIENCE_S, error_of, job, result_of, starts, wait_until
+from ..workers import wait_until, worker_pids
+from .jobs import PATIENCE_S, error_of, job, result_of, starts
 
 
 def test_a_result_is_the_packed_payload_with_facts_and_seconds(make, tmp_path):

@@ -16,8 +16,8 @@ import pytest
 from warmgraph_backends.building import worker_thread
 from warmgraph_backends.building.builder import Builder, BuildResult
 
-from ..workers import worker_pids
-from .jobs import error_of, job, lives, result_of, starts, wait_until, warm_up
+from ..workers import lives, wait_until, worker_pids
+from .jobs import error_of, job, result_of, starts, warm_up
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = Path(__file__).resolve().parents[1] / "builder_server.py"
