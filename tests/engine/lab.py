@@ -55,13 +55,14 @@ class Lab:
             ),
             debugging=debugging,
         )
+        self.settle()  # it has been tried whether the store can be written: no file comes or goes
 
     def copy_to(self, root: Path, debugging: Debugging = OFF) -> Lab:
         """Another engine, as a new server process has it, over a copy of store and signing key.
 
         Not of what other engines over these folders write while they build.
         """
-        passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp")
+        passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp", "*.trial")
         for part in (_STORE, _PRIVATE):
             shutil.copytree(self.root / part, root / part, ignore=passing)
         return Lab(root, debugging)
