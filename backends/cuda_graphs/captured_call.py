@@ -120,13 +120,13 @@ class CapturedCall:
         """
         with _told():
             torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream), _no_collection():
+            with torch.cuda.stream(self._stream), no_collection():
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     with capturing():
                         self._record(run, call)
                 except BaseException as error:
-                    _forget_frames(error)
+                    forget_frames(error)
                     with contextlib.suppress(RuntimeError):  # says only that it was broken off
                         self._graph.capture_end()
                     raise
@@ -184,9 +184,9 @@ class CapturedCall:
 
 
 @contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """Have what runs inside know that it is captured by us."""
-    before, _ours.captures = _ours.captures, True
+def capturing(is_so: bool = True) -> Iterator[None]:
+    """Have what runs inside know that it is captured by us, or that it is not."""
+    before, _ours.captures = _ours.captures, is_so
     try:
         yield
     finally:
@@ -214,7 +214,7 @@ def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> N
         static.copy_(tensor, non_blocking=True)
 
 
-def _forget_frames(error: BaseException) -> None:
+def forget_frames(error: BaseException) -> None:
     """Let go of the local variables of all frames that an error came through."""
     known: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -227,7 +227,7 @@ def _forget_frames(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Hold garbage collection off: what it frees may belong to the GPU, and ends a capture."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -67,5 +67,10 @@ def make_stream(device: torch.device) -> Any:
     return external(stream.value, device=device)
 
 
+def make_graph() -> Any:
+    """Return a CUDA graph into which nothing is captured yet."""
+    return torch.cuda.CUDAGraph()
+
+
 def _index(device: torch.device) -> int:
     return device.index or 0

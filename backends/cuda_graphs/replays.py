@@ -87,6 +87,11 @@ class Attempt(NamedTuple):
     in_place: bool
     compared: int
 
+    @property
+    def may_come(self) -> bool:
+        """Whether a call like this one will be captured as a whole, for all that is known."""
+        return self.in_place and self.known.refused is None
+
 
 class Replays:
     """The captured calls of one root module."""

@@ -127,12 +127,12 @@ def read_call(
     return CallValues(tuple(parts), tensors, args, kwargs, unread)
 
 
-def run_steps(call: CallValues) -> int | None:
+def run_steps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return how many steps the sampler's run has that a call belongs to, None where none is told.
 
     Nothing is read from the GPU.
     """
-    sigmas = options.run_sigmas((*call.args, *call.kwargs.values()))
+    sigmas = options.run_sigmas((*args, *kwargs.values()))
     return None if sigmas is None else len(sigmas) - 1
 
 

@@ -17,10 +17,13 @@ import torch
 from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
-from ..reasons import of
+from ..reasons import Reason, of
 from . import live_arguments, registering
 from .attention_layer import AttentionLayer
 from .host_layer import part_at
+
+#: Why a call of the operator is not recorded.
+_ANOTHER, _BY_THE_CALL = of("attention_between"), of("attention_of_call")
 
 
 class Choice(Protocol):
@@ -296,6 +299,28 @@ def _attend(
     return registering.live("attention", compute, _shape(query, heads, split), query, key, value)
 
 
+def _why_apart(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    heads: int,
+    split: bool,
+    low_precision: bool,
+    contained: bool,
+    path: str,
+    masked_by: str,
+    called: str,
+    *_: Any,
+) -> Reason | None:
+    """Why a call cannot be recorded: it goes to code that may do something else the next time."""
+    layer = part_at(path) if path else None
+    masked = live_arguments.of_step(masked_by) if masked_by else None
+    if called or not isinstance(masked, (torch.Tensor, type(None))):
+        return _BY_THE_CALL
+    return None if attention.is_plain(_thread.options or {}, layer) else _ANOTHER
+
+
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:
     """Make what options name in the place of the host's attention: a kernel by this choice."""
 
@@ -349,4 +374,5 @@ OPERATOR, _thread = registering.register(
     _attend,
     _fake,
     _Thread(),
+    _why_apart,
 )

@@ -38,6 +38,8 @@ CLASS, PART, CONVOLUTION = "the host's layer", "a live part", "a live convolutio
 LIVE = (CLASS, PART, CONVOLUTION)
 #: By which the stand-in of a layer goes through its input's features.
 _PRIMES = (7919, 104729)
+#: Why a call is not recorded: it is others' code, or brings its weights over itself.
+OTHERS, _CALLED = of("code_between"), of("layer_between")
 #: Layers that are no products.
 NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
@@ -336,6 +338,28 @@ def _given(path: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
     return found if found is not None and found[0].dtype is dtype else None
 
 
+def _why_apart(input: torch.Tensor, path: str, *_: Any) -> Reason | None:
+    """Why a product cannot be recorded: a layer is called for it, or a library measures in it."""
+    return _why_not_recorded(path, input.dtype)
+
+
+def _why_rounded_apart(
+    values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
+) -> Reason | None:
+    return _why_not_recorded(path, getattr(torch, dtype))
+
+
+def _why_not_recorded(path: str, dtype: torch.dtype) -> Reason | None:
+    if path in _thread.others:
+        return OTHERS
+    if _thread.module is None or _given(path, dtype) is None:
+        return _CALLED
+    form = formats.of(_thread.module.get_submodule(path))
+    if form is not None and not form.may_be_captured:
+        return of("format_not_replayed", format=form.name)
+    return None
+
+
 def _one(device: torch.device) -> torch.Tensor:
     """A float32 1 that lies on a device for good: products read their scales there."""
     found = _ones.get(device)
@@ -373,6 +397,7 @@ OPERATOR, _thread = registering.register(
     _run,
     _fake,
     _Thread(),
+    _why_apart,
 )
 ROUNDED, _ones = registering.register(
     "host_layer_of_rounded(Tensor values, Tensor? scale, str path, int out_features, str dtype)"
@@ -380,4 +405,5 @@ ROUNDED, _ones = registering.register(
     _run_rounded,
     _fake_rounded,
     dict[torch.device, torch.Tensor](),
+    _why_rounded_apart,
 )

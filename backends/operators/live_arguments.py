@@ -55,6 +55,11 @@ def of_step(name: str) -> Any:
     return None if _thread.arguments is None else _thread.arguments.get(name)
 
 
+def of_call() -> Mapping[str, Any]:
+    """Return all of the block that is computed, by their names."""
+    return _thread.arguments or {}
+
+
 def is_of_step(value: Any) -> bool:
     """Tell whether something is one of the block that is computed."""
     return any(value is each for each in (_thread.arguments or {}).values())

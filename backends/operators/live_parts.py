@@ -19,7 +19,7 @@ from ..errors import BuildError, DescriptionError
 from ..host_api.options import ATTENTION
 from ..kinds.layout import memory_format
 from ..kinds.module_tree import walk
-from ..reasons import of
+from ..reasons import Reason, of
 from . import host_layer, live_arguments, registering
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .left_layers import Left
@@ -312,6 +312,10 @@ def _run_convolution(input: torch.Tensor, path: str, shape: list[int], layout: s
     return host_layer.called(path, compute, tuple(shape), input, layout=layout)
 
 
+def _why_apart(*_: Any) -> Reason | None:
+    return host_layer.OTHERS
+
+
 def _stand_in(tensors: Sequence[torch.Tensor], shape: Iterable[int]) -> torch.Tensor:
     """Something of these sizes that hangs on all of these tensors: a worker has no code of others,
     and compares what lies around it.
@@ -353,10 +357,12 @@ OPERATOR, _ = registering.register(
     _run,
     _fake,
     None,
+    _why_apart,
 )
 CONVOLVE, _ = registering.register(
     "host_convolution(Tensor input, str path, SymInt[] shape, str layout) -> Tensor",
     _run_convolution,
     _fake_convolution,
     None,
+    _why_apart,
 )

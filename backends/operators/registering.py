@@ -6,30 +6,86 @@ of a name: the second copy takes the first one's, with the state that it goes by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ..host_api.execution import let_pass
 from ..kinds.layout import CONTIGUOUS, memory_format
+from ..reasons import Reason
 
 State = TypeVar("State")
 
 _NAMESPACE = "warmgraph"
 #: Where an operator keeps what belongs to it.
 _STATE, _LIBRARY = "warmgraph_state", "warmgraph_library"
+#: Where the first copy of this pack notes, on each operator, who records what runs.
+_RECORDING = "warmgraph_recording"
+
+
+class Recorder(Protocol):
+    """Records what runs in this thread, to be repeated without its Python."""
+
+    def stand_apart(
+        self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
+    ) -> Any:
+        """Return what `run(*args)` gives, which is to be called anew at each repetition.
+
+        Args:
+            fake: gives a result like it which holds nothing.
+            why: what is recorded cannot hold it.
+        """
+
+
+class _Thread(threading.local):
+    recorder: Recorder | None = None
+
+
+class _Recording:
+    """Who records, in each thread: as the operators ask it, of whichever copy of this pack."""
+
+    thread: _Thread | None = _Thread()
+
+
+@contextlib.contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """Until this ends, let calls of operators that cannot be recorded go to a recorder."""
+    thread = _Recording.thread
+    assert thread is not None
+    before, thread.recorder = thread.recorder, recorder
+    try:
+        yield
+    finally:
+        thread.recorder = before
+
+
+def can_be_recorded() -> bool:
+    """Tell whether operators ask for a recorder: those of an older copy of this pack do not."""
+    return _Recording.thread is not None
+
+
+def _holds_all(*_: Any) -> Reason | None:
+    """Any call of an operator that computes by our own code may be recorded."""
+    return None
 
 
 def register(
-    schema: str, run: Callable[..., Any], fake: Callable[..., Any], state: State
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    state: State,
+    why_apart: Callable[..., Reason | None] = _holds_all,
 ) -> tuple[Any, State]:
     """Make an operator that computes by `run` on every device, and by `fake` where it is traced.
 
     Args:
         schema: "name(Tensor input, ...) -> Tensor".
         state: what `run` goes by.
+        why_apart: says why a call with these arguments cannot be recorded; None: it can.
 
     Returns:
         The operator and its state: of the copy of this pack that was imported first.
@@ -37,13 +93,24 @@ def register(
     name = schema.partition("(")[0]
     packet: Any = getattr(getattr(torch.ops, _NAMESPACE), name, None)
     if packet is None:
+        thread = _Recording.thread
+
+        def called(*args: Any) -> Any:
+            recorder = None if thread is None else thread.recorder
+            if recorder is None or (why := why_apart(*args)) is None:
+                return run(*args)
+            return recorder.stand_apart(run, fake, args, why)
+
         library = _library()
         library.define(schema)
-        library.impl(name, run, "CompositeExplicitAutograd")
+        library.impl(name, called, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
         packet = getattr(getattr(torch.ops, _NAMESPACE), name)
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
+        setattr(packet, _RECORDING, thread)
+    else:
+        _Recording.thread = getattr(packet, _RECORDING, None)
     return packet.default, getattr(packet, _STATE)
 
 

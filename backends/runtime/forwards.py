@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import EXACT
 from ..graphs.graph import Graph, State
 from ..host_api import options
@@ -39,14 +40,18 @@ class ForwardSet(NamedTuple):
 class Forwards:
     """The forwards of one root module, and its regions, which they call."""
 
-    def __init__(self, shared: Shared, faults: Faults, account: Account) -> None:
+    def __init__(
+        self, shared: Shared, faults: Faults, account: Account, pieces: Pieces | None = None
+    ) -> None:
         """Set up; there are no regions.
 
         Args:
             shared: what all scopes use.
             faults: which graphs are not used here because ours failed with them.
             account: what the regions note of their calls.
+            pieces: replays places by themselves; None: nothing does.
         """
+        self._pieces = pieces
         self._shared = shared
         self._faults = faults
         self._account = account
@@ -182,6 +187,7 @@ class Forwards:
                 self._account,
                 kind,
                 len(self._kinds[place.name].places),
+                self._pieces,
             )
         return region
 

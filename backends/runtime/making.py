@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import CallValues, run_steps
+from ..cuda_graphs.signatures import CallValues, arithmetic
 from ..weights.addresses import AddressBook
 from .faults import CAPTURES, Faults
 from .forwards import Forwards, ForwardSet
@@ -42,6 +43,9 @@ class Step(NamedTuple):
         replays: what captures and replays it; None where it is not to be captured.
         book: where the weights lie that a captured call would read; None likewise.
         complete: whether no more graphs will come.
+        pieces: replays places by themselves where the call is not replayed; None where nothing
+            does.
+        steps: of the sampler's run; None: not known.
     """
 
     serving: ForwardSet
@@ -49,6 +53,8 @@ class Step(NamedTuple):
     replays: Replays | None = None
     book: AddressBook | None = None
     complete: bool = True
+    pieces: Pieces | None = None
+    steps: int | None = None
 
 
 class Making:
@@ -93,7 +99,7 @@ class Making:
         call, book, replays = step.call, step.book, step.replays
         attempt = None
         if call is None or book is None or replays is None:
-            return run(plain), None
+            return self._in_pieces(run, plain, step), None
         ran: set[str] = set()
         if self._faults.of(CAPTURES) is None:
             attempt = self._faults.spare(
@@ -106,16 +112,26 @@ class Making:
                 form=step.serving.served,
                 complete=step.complete,
                 runner=partial(self._within_capture, root, run, ran),
-                steps=run_steps(call),
+                steps=step.steps,
                 ran=ran,
             )
         if attempt is None:
-            return run(plain), None
+            return self._in_pieces(run, plain, step), None
         if attempt.result is not None:
             return attempt.result, attempt.form
-        result = run(plain, compiled=attempt.compiled)
+        if attempt.may_come:
+            result = run(plain, compiled=attempt.compiled)
+        else:
+            result = self._in_pieces(run, plain, step)
         self._faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
         return result, None
+
+    def _in_pieces(self, run: Callable[..., Any], plain: Callable[[], Any], step: Step) -> Any:
+        """Make a call that will not be replayed as a whole."""
+        if step.pieces is None or self._faults.of(CAPTURES) is not None:
+            return run(plain)
+        with step.pieces.open(step.steps, arithmetic()):
+            return run(plain)
 
     def _within_capture(
         self,

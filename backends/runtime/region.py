@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ import torch
 from ..choices.choices import HOSTS, Choices
 from ..contract import InputSpec, Symbol
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
+from ..cuda_graphs.piece import Call as GraphCall
+from ..cuda_graphs.pieces import Pieces
 from ..graphs.graph import Graph
+from ..host_api import formats
 from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..kinds.layout import aligned
 from ..operators import attention_layer, host_attention, host_layer, live_arguments
@@ -62,6 +66,7 @@ class Region:
         account: Account | None = None,
         kind: str | None = None,
         alike: int = 1,
+        pieces: Pieces | None = None,
     ) -> None:
         """Bind a graph to a place.
 
@@ -76,6 +81,7 @@ class Region:
             account: what all regions of the model note of their calls.
             kind: the key of its kind's first graph; None: of this one.
             alike: how many places of the model are alike.
+            pieces: replays places by themselves; None: nothing does.
         """
         self.place = place
         self.graph = graph
@@ -114,6 +120,10 @@ class Region:
         self._faults = faults
         self._choices = choices
         self._alike = alike
+        self._pieces = pieces
+        formats_left = (formats.of(place.module.get_submodule(path)) for path in left)
+        #: Whether a library keeps memory for each stream for products that the graph calls.
+        self._by_stream = any(f is not None and f.takes_memory_by_stream for f in formats_left)
 
     def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
@@ -205,7 +215,7 @@ class Region:
             trusted = self._trust.covers(weights.weight_class, elements)
             if not trusted and is_ours():
                 raise RuntimeError("a graph was not compared with eager yet")
-            arguments = [*weights.tensors, *ready]
+            run = self._runner(call, weights, ready, form if trusted else None)
             sample = None if trusted else self._trust.sample(ready, elements)
             if sample is not None and guests is not None and guests.live.parts:
                 sample = Sample(ready, True, elements)  # such a part may know the call's sizes
@@ -215,7 +225,7 @@ class Region:
             self._trust.record = record
             del ready  # the graph lets go of an input as soon as it can
             with self._layers(weights, record):
-                results = self._run(call, arguments)
+                results = self._run(run)
                 if results is None:
                     return None
                 if sample is None:
@@ -241,6 +251,21 @@ class Region:
         if not sample.whole or not verdict.references:
             return None
         return self._given(inputs, verdict.references, by_graph=False)
+
+    def _runner(
+        self, call: GraphCall, weights: Fetched, ready: list[Any], form: tuple[Any, ...] | None
+    ) -> Callable[[], Any]:
+        """Return what runs the graph: by replay, where this place is replayed in this step.
+
+        Args:
+            form: of the inputs; None where this call is not to be replayed.
+        """
+        pieces = self._pieces
+        if form is None or pieces is None or not pieces.is_open or not self._weights.are_kept:
+            return partial(call, [*weights.tensors, *ready])
+        live = live_arguments.of_call()
+        by_stream = self.graph.key if self._by_stream else None
+        return partial(pieces.run, self, form, call, weights, ready, live, own_stream=by_stream)
 
     def _layers(self, weights: Fetched, record: Record | None) -> AbstractContextManager[None]:
         """Let the graph's operators find the parts that it leaves to the host, and others' code in
@@ -293,12 +318,12 @@ class Region:
         self.declined = reason
         return None
 
-    def _run(self, call: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
+    def _run(self, run: Callable[[], Any]) -> Any:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
             with host_attention.choosing_by(self._choices.attention, self._alike):
-                results: tuple[torch.Tensor, ...] = tuple(call(arguments))
+                results: tuple[torch.Tensor, ...] = tuple(run())
             if not results:
                 raise IndexError("a graph must return tensors, got none")
             for result in results:

@@ -12,8 +12,15 @@ import torch
 from ..code.packs import foreign_class
 from ..contract import Compiler, Description
 from ..cuda_graphs.captured_call import foreign_capture
+from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
-from ..cuda_graphs.signatures import CallValues, FixedCallError, arithmetic, read_call
+from ..cuda_graphs.signatures import (
+    CallValues,
+    FixedCallError,
+    arithmetic,
+    read_call,
+    run_steps,
+)
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
@@ -60,6 +67,7 @@ class Scope:
         backend: Compiler,
         shared: Shared,
         replays: Replays | None = None,
+        pieces: Pieces | None = None,
         *,
         account: Account | None = None,
     ) -> None:
@@ -73,6 +81,7 @@ class Scope:
             plan: what it gave at first.
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
+            pieces: captures its places where a whole call is not; None likewise.
             account: of a scope before this one, which goes on; None: a new one.
         """
         self.root = root
@@ -83,10 +92,11 @@ class Scope:
         self._backend = backend
         self._shared = shared
         self.replays = replays
+        self.pieces = pieces
         self.faults = Faults()
         #: What the regions note of their calls.
         self.account = account or Account(needs=shared.needs_of(holder))
-        self.forwards = Forwards(shared, self.faults, self.account)
+        self.forwards = Forwards(shared, self.faults, self.account, pieces)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
@@ -143,6 +153,7 @@ class Scope:
             self._backend,
             self._shared,
             None if self.replays is None else self.replays.fresh(),
+            None if self.pieces is None else self.pieces.fresh(),
         )
         other.describe(self._bound.device, self._bound.dtype)
         return other
@@ -229,6 +240,8 @@ class Scope:
                 self._leave_to_others(self._bound)
             if self.replays is not None:
                 self.replays.begin_run()
+            if self.pieces is not None:
+                self.pieces.begin_run()
             for kind in self.kinds:
                 kind.add_variants(self.account.needs, self._graph_of)
             self.forwards.begin_run()
@@ -251,11 +264,15 @@ class Scope:
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
+            if self.pieces is not None:
+                self.pieces.end_run()
 
     def drop_captured(self) -> None:
         """Give the memory of captured calls back; they are captured anew when they come again."""
         if self.replays is not None:
             self.replays.drop()
+        if self.pieces is not None:
+            self.pieces.drop()
 
     def give_back(self) -> None:
         """As `drop_captured`, from any thread: a step that runs comes to its end first."""
@@ -306,13 +323,14 @@ class Scope:
         bound = self._look_again()
         bound.weights.begin_step()
         self.forwards.refresh()
+        step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
-            return Step(self.forwards.now)
+            return step
         complete = not any(graph.is_coming for graph in self.graphs)
-        return Step(self.forwards.now, call, self.replays, bound.book, complete)
+        return step._replace(call=call, replays=self.replays, book=bound.book, complete=complete)
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..building.builder import Builder, BuildProgress
 from ..building.claims import BY_ANOTHER_SERVER
 from ..contract import WhenMissing
+from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..deepcache.cache import DeepCache
 from ..device.gpu import is_gpu
@@ -69,7 +70,10 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
             "compiled": sum(each.compiled_calls for each in session.scopes),
             "eager": sum(steps.values()),
         },
-        "captured": _captured([each.replays for each in session.scopes]),
+        "captured": {
+            **_captured([each.replays for each in session.scopes]),
+            "pieces": _pieces([each.pieces for each in session.scopes]),
+        },
         "standing": standing,
         "speed": _speed(speed),
         **_gained(session, parts, speed, standing, building),
@@ -214,14 +218,35 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
     """The captured calls of a root module and its copies, which share their memory."""
     replays = [one for one in each if one is not None]
     if not replays:
-        return _NOTHING_CAPTURED
+        return _NO_CALLS
     return {
         "signatures": sum(one.captured for one in replays),
         "captures": sum(one.captures for one in replays),
         "replayed": sum(one.replayed for one in replays),
         "vram_bytes": replays[0].vram_bytes,
-        "not_replayed": dict(sum((Counter(dict(one.reasons)) for one in replays), Counter())),
+        "not_replayed": _together(one.reasons for one in replays),
     }
+
+
+def _pieces(each: Sequence[Pieces | None]) -> dict[str, Any]:
+    """The places that are captured by themselves, of a root module and its copies."""
+    found = [one for one in each if one is not None]
+    if not found:
+        return _NO_PIECES
+    return {
+        "places": sum(one.captured for one in found),
+        "replayed": sum(one.replayed for one in found),
+        "vram_bytes": found[0].vram_bytes,
+        "cuts": _together(one.cuts for one in found),
+        "refused": _together(one.refused for one in found),
+    }
+
+
+def _together(counters: Iterable[Counter[Reason]]) -> dict[Reason, int]:
+    total: Counter[Reason] = Counter()
+    for counter in counters:
+        total.update(dict(counter))  # the prompt's thread counts on
+    return dict(total)
 
 
 def _state(graph: Graph) -> str:
@@ -268,13 +293,21 @@ def _by_reason(eager: list[tuple[str, Reason]]) -> list[dict[str, Any]]:
     ]
 
 
-_NOTHING_CAPTURED: dict[str, Any] = {
+_NO_CALLS: dict[str, Any] = {
     "signatures": 0,
     "captures": 0,
     "replayed": 0,
     "vram_bytes": 0,
     "not_replayed": {},
 }
+_NO_PIECES: dict[str, Any] = {
+    "places": 0,
+    "replayed": 0,
+    "vram_bytes": 0,
+    "cuts": {},
+    "refused": {},
+}
+_NOTHING_CAPTURED = {**_NO_CALLS, "pieces": _NO_PIECES}
 _NOTHING_BUILT = BuildProgress(0, 0, [], None, 0, False)._asdict()
 _OF_NO_NODE: dict[str, Any] = {"nodes": [], "by": "node"}
 _EMPTY: dict[str, Any] = {

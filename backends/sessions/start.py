@@ -10,12 +10,14 @@ from ..attaching.attached import Attached, Left
 from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm
+from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..device.gpu import is_gpu, kind_of
 from ..errors import RequirementError
 from ..families.catalogue import may_be_captured, may_be_swapped
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
+from ..operators.registering import can_be_recorded
 from ..plans.plan import Plan
 from ..reasons import Reason, joined, of, with_remedy
 from ..runtime.pace import Pace
@@ -105,6 +107,7 @@ class Starter:
             resolution.backend,
             self._shared,
             replays,
+            self._pieces(attached),
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
@@ -131,21 +134,30 @@ class Starter:
         reasons = (why_off(self._shared.off, feature) for feature in wanted)
         return [reason for reason in reasons if reason is not None]
 
-    def _replays(self, attached: Attached) -> Replays | None:
-        """What captures the calls of one of the host's objects, where that can be."""
+    def _may_capture(self, attached: Attached) -> bool:
+        """Whether anything of one of the host's objects may be captured."""
         if attached.sort == "vae" or attached.root is None:
-            return None
+            return False
         if Feature.CAPTURED_CALLS in self._shared.off:
-            return None
+            return False
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
-            return None
+            return False
         device = attached.placement().device
-        if device.index or not kind_of(device).has_cuda_graphs:
-            return None
-        if not may_be_captured(attached.root):
+        return not device.index and kind_of(device).has_cuda_graphs
+
+    def _replays(self, attached: Attached) -> Replays | None:
+        """What captures the whole calls of one of the host's objects, where that can be."""
+        root = attached.root
+        if root is None or not self._may_capture(attached) or not may_be_captured(root):
             return None
         return Replays(
             self._shared.captured,
             self._shared.comparisons,
             lambda: self._settings.captured_limit_s,
         )
+
+    def _pieces(self, attached: Attached) -> Pieces | None:
+        """What captures its places one by one, where that can be."""
+        if not self._may_capture(attached) or not can_be_recorded():
+            return None
+        return Pieces(self._shared.captured)

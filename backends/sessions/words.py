@@ -248,6 +248,23 @@ def _not_compiled(report: dict[str, Any]) -> list[Line]:
 
 
 def _captured(captured: dict[str, Any]) -> list[Line]:
+    return [*_calls(captured), *_pieces(captured["pieces"])]
+
+
+def _pieces(pieces: dict[str, Any]) -> list[Line]:
+    """What is said of places that are replayed by themselves."""
+    if not pieces["replayed"]:
+        return []
+    memory = _mebibytes(pieces["vram_bytes"])
+    places, replayed = pieces["places"], pieces["replayed"]
+    return [
+        line("pieces", places=places, replayed=replayed, memory=memory),
+        *(line("cut", count=n, reason=reason) for reason, n in pieces["cuts"].items()),
+        *(line("not_captured", count=n, reason=reason) for reason, n in pieces["refused"].items()),
+    ]
+
+
+def _calls(captured: dict[str, Any]) -> list[Line]:
     if not captured["captures"] and not captured["not_replayed"]:
         return []
     memory = _mebibytes(captured["vram_bytes"])

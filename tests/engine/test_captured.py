@@ -93,8 +93,8 @@ def test_what_another_node_does_in_the_call_is_not_captured(
 def test_how_many_steps_a_run_has_is_asked_of_its_sigmas_alone() -> None:
     sigmas = torch.ones(21, device="meta")  # of which nothing could be read
     options = {"sample_sigmas": sigmas}
-    assert run_steps(read_call(_arguments(**options), {}, frozenset(("sample_sigmas",)))) == 20
-    assert run_steps(read_call(_arguments(), {})) is None
+    assert run_steps(_arguments(**options), {}) == 20
+    assert run_steps(_arguments(), {}) is None
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
             form=form,
             complete=complete,
             runner=lambda run, compiled=True: run(),
-            steps=run_steps(call),
+            steps=run_steps(call.args, call.kwargs),
         )
         result = attempt.result
         if result is None:

@@ -12,7 +12,7 @@ from warmgraph_backends.attaching.model import AttachedModel
 from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WhenMissing
-from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
+from warmgraph_backends.cuda_graphs.signatures import run_steps
 from warmgraph_backends.families.catalogue import may_be_captured, plan_model
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.pace import Pace, Times
@@ -60,7 +60,7 @@ class _Counted(Session):
 
     def step(self, host: Any, args: Any, kwargs: Any, **others: Any) -> Any:
         self.count += 1
-        self.steps = run_steps(read_call(args, kwargs))
+        self.steps = run_steps(args, kwargs)
         return super().step(host, args, kwargs, **others)
 
 

@@ -37,6 +37,7 @@ REPORT: dict[str, Any] = {
         "replayed": 180,
         "vram_bytes": 416 * 2**20,
         "not_replayed": {"weights moved since the last step": 2},
+        "pieces": {"places": 0, "replayed": 0, "vram_bytes": 0, "cuts": {}, "refused": {}},
     },
     "misses": [{"kind": "Upsample 64", "reason": "torch: made for 2.10"}],
     "disk_bytes": 12 * 2**20,
@@ -45,7 +46,11 @@ REPORT: dict[str, Any] = {
     "building": {"done": 3, "total": 5, "seconds_left": 7.4, "running": ["x"], "paused": False},
 }
 BUILT = {"done": 5, "total": 5, "seconds_left": None, "running": [], "paused": False}
-NOTHING = {"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0, "not_replayed": {}}
+NO_PIECES = {"places": 0, "replayed": 0, "vram_bytes": 0, "cuts": {}, "refused": {}}
+NOTHING = {
+    **{"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0, "not_replayed": {}},
+    "pieces": NO_PIECES,
+}
 A_NOTE = [line("note", note="a note")]
 
 
@@ -325,3 +330,12 @@ def test_people_read_no_words_of_the_inside() -> None:
     for key, english in ENGLISH.items():
         said = re.sub(r"\{\w+\}", "", english).lower()
         assert not re.search(r"\b(regions?|kinds?|eager|epoch|scope|plan)\b", said), key
+
+
+def test_blocks_that_are_replayed_one_by_one_are_told_with_what_cuts_them() -> None:
+    reason = of("attention_between")
+    pieces = {"places": 57, "replayed": 1026, "cuts": {reason: 57}, "refused": {}}
+    captured = {**NOTHING, "pieces": {**pieces, "vram_bytes": 3 * 2**20}}
+    lines = _whole(captured=captured)
+    at = lines.index("CUDA graphs: 57 blocks captured one by one, 1026 replayed, 3 MiB")
+    assert lines[at + 1] == f"  where one is cut in two: 57 ({reason})"

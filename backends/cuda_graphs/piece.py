@@ -1,0 +1,231 @@
+"""One call of a place in CUDA graphs: captured once, repeated from then on.
+
+Where code stands in it that no CUDA graph may hold, it is cut: that code runs between two graphs at
+each repetition, on copies, for it may keep what it is given.
+
+What lies between two graphs of a piece is read right after the first one ran, before anything else
+does; so nobody owns it (`memory.borrowed`), and all pieces share one pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..device import gpu
+from ..operators import live_arguments, registering
+from ..reasons import Reason
+from ..torch_api.memory import borrowed
+from .captured_call import capturing, forget_frames, no_collection
+
+#: A place's graph, as its compiler made it.
+Call = Callable[[list[Any]], Any]
+
+
+class Statics:
+    """Tensors at fixed addresses, which all pieces of a root module share: they run one after
+    another, and each is done with them when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[Hashable, torch.Tensor] = {}
+
+    def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
+        """Return the one of such a form for a use, made now if need be."""
+        form = use, like.shape, like.stride(), like.dtype
+        found = self._tensors.get(form)
+        if found is None:
+            with torch.inference_mode(False):  # else it could be written in inference mode only
+                found = torch.empty_strided(
+                    like.shape, like.stride(), dtype=like.dtype, device=like.device
+                )
+            self._tensors[form] = found
+        return found
+
+    @property
+    def held_bytes(self) -> int:
+        """What they hold of the device's memory."""
+        return sum(tensor.nbytes for tensor in list(self._tensors.values()))
+
+    def clear(self) -> None:
+        """Let go of all; no piece may be left."""
+        self._tensors.clear()
+
+
+class _Apart(NamedTuple):
+    """Code that runs between two graphs.
+
+    Attributes:
+        run: the operator that calls it.
+        args: what it gets; tensors are borrowed from the graph before.
+        result: where the graph after it reads what it gave.
+    """
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    result: torch.Tensor
+
+
+class Piece:
+    """A captured call of one place."""
+
+    def __init__(
+        self, stream: Any, pool: Any, statics: Statics, make_graph: Callable[[], Any]
+    ) -> None:
+        """Set up; nothing is captured yet.
+
+        Args:
+            stream: what is captured on.
+            pool: where its graphs have their memory (`CapturedMemory.pool`).
+            statics: where it finds its inputs and leaves its results.
+            make_graph: makes an empty CUDA graph.
+        """
+        #: Why it is cut, by reason.
+        self.cuts: Counter[Reason] = Counter()
+        #: What is its own of the GPU's memory; the rest is shared.
+        self.own_bytes = 0
+        self._stream, self._pool, self._statics = stream, pool, statics
+        self._make_graph = make_graph
+        self._steps: list[Any] = []  # graphs, and what stands between them
+        self._graph: Any = None  # while it is captured
+        self._inputs: list[torch.Tensor] = []
+        self._results: list[torch.Tensor] = []
+
+    # --- capturing --------------------------------------------------------------------------------
+
+    def capture(
+        self, call: Call, weights: Sequence[Any], inputs: Sequence[Any], live: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Capture a call, and compute it.
+
+        Args:
+            call: is called with the weights, where they lie, and the inputs.
+            live: what the call brings along for its attention (`live_arguments`).
+
+        Raises:
+            Whatever the call raises, or CUDA where it cannot be captured.
+        """
+        tensors, given = self._taken("input", inputs)
+        more, named = self._taken("live", list(live.values()))
+        self._inputs = [*tensors, *more]
+        self._fill(tensors_of(inputs, live.values()))
+        current = gpu.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with gpu.on_stream(self._stream), no_collection(), registering.recorded_by(self):
+            self._begin()
+            try:
+                with (
+                    capturing(),
+                    live_arguments.attending_with(dict(zip(live, named, strict=True))),
+                ):
+                    self._record(call, [*weights, *given])
+            except BaseException as error:
+                forget_frames(error)
+                self._break_off()
+                raise
+            self._end()
+        current.wait_stream(self._stream)
+        return self._given()
+
+    def _taken(self, use: str, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+        """The statics of tensors among values, and the values with those in their place."""
+        given = [
+            self._statics.take((use, n), value) if isinstance(value, torch.Tensor) else value
+            for n, value in enumerate(values)
+        ]
+        return [value for value in given if isinstance(value, torch.Tensor)], given
+
+    def _record(self, call: Call, arguments: list[Any]) -> None:
+        """Run the call; every tensor that it makes is gone when this returns."""
+        results = call(arguments)
+        for n, result in enumerate(results):
+            static = self._statics.take(("result", n), result)
+            leave(static, result)
+            self._results.append(static)
+
+    def stand_apart(
+        self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
+    ) -> torch.Tensor:
+        """See `registering.Recorder`."""
+        self._end()
+        number = sum(isinstance(step, _Apart) for step in self._steps)
+        lent = tuple(map(_borrowed, args))
+        with capturing(False):
+            result = run(*map(_copied, lent))
+        static = self._statics.take(("apart", number), result)
+        static.copy_(result)
+        self._steps.append(_Apart(run, lent, static))
+        self.cuts[why] += 1
+        self._begin()
+        return static
+
+    def _begin(self) -> None:
+        self._graph = self._make_graph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def _end(self) -> None:
+        """End a graph and run it: what comes next reads what it gives."""
+        graph, self._graph = self._graph, None
+        graph.capture_end()
+        self._steps.append(graph)
+        graph.replay()
+
+    def _break_off(self) -> None:
+        if self._graph is not None:
+            graph, self._graph = self._graph, None
+            with contextlib.suppress(RuntimeError):  # says only that it was broken off
+                graph.capture_end()
+
+    # --- repeating --------------------------------------------------------------------------------
+
+    def replay(self, inputs: Sequence[Any], live: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Compute on other values of the same forms; the results are the caller's own."""
+        self._fill(tensors_of(inputs, live.values()))
+        for step in self._steps:
+            if isinstance(step, _Apart):
+                step.result.copy_(step.run(*map(_copied, step.args)))
+            else:
+                step.replay()
+        return self._given()
+
+    def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
+        for static, tensor in zip(self._inputs, tensors, strict=True):
+            static.copy_(tensor)
+
+    def _given(self) -> tuple[torch.Tensor, ...]:
+        return tuple(static.clone() for static in self._results)
+
+    def free(self) -> None:
+        """Give its memory back to the pool; it cannot be replayed any more."""
+        gpu.synchronize(self._stream.device)  # it may still run
+        steps, self._steps = self._steps, []
+        self._inputs, self._results = [], []
+        for step in steps:
+            if not isinstance(step, _Apart):
+                step.reset()
+
+
+def leave(static: torch.Tensor, result: torch.Tensor) -> None:
+    """Put a result where it is read once a graph has run: the last thing that it does."""
+    static.copy_(result)
+
+
+def tensors_of(*values: Any) -> list[torch.Tensor]:
+    """The tensors among these, in their order."""
+    return [one for some in values for one in some if isinstance(one, torch.Tensor)]
+
+
+def _borrowed(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return borrowed(value)
+    return [_borrowed(each) for each in value] if isinstance(value, list) else value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copied(each) for each in value] if isinstance(value, list) else value

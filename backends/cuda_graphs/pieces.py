@@ -1,0 +1,392 @@
+"""Which places of a root module are replayed by themselves, in a call that is not replayed whole.
+
+Between two places the host's Python runs, which may read from the GPU, keep what it is given, or be
+anybody's. So each place's call is captured alone: its inputs are copied in, its results out. That
+pays where the GPU waits for the processor, which is seen at the places themselves: when one is come
+to, the GPU is through with the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..device import gpu
+from ..host_api.execution import is_interrupt, passes
+from ..operators import registering
+from ..reasons import Reason, of
+from ..weights.casting import Resident
+from ..weights.fetching import Fetched
+from ..weights.streamed import parts_of
+from . import driver, streams
+from .memory import CapturedMemory
+from .piece import Call, Piece, Statics
+from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
+
+logger = logging.getLogger(__name__)
+
+#: Of the places of a step, so many must find the GPU idle.
+IDLE_SHARE = 0.3
+#: Forms of calls that are remembered, of all places.
+MAX_KNOWN = 4096
+#: Weights of so many bytes are kept as copies, which others are written into.
+_SMALL = 2**16
+
+
+@dataclass
+class _Known:
+    """What is known of one form of calls at one place."""
+
+    clean: int = 0
+    piece: Piece | None = None
+    weights: _Weights | None = None
+    refused: Reason | None = None
+
+
+class Pieces:
+    """The captured places of one root module."""
+
+    def __init__(self, memory: CapturedMemory) -> None:
+        """Set up; nothing is captured yet.
+
+        Args:
+            memory: the memory that all captured graphs share.
+        """
+        self._memory = memory
+        self._statics = Statics()
+        self._known: dict[Hashable, _Known] = {}
+        self._streams: dict[Hashable, streams.OwnStream] = {}
+        self._stream: Any = None  # of the step, for those that need none of their own
+        self._arithmetic: Hashable = None
+        self._steps_begun = 0
+        self._left = 0
+        #: Calls that were made since the step began, and at how many of them the GPU was idle.
+        self._made = self._idle = 0
+        self._pays = False
+        self._mark: Any = None
+        #: Whether a call is under way whose places may be replayed.
+        self.is_open = False
+        self.captures = 0
+        self.replayed = 0
+        #: Why places are cut, or not captured, by reason.
+        self.cuts: Counter[Reason] = Counter()
+        self.refused: Counter[Reason] = Counter()
+
+    def fresh(self) -> Pieces:
+        """Return one for another root module, over the same memory."""
+        return Pieces(self._memory)
+
+    # --- a run ------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Try again what had no room in the last run."""
+        self._steps_begun, self._made, self._idle = 0, 0, 0
+        self._pays, self._mark = False, None
+        for known in self._known.values():
+            if known.refused is not None and known.refused.retry:
+                known.refused = None
+
+    def end_run(self) -> None:
+        """Keep no weights: the host may load the model anew, and needs the room."""
+        for known in self._known.values():
+            if known.weights is not None:
+                known.weights.forget()
+
+    @contextlib.contextmanager
+    def open(self, steps: int | None, arithmetic: Hashable) -> Iterator[None]:
+        """Until this ends, places may be replayed: one call of the root module.
+
+        Args:
+            steps: of the sampler's run; None: not known.
+            arithmetic: the settings that change what the same kernels are called for.
+        """
+        if arithmetic != self._arithmetic:
+            self.drop()
+            self._arithmetic = arithmetic
+        if self._made:
+            self._pays = self._idle >= IDLE_SHARE * self._made
+        self._made = self._idle = 0
+        self._mark = self._stream = None
+        self._left = 0 if steps is None else steps - self._steps_begun
+        self._steps_begun += 1
+        self.is_open = True
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+    # --- a place ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        place: Hashable,
+        form: Hashable,
+        call: Call,
+        fetched: Fetched,
+        inputs: Sequence[Any],
+        live: Mapping[str, Any],
+        *,
+        own_stream: Hashable = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Compute one place: by replay, where it was captured.
+
+        Args:
+            place: which one; it is kept.
+            form: of its inputs, with the values of those that are no tensors.
+            call: its graph, called with weights and inputs.
+            fetched: its weights, which are kept until the epoch ends.
+            inputs: its activations.
+            live: what the call brings along for its attention.
+            own_stream: what calls have in common that need a stream of their own, since a library
+                keeps memory for it; None: it needs none.
+
+        Returns:
+            What the graph gives.
+        """
+        key = place, form, tuple((name, _form(value)) for name, value in live.items())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known_anew(key)
+        piece = known.piece
+        if piece is not None:
+            assert known.weights is not None
+            if not known.weights.take(fetched):
+                self._memory.drop(piece)
+            elif (results := self._replay(piece, inputs, live)) is not None:
+                return results
+        elif self._is_due(known):
+            results = self._capture(known, call, fetched, inputs, live, (own_stream, form))
+            if results is not None:
+                return results
+        first = next(each for each in inputs if isinstance(each, torch.Tensor))
+        if self._mark is not None:
+            self._made += 1
+            self._idle += gpu.is_passed(self._mark)
+        results = tuple(call([*fetched.tensors, *inputs]))
+        self._mark = gpu.mark(first.device)
+        known.clean += 1
+        return results
+
+    def _replay(
+        self, piece: Piece, inputs: Sequence[Any], live: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """A piece's results, or None where it has no memory now: then all are given up."""
+        try:
+            results = piece.replay(inputs, live)
+        except RuntimeError as error:  # the driver gives a graph its memory when it runs
+            if passes(error) or "out of memory" not in str(error):
+                raise
+            self._memory.drop_all()
+            self.refused[of("no_memory")] += 1
+            return None
+        self._memory.note_use(piece)
+        self.replayed += 1
+        return results
+
+    def _known_anew(self, key: Hashable) -> _Known:
+        while len(self._known) >= MAX_KNOWN:
+            oldest = self._known.pop(next(iter(self._known)))
+            if oldest.piece is not None:
+                self._memory.drop(oldest.piece)
+        known = self._known[key] = _Known()
+        return known
+
+    def _is_due(self, known: _Known) -> bool:
+        needed = 1 if self._left >= STEPS_LEFT else CLEAN_CALLS
+        return self._pays and known.refused is None and known.clean >= needed
+
+    def _capture(
+        self,
+        known: _Known,
+        call: Call,
+        fetched: Fetched,
+        inputs: Sequence[Any],
+        live: Mapping[str, Any],
+        own_stream: tuple[Hashable, Hashable],
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Capture a call and compute it; None where it cannot be captured."""
+        device = next(each.device for each in inputs if isinstance(each, torch.Tensor))
+        if driver.free_bytes(device) < MIN_FREE_BYTES:
+            self._refuse(known, of("no_room"))
+            return None
+        weights = _Weights(fetched)
+        piece = None
+        try:
+            stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
+            before, held = driver.reserved_bytes(device), self._statics.held_bytes
+            piece = Piece(stream, self._memory.pool(), self._statics, driver.make_graph)
+            results = piece.capture(call, weights.tensors, inputs, live)
+        except Exception as error:
+            if piece is not None:
+                piece.free()
+            if is_interrupt(error) or passes(error):
+                raise
+            self._refuse(known, _why_not(error))
+            logger.warning("Not captured as a CUDA graph: %s", known.refused)
+            return None
+        piece.own_bytes = self._statics.held_bytes - held
+        grown = driver.reserved_bytes(device) - before
+        if not driver.is_driver_allocator():
+            grown -= piece.own_bytes
+        known.piece, known.weights = piece, weights
+        if (problem := self._memory.add(piece, self, device, grown)) is not None:
+            self._refuse(known, problem)
+        self.captures += 1
+        self.cuts.update(piece.cuts)
+        return results
+
+    def _stream_for(
+        self, own: tuple[Hashable, Hashable], device: torch.device, run: Callable[[], Any]
+    ) -> Any:
+        """The stream to capture on, where libraries have all the memory that the call needs."""
+        if own[0] is None:
+            if self._stream is None:
+                self._stream = streams.shared(device)
+            return self._stream
+        found = self._streams.get(own)
+        if found is None:
+            found = streams.OWN.take(device)
+            streams.rehearse(found, device, run)
+            self._streams[own] = found
+        return found.stream
+
+    def _refuse(self, known: _Known, reason: Reason) -> None:
+        known.refused = reason
+        self.refused[reason] += 1
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def forget(self, graph: Any, *, crowded: bool) -> None:
+        """See `memory.Owner`: a place is captured anew when it comes again, or is left, in this
+        run, where others needed the room.
+        """
+        for known in self._known.values():
+            if known.piece is graph:
+                known.piece = known.weights = None
+                if crowded:
+                    known.refused = of("no_room")
+        if not self.captured:
+            self._statics.clear()
+
+    def drop(self) -> None:
+        """Give all memory back and forget every place."""
+        for known in list(self._known.values()):
+            if known.piece is not None:
+                self._memory.drop(known.piece)
+        self._known.clear()
+        self._statics.clear()
+        for own in self._streams.values():
+            streams.OWN.give_back(own.stream.device, own)
+        self._streams.clear()
+
+    @property
+    def captured(self) -> int:
+        """How many calls of places are captured now."""
+        return sum(known.piece is not None for known in list(self._known.values()))
+
+    @property
+    def vram_bytes(self) -> int:
+        """VRAM that all captured graphs of the process hold; most of it is shared."""
+        return self._memory.used_bytes
+
+
+class _Weights:
+    """The weights of one place as a piece reads them: where they lie, or from small copies."""
+
+    def __init__(self, fetched: Fetched) -> None:
+        self._fetched: Fetched | None = fetched
+        #: What stands for the graph's weights while it is captured.
+        self.tensors = [_kept(tensor) for tensor in fetched.tensors]
+        self._copies = [tensor for tensor in self.tensors if _is_small(tensor)]
+        # Small parts that the host brought over for an epoch are nobody's once that has ended.
+        self._moves = fetched.weight_class != Resident.name
+        parts = _parts(fetched)
+        self._parts = [part for part in parts if self._moves and _is_small(part)]
+        self._places = self._where(fetched.tensors, parts)
+
+    def take(self, fetched: Fetched) -> bool:
+        """Tell whether the piece reads these weights; what it keeps copies of is copied now."""
+        if fetched is self._fetched:
+            return True
+        parts = _parts(fetched)
+        if self._where(fetched.tensors, parts) != self._places:
+            return False
+        if self._moves == (fetched.weight_class == Resident.name):
+            return False
+        live = [tensor for tensor in fetched.tensors if _is_small(tensor)]
+        live += [part for part in parts if self._moves and _is_small(part)]
+        for kept, now in zip([*self._copies, *self._parts], live, strict=True):
+            if kept is not now:
+                kept.copy_(now)
+        self._fetched = fetched
+        return True
+
+    def forget(self) -> None:
+        """Keep nothing that is the model's own."""
+        self._fetched = None
+        self.tensors = []
+
+    def _where(self, tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[Any]:
+        """The addresses of what is read in its place, and the forms of the rest."""
+        fixed = [_form(each) if _is_small(each) else each.data_ptr() for each in tensors]
+        return fixed + [
+            _form(each) if self._moves and _is_small(each) else each.data_ptr() for each in parts
+        ]
+
+
+def _parts(fetched: Fetched) -> list[torch.Tensor]:
+    """The plain tensors that layers are multiplied by which a graph leaves to the host."""
+    found: list[torch.Tensor] = []
+    for pair in fetched.given.values():
+        for tensor in pair:
+            if tensor is not None:
+                parts = parts_of(tensor)
+                if parts is None:
+                    raise RuntimeError(f"the parts of a {type(tensor).__name__} are not known")
+                found += parts
+    return found
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes <= _SMALL
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    if not _is_small(tensor):
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.detach().clone()
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return type(value)
+
+
+def _why_not(error: Exception) -> Reason:
+    if isinstance(error, torch.OutOfMemoryError):
+        return of("no_memory_capturing")
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return of("cannot_capture", error=text[:200])
+
+
+class _Rehearsal:
+    """Takes the place of code that is not to be called but when it counts."""
+
+    def stand_apart(
+        self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
+    ) -> Any:
+        return fake(*args)
+
+
+def _rehearse(call: Call, weights: _Weights, inputs: Collection[Any]) -> None:
+    with registering.recorded_by(_Rehearsal()):
+        call([*weights.tensors, *inputs])

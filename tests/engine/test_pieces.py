@@ -1,0 +1,242 @@
+"""Places replayed by themselves, where the host's Python runs between them: the same bits, and
+nothing that anybody kept is written over. CUDA graphs are recorded (`recorded_graphs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.compilers import registry
+from warmgraph_backends.runtime.scope import Scope
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from . import made_up_compiler, recorded_graphs
+from .lab import Lab
+from .lacking_worker import COMPILER, LACKS, ROLL
+from .recorded_graphs import Recorded, RecordedGraph
+
+WORKER = Path(__file__).with_name("lacking_worker.py")
+STEPS = 8
+BLOCKS = 4
+PLACES = 5
+
+
+@pytest.fixture(scope="module")
+def traced(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine whose graphs run operator by operator, so that a recording sees each."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("traced")
+        patch.setenv(COMPILER, str(made_up_compiler.__file__))
+        patch.setenv(ROLL, str(folder / "roll"))
+        patch.setenv(LACKS, "torch._inductor:standalone_compile")
+        patch.setattr(registry, "COMPILERS", (Recorded(), *registry.COMPILERS))
+        lab = Lab(folder)
+        patch.setattr(lab.engine._builder, "_script", WORKER)
+        yield lab
+        lab.engine.close()
+
+
+class Pieced:
+    """A small Flux, compiled, whose places are captured; and the same with nothing captured."""
+
+    def __init__(self, host: Host, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host, self.lab = host, lab
+        self.plain = transformers.load("flux1")
+        self.calls = self.compiled(self.plain)
+        self.sample(self.calls, steps=1)  # built, and compared with eager
+        self.as_calls = self.sample(self.calls)
+        recorded_graphs.use(monkeypatch)
+        self.model = self.compiled(self.plain)
+
+    def compiled(self, model: Any) -> Any:
+        return self.lab.compiled(model, backend="traced")
+
+    @property
+    def scope(self) -> Scope:
+        return self.model.get_attachment("warmgraph").scope
+
+    @property
+    def pieces(self) -> Any:
+        return self.scope.pieces
+
+    def sample(
+        self, model: Any = None, *, steps: int = STEPS, width: int = 8, **options: Any
+    ) -> torch.Tensor:
+        text = transformers.conditioning("flux1", 13)
+        result: torch.Tensor = self.host.sample(
+            self.model if model is None else model,
+            text,
+            text,
+            latent=transformers.latent("flux1", height=8, width=width, batch=1, frames=1),
+            steps=steps,
+            cfg=1.0,
+            scheduler="simple",
+            **options,
+        )
+        return result
+
+
+@pytest.fixture
+def pieced(host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pieced]:
+    made = Pieced(host, traced, monkeypatch)
+    yield made
+    made.scope._shared.captured.drop_all()  # no graph may outlive what stands for the device
+
+
+def test_places_are_captured_after_one_clean_step_and_give_the_same_bits(pieced: Pieced) -> None:
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    pieces = pieced.pieces
+    assert pieces.captures == PLACES and RecordedGraph.begun == PLACES and not pieces.cuts
+    assert pieces.replayed == (STEPS - 2) * PLACES
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert pieces.captures == PLACES and pieces.replayed == (2 * STEPS - 2) * PLACES
+
+
+def test_too_short_a_run_is_not_captured_before_its_third_step(pieced: Pieced) -> None:
+    pieced.sample(steps=4)
+    assert pieced.pieces.captures == PLACES and pieced.pieces.replayed == PLACES
+    pieced.sample(steps=2)
+    assert pieced.pieces.replayed == 3 * PLACES, "it is known by now"
+
+
+def test_where_the_gpu_has_work_nothing_is_captured(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_graphs.Gpu, "is_idle", False)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert pieced.pieces.captures == RecordedGraph.begun == 0
+
+
+def test_another_attention_runs_between_two_graphs_and_may_keep_what_it_gets(
+    pieced: Pieced,
+) -> None:
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    sigmas: list[float] = []
+
+    def attend(function: Any, q: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        sigmas.append(float(named["transformer_options"]["sigmas"][0]))
+        result: torch.Tensor = function(q, *args, **named)
+        kept.append((q, q.clone()))
+        kept.append((result, result.clone()))
+        return result * (1.0 + 0.01 * (len(sigmas) % 7))  # hangs on how often it was called
+
+    def image(model: Any) -> torch.Tensor:
+        sigmas.clear()
+        clone = model.clone()
+        options = clone.model_options.setdefault("transformer_options", {})
+        options["optimized_attention_override"] = attend
+        return pieced.sample(clone)
+
+    as_calls = image(pieced.calls)
+    told = list(sigmas)
+    assert torch.equal(image(pieced.model), as_calls) and not torch.equal(as_calls, pieced.as_calls)
+    assert sigmas == told and len(sigmas) == STEPS * BLOCKS
+    assert all(torch.equal(tensor, copy) for tensor, copy in kept)
+    pieces = pieced.pieces
+    assert pieces.replayed == (STEPS - 2) * PLACES
+    assert pieces.cuts == {"another attention than PyTorch's runs between what is replayed": BLOCKS}
+    # A block in two graphs, the last layer in one.
+    assert RecordedGraph.begun == 2 * BLOCKS + 1
+    assert torch.equal(pieced.sample(), pieced.as_calls), "and without it as ever"
+
+
+def test_what_a_hook_keeps_of_a_block_is_its_own(pieced: Pieced) -> None:
+    def kept_by(model: Any) -> list[torch.Tensor]:
+        kept: list[torch.Tensor] = []
+
+        def keep(args: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+            out: dict[str, Any] = more["original_block"](args)
+            kept.extend(out.values())
+            return {name: value.clone() for name, value in out.items()}
+
+        clone = model.clone()
+        for number in range(2):
+            clone.set_model_patch_replace(keep, "dit", "double_block", number)
+        assert torch.equal(pieced.sample(clone), pieced.as_calls)
+        return kept
+
+    as_calls = kept_by(pieced.calls)
+    kept = kept_by(pieced.model)
+    assert pieced.pieces.replayed > 0 and len(kept) == 2 * 2 * STEPS
+    assert all(map(torch.equal, kept, as_calls))
+
+
+def test_new_sizes_loras_and_other_settings_are_captured_anew(pieced: Pieced) -> None:
+    pieced.sample()
+    before = pieced.pieces.captures
+    wide = pieced.sample(width=16)
+    assert pieced.pieces.captures == before + PLACES
+    assert torch.equal(wide, pieced.sample(pieced.calls, width=16))
+    lora = pieced.model.clone()
+    key = next(k for k in lora.model.state_dict() if "single_blocks.0.linear1.weight" in k)
+    shape = lora.model.state_dict()[key].shape
+    change = torch.randn(shape, generator=torch.Generator().manual_seed(5)) * 0.05
+    lora.add_patches({key: ("diff", (change,))}, 1.0)
+    changed = pieced.sample(lora)
+    assert not torch.equal(changed, pieced.as_calls)
+    of_calls = pieced.calls.clone()
+    of_calls.add_patches({key: ("diff", (change,))}, 1.0)
+    assert torch.equal(pieced.sample(of_calls), changed)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    captures = pieced.pieces.captures
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_fp16_accumulation = matmul.allow_fp16_accumulation, True
+    try:
+        again = pieced.sample()
+    finally:
+        matmul.allow_fp16_accumulation = before
+    assert torch.equal(again, pieced.as_calls)
+    assert pieced.pieces.captures == captures + PLACES, "the same kernels, called for otherwise"
+
+
+def test_no_graph_outlives_its_memory(pieced: Pieced) -> None:
+    pieced.sample()
+    memory = pieced.scope._shared.captured
+    assert pieced.pieces.captured == PLACES and memory.used_bytes > 0
+    memory.drop_all()
+    assert pieced.pieces.captured == 0 and memory.used_bytes == 0
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert pieced.pieces.captures == 2 * PLACES
+    pieced.scope.unloaded()
+    assert pieced.pieces.captured == 0
+
+
+def test_a_cancelled_step_ends_within_a_place_and_leaves_nothing_behind(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comfy import model_management
+
+    pieced.sample()
+    replays = []
+
+    def interrupt(*_: Any) -> None:
+        replays.append(1)
+        if len(replays) == 3:
+            model_management.interrupt_current_processing()
+
+    monkeypatch.setattr(recorded_graphs, "on_replay", interrupt)
+    with pytest.raises(model_management.InterruptProcessingException):
+        pieced.sample()
+    assert len(replays) == 3
+    monkeypatch.setattr(recorded_graphs, "on_replay", lambda: None)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+
+
+def test_what_cannot_be_captured_runs_as_calls_and_says_why(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Any, **_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(RecordedGraph, "capture_begin", refuse)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    (reason,) = pieced.pieces.refused
+    assert "operation not permitted" in reason and pieced.pieces.refused[reason] == PLACES
+    assert "operation not permitted" in log.text
+    assert not pieced.scope.faults
