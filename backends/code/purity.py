@@ -41,18 +41,19 @@ _IGNORED = frozenset(
 )
 
 
-def objection(function: Callable[..., Any]) -> Reason | None:
+def objection(function: Callable[..., Any], *, settings: bool = False) -> Reason | None:
     """Say why no graph can stand for another pack's function, or None where one can.
 
     Args:
         function: one whose code is not the host's, torch's or ours (`sources.is_foreign`).
+        settings: whether it may close over numbers and texts: whoever asks looks at them, too.
     """
     free = _free(function)
     for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         if value and not isinstance(value, _PLAIN):
             return of("default_may_change")
     for code in codes(function.__code__):
-        problem = _problem_of_code(code, free, function.__code__)
+        problem = _problem_of_code(code, free, function.__code__, settings)
         if problem is not None:
             return problem
         for chain in global_chains(code):
@@ -87,7 +88,7 @@ def options_kept(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 
 def _problem_of_code(
-    code: types.CodeType, free: dict[str, Any], outer: types.CodeType
+    code: types.CodeType, free: dict[str, Any], outer: types.CodeType, settings: bool
 ) -> Reason | None:
     keeping = _keeping(code) if code is outer else []
     allowed = {id(one) for _, owner, store in keeping for one in (owner, store)}
@@ -105,7 +106,7 @@ def _problem_of_code(
     for one in steps:
         name, operation = one.argval, one.opname
         held = operation.startswith("LOAD_") and "DEREF" in operation and name in free
-        known = held and _is_fixed(free[name])
+        known = held and (_is_fixed(free[name]) or (settings and isinstance(free[name], _PLAIN)))
         if held and not known:
             return of("reads_changing", name=name)
         if operation in ("LOAD_ATTR", "LOAD_METHOD") and name == "__dict__":

@@ -20,7 +20,7 @@ import torch
 
 from ..device import gpu
 from ..host_api.execution import is_interrupt, passes
-from ..operators import registering
+from ..operators import host_attention, registering
 from ..reasons import Reason, of
 from ..weights.casting import Resident
 from ..weights.fetching import Fetched
@@ -150,7 +150,8 @@ class Pieces:
         Returns:
             What the graph gives.
         """
-        key = place, form, tuple((name, _form(value)) for name, value in live.items())
+        brought = tuple((name, _form(value)) for name, value in live.items())
+        key = place, form, brought, host_attention.name_of_step()
         known = self._known.get(key)
         if known is None:
             known = self._known_anew(key)

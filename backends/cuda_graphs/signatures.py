@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..code.steady import Steady, steady
 from ..host_api import options
 from ..reasons import Reason, of
 
@@ -21,6 +22,7 @@ _FUNCTIONS = {
     options.REPLACEMENTS: of("attention_may_differ"),
     options.ATTENTION: of("attention_may_differ"),
 }
+_NOT_STEADY = Steady(of("code_unknown"), None)
 _SEQUENCES = (list, tuple, torch.Size)
 _PLAIN = (bool, int, float, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
@@ -173,8 +175,12 @@ def _walk(
             if key in unread:
                 continue
             if key in _FUNCTIONS:
-                if item:
+                if not item:
+                    continue
+                known = steady(item) if key == options.ATTENTION else _NOT_STEADY
+                if known.why_not is not None:
                     raise FixedCallError(_FUNCTIONS[key])
+                note((key, known.name))
                 continue
             note(key)
             _walk(item, str(key), unread, tensors, note)

@@ -49,6 +49,19 @@ def is_plain(options: dict[str, Any], layer: torch.nn.Module | None = None) -> b
     return not options.get(ATTENTION) and attention.optimized_attention is own
 
 
+def chosen(options: dict[str, Any], layer: torch.nn.Module | None = None) -> tuple[Any, ...] | None:
+    """Return the functions that attend in this process, with these options; None where a layer
+    names its own.
+    """
+    from comfy.ldm.modules import attention
+
+    if layer is not None and names_its_own(layer):
+        return None
+    named = options.get(ATTENTION)
+    own = attention.optimized_attention
+    return (own,) if not named else (named, own)
+
+
 def is_layer(module: torch.nn.Module) -> bool:
     """Tell whether a module is the part of a layer that may name an attention of its own."""
     return type(module) is _of_the_host("ComfyAttention")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
+from ..code.steady import steady
 from ..errors import BuildError
 from ..host_api import attention
 from ..host_api.options import ATTENTION
@@ -23,7 +24,8 @@ from .attention_layer import AttentionLayer
 from .host_layer import part_at
 
 #: Why a call of the operator is not recorded.
-_ANOTHER, _BY_THE_CALL = of("attention_between"), of("attention_of_call")
+_BY_THE_CALL = of("attention_of_call")
+_OF_A_LAYER = of("attention_between", why=of("own_attention"))
 
 
 class Choice(Protocol):
@@ -318,7 +320,17 @@ def _why_apart(
     masked = live_arguments.of_step(masked_by) if masked_by else None
     if called or not isinstance(masked, (torch.Tensor, type(None))):
         return _BY_THE_CALL
-    return None if attention.is_plain(_thread.options or {}, layer) else _ANOTHER
+    functions = attention.chosen(_thread.options or {}, layer)
+    if functions is None:
+        return _OF_A_LAYER
+    problem = next(filter(None, (steady(each).why_not for each in functions)), None)
+    return None if problem is None else of("attention_between", why=problem)
+
+
+def name_of_step() -> Hashable:
+    """Return what is equal for steps whose attention goes to functions that do the same."""
+    functions = attention.chosen(_thread.options or {}) or ()
+    return tuple(steady(each).name for each in functions)
 
 
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:

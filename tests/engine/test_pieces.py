@@ -140,10 +140,34 @@ def test_another_attention_runs_between_two_graphs_and_may_keep_what_it_gets(
     assert all(torch.equal(tensor, copy) for tensor, copy in kept)
     pieces = pieced.pieces
     assert pieces.replayed == (STEPS - 2) * PLACES
-    assert pieces.cuts == {"another attention than PyTorch's runs between what is replayed": BLOCKS}
+    (cut,) = pieces.cuts
+    assert pieces.cuts[cut] == BLOCKS
+    assert cut.startswith("another attention runs between what is replayed (reads ")
     # A block in two graphs, the last layer in one.
     assert RecordedGraph.begun == 2 * BLOCKS + 1
     assert torch.equal(pieced.sample(), pieced.as_calls), "and without it as ever"
+
+
+def test_an_attention_that_keeps_nothing_is_captured_and_told_apart(pieced: Pieced) -> None:
+    def override_by(scale: float) -> Any:
+        def attend(function: Any, q: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+            result: torch.Tensor = function(q * scale, *args, **named)
+            return result
+
+        return attend
+
+    def image(model: Any, scale: float) -> torch.Tensor:
+        clone = model.clone()
+        options = clone.model_options.setdefault("transformer_options", {})
+        options["optimized_attention_override"] = override_by(scale)
+        return pieced.sample(clone)
+
+    images = [image(pieced.model, scale) for scale in (0.5, 1.5, 0.5)]
+    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
+    assert torch.equal(images[0], image(pieced.calls, 0.5))
+    pieces = pieced.pieces
+    assert not pieces.cuts and pieces.captures == 2 * BLOCKS + 1, "the last layer attends to none"
+    assert pieces.replayed == 3 * STEPS * PLACES - 2 * pieces.captures
 
 
 def test_what_a_hook_keeps_of_a_block_is_its_own(pieced: Pieced) -> None:
