@@ -59,7 +59,7 @@ def steady(function: Any) -> Steady:
 def _look(
     function: Any, cells: list[tuple[Any, Any]], name: list[Hashable], seen: set[int]
 ) -> Reason | None:
-    """Why a function may do something else the next time; what it holds, and what it is, is noted."""
+    """Why a function may do something else the next time; what it is, and holds, is noted."""
     if id(function) in seen:
         return None
     seen.add(id(function))

@@ -5,6 +5,7 @@ and done once more on the same memory at each replay. What it does on the proces
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from warmgraph_backends.cuda_graphs import memory, piece, pieces
+from warmgraph_backends.operators import registering
 from warmgraph_backends.sessions.start import Starter
 
 from . import made_up_compiler
@@ -93,6 +95,25 @@ class Recorded(made_up_compiler.Traced):
         names = call.__closure__[0].cell_contents  # type: ignore[index]
         names["torch"] = _Names(torch)
         return call
+
+
+class Listing:
+    """Records nothing, and lists what a graph could not hold."""
+
+    def __init__(self) -> None:
+        self.cuts: Counter[str] = Counter()
+
+    def stand_apart(self, run: Any, fake: Any, args: Any, why: str) -> Any:
+        self.cuts[why] += 1
+        return run(*args)
+
+
+def cuts(run: Callable[[], Any]) -> Counter[str]:
+    """What would cut the places that are called meanwhile, by reason."""
+    listing = Listing()
+    with registering.recorded_by(listing):
+        run()
+    return listing.cuts
 
 
 class _Stream:

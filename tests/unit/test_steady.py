@@ -13,7 +13,7 @@ from warmgraph_backends.code.steady import Steady, steady
 from warmgraph_tools.inprocess import Host
 
 #: A pack's module, as packs write it.
-PACK = '''
+PACK = """
 import torch
 import comfy.ldm.modules.attention as host
 
@@ -66,7 +66,7 @@ def keeping_inside():
 class Attends:
     def __call__(self, func, *args, **kwargs):
         return func(*args, **kwargs)
-'''
+"""
 
 
 @pytest.fixture

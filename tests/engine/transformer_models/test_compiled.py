@@ -17,6 +17,7 @@ from warmgraph_tools.inprocess import Host
 from ..blocks import check_blocks
 from ..elsewhere import block_classes, check_one_more_argument
 from ..lab import TOLERANCE, Lab
+from ..recorded_graphs import cuts
 from ..transformer_runs import Run, keeping_nothing
 from .kinds import VARIANTS
 
@@ -29,6 +30,7 @@ WRITING = dict.fromkeys(("flux1", "flux2", "chroma", "hunyuan", "hunyuan_15"), _
 WRITING["qwen21"] = {"QwenImage21TransformerBlock"}
 # Whose texts are padded to one length, so that guidance makes one call of two prompts.
 GUIDED = ("wan", "wan_image", "wan_5b", "sd3", "anima", "predict2_video")
+BY_THE_CALL = "a function of the call attends between what is replayed"
 # Which take reference images, and what the host has to be told for it.
 REFERRING: dict[str, dict[str, Any]] = {
     "flux1": {},
@@ -83,6 +85,30 @@ def test_a_newer_hosts_argument_leaves_its_blocks_to_it_and_ends_no_prompt(run: 
     )
     assert run.lab.jobs() == jobs
     run.check()
+
+
+def test_a_place_is_replayed_in_one_piece_and_an_attention_that_may_change_cuts_it(
+    run: Run,
+) -> None:
+    called: list[int] = []
+
+    def attend(function: Any, *args: Any, **named: Any) -> torch.Tensor:
+        called.append(1)
+        result: torch.Tensor = function(*args, **named)
+        return result
+
+    keeps_keys = run.kind == "qwen21"  # whose first pass attends by a function of its own
+    found = cuts(run.sample)
+    assert set(found) == ({BY_THE_CALL} if keeps_keys else set())
+    clone = run.model.clone()
+    options = clone.model_options.setdefault("transformer_options", {})
+    options["optimized_attention_override"] = attend
+    found = cuts(lambda: run.sample(model=clone))
+    assert max(call.error for call in run.probe.calls) <= TOLERANCE
+    others = [why for why in found if why.endswith("(reads called, which may change)")]
+    assert len(others) == 1 and len(found) == 1 + keeps_keys
+    if not keeps_keys:
+        assert found[others[0]] == len(called) == run.expected.attentions * len(run.probe.calls)
 
 
 def test_two_prompts_of_two_lengths_run_compiled(run: Run) -> None:
