@@ -108,7 +108,7 @@ def test_a_place_is_replayed_in_one_piece_and_an_attention_that_may_change_cuts_
     others = [why for why in found if why.endswith("(reads called, which may change)")]
     assert len(others) == 1 and len(found) == 1 + keeps_keys
     if not keeps_keys:
-        assert found[others[0]] == len(called) == run.expected.attentions * len(run.probe.calls)
+        assert found[others[0]] == run.expected.attentions * len(run.probe.calls) > 0
 
 
 def test_two_prompts_of_two_lengths_run_compiled(run: Run) -> None:
