@@ -10,7 +10,7 @@ from .captured_cases import batches, exact, forms, run_costs, soak
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
-from .part_cases import BF16_VAE, FP32_VAE, controlnet, vae, vae_memory
+from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .rival_cases import rival, rivals
 from .stages import TEMPLATES
 from .stages_case import stages
@@ -249,6 +249,7 @@ CASES: dict[str, Case] = {
     "h3_video_vae": Case(video_vae("h3"), 150),
     **{f"stages_{name}": Case(stages(name), 80) for name in TEMPLATES},
     "dispatch": Case(dispatch, 40),
+    "int8_rows": Case(int8_rows, 20),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),
     "users_run": Case(users_run, 150),

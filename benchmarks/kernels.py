@@ -9,7 +9,7 @@ from typing import Any
 CLASSES = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "ours": ("triton_",),
-    "quantisation": ("quantize", "convrot"),
+    "quantisation": ("quantize", "quantise", "convrot"),
     "layout": ("nchwtonhwc", "nhwctonchw", "converttensor", "transpose"),
     "convolution": ("fprop", "conv", "vol2col", "cudnn"),
     "linear": ("gemm", "nvjet", "cutlass", "xmma", "splitk"),

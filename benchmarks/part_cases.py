@@ -1,4 +1,4 @@
-"""The cases of what stands beside a UNet: VAE and ControlNet."""
+"""The cases of parts: VAE and ControlNet, which stand beside a UNet, and a kernel of ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,27 @@ TEN_SIZES = (
     (1024, 1024, 2),
     (1536, 1024, 1),
 )
+#: Rows, width, activation, rotated: Z-Image, Flux' last product and Wan 14B's, H3's feed-forward.
+INT8_ROWS: tuple[tuple[int, int, str, bool], ...] = (
+    *((4352, 3840, "", rotated) for rotated in (True, False)),
+    *((4608, 15360, "", rotated) for rotated in (True, False)),
+    *((14040, width, "", True) for width in (5120, 13824)),
+    *((14040, 13824, "gelu_tanh", rotated) for rotated in (True, False)),
+    *((8192, 14336, "swiglu", rotated) for rotated in (True, False)),
+    (4096, 28672, "", True),
+)
 Result = dict[str, Any]
+
+
+def int8_rows(lab: Lab) -> Result:
+    """What int8 weights multiply, made int8 by the library's kernels and by ours."""
+    result = lab.run("int8_rows", limit_s=120, cases=[list(case) for case in INT8_ROWS])
+    lines = [
+        f"{name}: library {row.get('library_ms')} ms ({row.get('library_gb_s')} GB/s), ours "
+        f"{row.get('ours_ms')} ms ({row.get('ours_gb_s')} GB/s)"
+        for name, row in result["rows"].items()
+    ]
+    return {"meaning": "bytes of a row's read and of its int8's write", **result, "lines": lines}
 
 
 def vae(flags: tuple[str, ...], *, dtype: str, sizes: list[list[Any]]) -> Callable[[Lab], Result]:

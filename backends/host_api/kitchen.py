@@ -133,22 +133,6 @@ def rounded_input(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     return QuantizedTensor(values, TensorCoreFP8E4M3Layout.__name__, known)
 
 
-def multiply_int8(
-    x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Multiply `[rows, in]` by an int8 weight that is not rotated; rows are quantised on the way.
-
-    Raises:
-        RuntimeError: this version of the library has no such operator.
-    """
-    try:
-        operator: Any = torch.ops.comfy_kitchen.int8_linear
-        result: torch.Tensor = operator(x, values, scale, bias, _CODES[x.dtype])
-    except (AttributeError, TypeError) as error:
-        raise RuntimeError(f"{PACKAGE}'s int8 product is not the known one: {error}") from error
-    return result
-
-
 def multiply_int8_rows(
     rows: torch.Tensor,
     scales: torch.Tensor,
@@ -158,7 +142,7 @@ def multiply_int8_rows(
     dtype: torch.dtype,
     stream: int,
 ) -> torch.Tensor:
-    """Multiply rows that are int8 already by an int8 weight, as `multiply_int8` does it then.
+    """Multiply rows that are int8 already by an int8 weight, as the library's own product does.
 
     Args:
         rows: int8 [rows, in]; scales: float32 [rows, 1], what one of each row is worth.

@@ -1,77 +1,149 @@
 """Rows as int8 with a scale each, in one pass: what an int8 product multiplies.
 
-The host's library has a kernel for it that took three times what its reads and writes would (an
-H200: 0.18 of 0.05 ms for 14040 rows of 5120). Here each thread reads its part of a row once, as
-sixteen bytes at a time, and keeps it in registers.
+Where an int8 weight's rows were rotated before they were quantised (ConvRot), what it multiplies is
+rotated, too; and the host's code may put an activation before that. Of the host's library the
+kernel that only quantises took three times what its reads and writes would (an H200: 0.18 of
+0.05 ms for 14040 rows of 5120), and the one that does all of it takes longer. Here each thread
+reads its part of a row once, sixteen bytes at a time, and keeps it in registers in float32. Eight
+threads hold a group that is rotated: of the eight bits of an element's number in it, one of three
+pairs each lies across threads. So the rotation takes three exchanges for two elements.
+
+Source of the rotation: https://arxiv.org/abs/2512.03673
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from ..device.gpu import is_capturing
 from ..torch_api.cuda_source import Launch, compile_or_warn
 
 #: What the kernel does, in words.
 WHAT = "turning what int8 weights multiply into int8"
-#: Elements that a thread reads at once, and how often it does so.
-_AT_ONCE, _TIMES = 8, 4
-_MOST_THREADS = 1024
-#: Rows must be whole multiples of `_AT_ONCE`, and no longer than this.
-WIDEST = _AT_ONCE * _TIMES * _MOST_THREADS
+#: So many neighbours are rotated together.
+GROUP = 256
+#: Elements that a thread reads at once, and how often it does so (the source's `PLACES`).
+_AT_ONCE, _PLACES = 8, 4
+#: In bytes: what is read at once begins at a multiple of itself.
+_ALIGNED = 16
+_WARP, _MOST_THREADS = 32, 1024
+#: The longest row that a block holds.
+WIDEST = _AT_ONCE * _PLACES * _MOST_THREADS
 
 
-def source() -> str:
-    """Return the kernel's source."""
-    return f"#define TIMES {_TIMES}\n{Path(__file__).with_suffix('.cu').read_text('utf-8')}"
+class _Activation(NamedTuple):
+    """One that the kernel computes: its name there, and how many elements it makes one of."""
+
+    name: str
+    parts: int
 
 
-def results_for(count: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make room for so many rows, as `Int8Rows.quantise` gives them."""
-    values = torch.empty(count, width, dtype=torch.int8, device=device)
-    return values, torch.empty(count, 1, dtype=torch.float32, device=device)
+#: By the host's names (`host_api.activations`), as its library computes them: in float32.
+ACTIVATIONS = {
+    "": _Activation("NONE", 1),
+    "gelu_tanh": _Activation("GELU_TANH", 1),
+    "swiglu": _Activation("SWIGLU", 2),
+}
+
+
+class Sort(NamedTuple):
+    """Rows that one kernel is compiled for.
+
+    Attributes:
+        dtype: float16 or bfloat16.
+        act: what is done to them first, a key of `ACTIVATIONS`.
+        rotated: whether groups of `GROUP` are rotated then.
+    """
+
+    dtype: torch.dtype
+    act: str = ""
+    rotated: bool = False
+
+
+def source(sort: Sort) -> str:
+    """Return the source of a kernel."""
+    known = {
+        "HALF": int(sort.dtype is torch.float16),
+        "ACTIVATION": ACTIVATIONS[sort.act].name,
+        "ROTATED": int(sort.rotated),
+        "PLACES": _PLACES,
+    }
+    defined = "".join(f"#define {name} {value}\n" for name, value in known.items())
+    return defined + Path(__file__).with_suffix(".cu").read_text("utf-8")
 
 
 class Int8Rows:
-    """Quantises rows on the GPU that its kernel was compiled for."""
+    """Quantises rows on one GPU. A kernel is compiled when rows of its sort first come."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._launches: dict[Sort, Launch | None] = {}
 
-    @classmethod
-    def compiled(cls, device: torch.device) -> Int8Rows | None:
-        """Make one for a GPU; None where nothing compiles CUDA source, as the log says
-        then.
+    def takes(self, rows: torch.Tensor, *, act: str = "", rotated: bool = False) -> bool:
+        """Tell whether `quantise` can be called with rows such as these, of whatever shape.
+
+        Not where nothing compiles the kernel, as the log says then. Nor where a call is captured
+        and it was not compiled yet: no code can be loaded meanwhile.
         """
-        launch = compile_or_warn(source(), "quantise_rows", WHAT, device)
-        return None if launch is None else cls(launch)
+        sort = Sort(rows.dtype, act, rotated)
+        return _may_be(rows, sort) and self._launch_for(sort) is not None
 
     def quantise(
-        self, rows: torch.Tensor, into: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, rows: torch.Tensor, *, act: str = "", rotated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows as whole numbers of -127 to 127 and what one of them is worth.
 
+        Nothing is rounded before that: the activation and the rotation are computed in float32.
+
         Args:
-            rows: [rows, width], float16 or bfloat16, contiguous; width a multiple of 8 up to
-                `WIDEST`.
-            into: contiguous tensors that get what is returned.
+            rows: [rows, in], float16 or bfloat16, contiguous.
+            act: what is done to them first, a key of `ACTIVATIONS`. A gated one leaves `width`
+                elements, half of `in`; any other leaves all.
+            rotated: whether each `GROUP` of these is multiplied by the regular Hadamard matrix.
 
         Returns:
-            int8 [rows, width]; float32 [rows, 1], NaN for a row that has one.
+            int8 [rows, width]; float32 [rows, 1]. Of a row with a NaN or an infinity the second is
+            not finite, and the first means nothing.
 
         Raises:
-            ValueError: another layout or width.
+            ValueError: the width is no multiple of 8 (of `GROUP`, where they are rotated) up to
+                `WIDEST`; or another layout, alignment, dtype or activation.
+            RuntimeError: there is no kernel for these (`takes`).
         """
-        count, width = rows.shape
-        if not rows.is_contiguous() or width % _AT_ONCE or not 0 < width <= WIDEST:
+        count, held = rows.shape
+        sort = Sort(rows.dtype, act, rotated)
+        if not rows.is_contiguous() or not _may_be(rows, sort):
             raise ValueError(
-                f"rows must be contiguous, of a multiple of {_AT_ONCE} elements up to {WIDEST}, "
-                f"got {list(rows.shape)} with strides {list(rows.stride())}"
+                f"rows must be contiguous, aligned, and of a width that the kernel takes, got "
+                f"{list(rows.shape)} with strides {list(rows.stride())} for {sort}"
             )
-        values, scales = into or results_for(count, width, rows.device)
-        pieces = width // _AT_ONCE
-        threads = -(-pieces // _TIMES)
-        is_half = int(rows.dtype is torch.float16)
-        self._launch(count, -(-threads // 32) * 32, (rows, values, scales, pieces, is_half))
+        launch = self._launch_for(sort)
+        if launch is None:
+            raise RuntimeError(f"there is no kernel for {sort} on {self._device}")
+        width = held // ACTIVATIONS[act].parts
+        values = torch.empty(count, width, dtype=torch.int8, device=rows.device)
+        scales = torch.empty(count, 1, dtype=torch.float32, device=rows.device)
+        threads = -(-width // (_AT_ONCE * _PLACES))
+        arguments = rows, values, scales, width // _AT_ONCE
+        launch(count, -(-threads // _WARP) * _WARP, arguments)
         return values, scales
+
+    def _launch_for(self, sort: Sort) -> Launch | None:
+        if sort not in self._launches:
+            if is_capturing(self._device):
+                return None
+            found = compile_or_warn(source(sort), "quantise_rows", WHAT, self._device)
+            self._launches[sort] = found
+        return self._launches[sort]
+
+
+def _may_be(rows: torch.Tensor, sort: Sort) -> bool:
+    """Tell whether a kernel may be compiled for these rows."""
+    if sort.dtype not in (torch.float16, torch.bfloat16) or sort.act not in ACTIVATIONS:
+        return False
+    held, parts = rows.shape[-1], ACTIVATIONS[sort.act].parts
+    step = parts * (GROUP if sort.rotated else _AT_ONCE)
+    return held % step == 0 and 0 < held <= parts * WIDEST and rows.data_ptr() % _ALIGNED == 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from warmgraph_backends.kernels import int8_rows
+from warmgraph_backends.kernels.int8_rows import ACTIVATIONS, Sort
 from warmgraph_backends.operators import head_rotation
 from warmgraph_backends.torch_api.cuda_source import compile_binary
 
+DTYPES = (torch.float16, torch.bfloat16)
+SORTS = itertools.starmap(Sort, itertools.product(DTYPES, ACTIVATIONS, (False, True)))
 SOURCES = {
-    "quantise_rows": (int8_rows.source(),),
-    "norm_and_rotate": tuple(map(head_rotation.source_for, (torch.float16, torch.bfloat16))),
+    "quantise_rows": tuple(map(int8_rows.source, SORTS)),
+    "norm_and_rotate": tuple(map(head_rotation.source_for, DTYPES)),
 }
 
 

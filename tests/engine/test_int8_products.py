@@ -1,6 +1,6 @@
-"""Products by int8 weights, in the host's own layers: by what the library chose, or, of rotated
-ones, rotated apart: as near to the truth as the library's own, and only where that is quicker. What
-a GPU would take is given.
+"""Products by int8 weights, in the host's own layers: by what the library chose, or of rows that a
+kernel of ours quantised: as near to the truth as the library's own, and only where that is quicker.
+What a GPU would take is given; the kernel's very source runs on the processor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import torch
 
 from warmgraph_backends.choices import int8_products, ways
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
-from warmgraph_backends.host_api import kitchen
+from warmgraph_backends.host_api import activations, kitchen
+from warmgraph_backends.kernels import int8_rows
+from warmgraph_tools import cuda_on_cpu
 from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.exact_rows import exact, hadamard
 from warmgraph_tools.inprocess import Host
 
 from .lab import Lab, relative, sampled
@@ -26,30 +29,49 @@ PATH = "double_blocks.0.img_mlp.2"
 
 
 class Card:
-    """A GPU that takes these milliseconds; counts what was timed and what was rotated apart."""
+    """A GPU that takes these milliseconds; counts what was timed and what our kernel quantised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.times = times
         self.timed = 0
         self.apart = 0
         self.is_capturing = False
-        multiply = kitchen.multiply_int8
 
         def by_turns(runs: Any, *, are_short: bool) -> dict[str, float]:
             assert set(runs) == {"host", "apart"} and are_short
             self.timed += 1
             return self.times
 
-        def counted(*inputs: Any) -> torch.Tensor:
+        def multiply(*given: Any) -> torch.Tensor:
             self.apart += 1
-            return multiply(*inputs)
+            return product_of_rows(*given)
+
+        def compile_kernel(source: str, name: str, *_: Any) -> Any:
+            return cuda_on_cpu.compile_cuda(source, name)
 
         monkeypatch.setattr(int8_products, "_is_open", lambda input: True)
+        monkeypatch.setattr(int8_products, "current_stream", lambda device: 0)
+        monkeypatch.setattr(int8_rows, "compile_or_warn", compile_kernel)
+        monkeypatch.setattr(int8_rows, "is_capturing", lambda device: self.is_capturing)
         monkeypatch.setattr(ways, "by_turns", by_turns)
-        monkeypatch.setattr(kitchen, "multiply_int8", counted)
+        monkeypatch.setattr(kitchen, "multiply_int8_rows", multiply)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
         )
+
+
+def product_of_rows(
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    values: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    stream: int,
+) -> torch.Tensor:
+    """What the library's kernel for GPUs gives (`kitchen.multiply_int8_rows`)."""
+    found = torch._int_mm(rows, values.T).double() * scales.double() * scale.double().view(1, -1)
+    return (found if bias is None else found + bias.double()).to(dtype)
 
 
 @pytest.fixture
@@ -57,11 +79,15 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return Card(monkeypatch, {"host": 1.0, "apart": 0.5})
 
 
+def layer_of(form: str) -> Any:
+    """A layer of the host's with int8 weights: 1024 to 256 features."""
+    return transformers.load_quantised("flux1", form).model.diffusion_model.get_submodule(PATH)
+
+
 @pytest.fixture(scope="module")
 def layer(host: Host) -> Any:
-    """A layer of the host's with rotated int8 weights: 1024 to 256 features."""
-    model = transformers.load_quantised("flux1", "int8_convrot")
-    return model.model.diffusion_model.get_submodule(PATH)
+    """One whose weights are rotated."""
+    return layer_of("int8_convrot")
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -73,11 +99,12 @@ def error(found: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", ["int8", "int8_convrot"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_as_near_to_the_truth_as_the_librarys_own(
-    card: Card, layer: Any, tmp_path: Path, dtype: torch.dtype
+    card: Card, host: Host, tmp_path: Path, form: str, dtype: torch.dtype
 ) -> None:
-    x = rows(2, 33, dtype=dtype)
+    layer, x = layer_of(form), rows(2, 33, dtype=dtype)
     weight = layer.weight.dequantize().double()
     truth = x.double() @ weight.T + layer.bias.double()
     found, hosts = Int8Products(tmp_path, MACHINE).call(layer, x), layer(x)
@@ -87,14 +114,47 @@ def test_as_near_to_the_truth_as_the_librarys_own(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("form", ["int8", "int8_convrot"])
+@pytest.mark.parametrize("act", sorted(int8_rows.ACTIVATIONS.keys() - {""}))
+def test_an_activation_is_computed_along_the_way(
+    card: Card, host: Host, tmp_path: Path, form: str, act: str
+) -> None:
+    layer = layer_of(form)
+    x = torch.cat([rows(33)] * int8_rows.ACTIVATIONS[act].parts, -1)
+    active = exact(x, act, rotated=False)
+    assert error(activations.activated(x, act), active) < 1e-2  # the host means the same by it
+    truth = active @ layer.weight.dequantize().double().T + layer.bias.double()
+    found = Int8Products(tmp_path, MACHINE).multiply(x, layer.weight, layer.bias, act)
+    weight = kitchen.int8_weight(layer.weight)
+    assert weight is not None
+    given = x, weight, layer.bias, act
+    hosts = kitchen.int8_product(*given)(*given)
+    assert card.apart == 1 and error(found, truth) <= 1.02 * error(hosts, truth)
+
+
+def test_all_of_the_hosts_activations_are_known() -> None:
+    import comfy.ops
+
+    assert int8_rows.ACTIVATIONS.keys() - {""} == comfy.ops.INPUT_ACT_EAGER.keys()
+
+
+@torch.no_grad()
 def test_sums_beyond_float16s_largest_number_stay_finite(
     card: Card, layer: Any, tmp_path: Path
 ) -> None:
-    column = 6000.0 * int8_products.hadamard()[:, 3].sign()
+    column = 6000.0 * hadamard()[:, 3].sign()
     x = column.repeat(4)[None].half()
     found = Int8Products(tmp_path, MACHINE).call(layer, x)
     truth = x.double() @ layer.weight.dequantize().double().T + layer.bias.double()
     assert card.apart == 1 and found.isfinite().all() and error(found, truth) < 2e-2
+
+
+@torch.no_grad()
+def test_rows_that_are_not_side_by_side_are_taken(card: Card, layer: Any, tmp_path: Path) -> None:
+    whole = rows(2, 9)
+    found = Int8Products(tmp_path, MACHINE).call(layer, whole[:, 2:7])
+    assert torch.equal(found, Int8Products(tmp_path, MACHINE).call(layer, whole[:, 2:7].clone()))
+    assert card.apart == 2
 
 
 @torch.no_grad()
@@ -110,7 +170,7 @@ def test_times_decide_and_are_remembered(
     Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 1 and card.apart == 7
     kept = json.loads((tmp_path / FILE_NAME).read_text())
-    assert kept == {MACHINE: {"1.2 rows bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
+    assert kept == {MACHINE: {"1.2 rotated bfloat16 1024 256 12": {"host": 1.0, "apart": 0.5}}}
     monkeypatch.setattr(kitchen, "version", lambda: "1.3")  # whose own kernel may be a quicker one
     Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 2 and card.apart == 8
@@ -130,10 +190,10 @@ def test_what_the_host_computes_anew_or_otherwise_is_the_hosts(
     monkeypatch.setattr(layer, "weight_function", [])
     monkeypatch.setattr(layer, "_forward", lambda input, weight, bias: input[..., :256])
     assert torch.equal(products.call(layer, x), x[..., :256]) and card.apart == 0
-    for form in ("int8", "fp8_e4m3fn"):
-        other = transformers.load_quantised("flux1", form).model.diffusion_model
-        other = other.get_submodule(PATH)
-        assert torch.equal(products.call(other, x), other(x)) and card.apart == 0
+    other = layer_of("fp8_e4m3fn")
+    assert torch.equal(products.call(other, x), other(x)) and card.apart == 0
+    wide = rows(64, dtype=torch.float32)  # our kernel takes none in float32
+    assert torch.equal(products.call(layer, wide), layer(wide)) and card.apart == 0
     assert card.timed == 0
 
 
@@ -153,31 +213,30 @@ def test_nothing_is_timed_or_made_while_a_call_is_captured(
 
 
 @torch.no_grad()
-def test_an_operator_that_is_not_the_known_one_is_the_hosts(
+def test_rows_that_the_library_does_not_multiply_are_the_hosts(
     card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Operators:
-        """Another version's."""
-
-    monkeypatch.setattr(torch.ops, "comfy_kitchen", Operators, raising=False)
-    with pytest.raises(RuntimeError, match="not the known one"):
-        kitchen.multiply_int8(rows(1), *2 * [torch.zeros(1)], None)
-    monkeypatch.undo()
-    again = Card(monkeypatch, card.times)
     products, x = Int8Products(tmp_path, MACHINE), rows(64)
 
     def refuses(*_: Any) -> torch.Tensor:
         raise RuntimeError("not for this card")
 
-    monkeypatch.setattr(kitchen, "multiply_int8", refuses)
+    monkeypatch.setattr(kitchen, "multiply_int8_rows", refuses)
     for _ in range(2):
         assert torch.equal(products.call(layer, x), layer(x))
-    assert again.timed == 1
+    assert card.timed == 1 and card.apart == 0
 
 
 def test_a_compiled_model_multiplies_by_it(
-    card: Card, host: Host, shared: Lab, tmp_path: Path
+    card: Card, host: Host, shared: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    multiply = Int8Products.multiply
+
+    def in_half(self: Int8Products, input: torch.Tensor, *others: Any) -> torch.Tensor:
+        """As on a GPU: a processor's small models are in float32."""
+        return multiply(self, input.bfloat16(), *others).to(input.dtype)
+
+    monkeypatch.setattr(Int8Products, "multiply", in_half)
     model = transformers.load_quantised("flux1", "int8_convrot")
     shared.compiled(model)
     lab = shared.copy_to(tmp_path / "lab")  # what takes which time is noted beside its graphs

@@ -417,6 +417,7 @@ def test_a_child_is_stopped_when_one_of_its_parts_takes_too_long(
         ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64", "linear"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16_knob_7", "attention"),
         ("void comfy::quantize_int8_rowwise_convrot64_kernel<__nv_bfloat16>", "quantisation"),
+        ("quantise_rows", "quantisation"),
         ("something_else", "other"),
     ],
 )
