@@ -130,6 +130,12 @@ def is_passed(mark: Any) -> bool:
     return mark is None or bool(mark.query())
 
 
+def wait_for(mark: Any) -> None:
+    """Wait until the device has come to a mark; nothing waits where there is none."""
+    if mark is not None:
+        mark.synchronize()
+
+
 def seconds_between(begin: Any, end: Any) -> float:
     """Return the time between two marks, once the second is passed; 0.0 without marks."""
     if begin is None or end is None:

@@ -233,6 +233,7 @@ class Scope:
         """
         with self._lock:
             self._run_open = True
+            self.account.lookahead.begin_run()
             for graph in () if within else (*self.graphs, *self.second_graphs):
                 graph.wake()
             if self._bound is not None:
@@ -321,6 +322,7 @@ class Scope:
         if not self._run_open:
             self.begin_run(within=True)
         bound = self._look_again()
+        self.account.lookahead.begin_step()
         bound.weights.begin_step()
         self.forwards.refresh()
         step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))

@@ -15,6 +15,7 @@ from ..device.gpu import is_gpu
 from ..operators import host_layer
 from ..plans.plan import Place
 from ..reasons import Reason
+from .lookahead import Lookahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,9 @@ class Account:
     Attributes:
         calls: how many graphs have served.
         needs: what calls needed; the model keeps it.
+        lookahead: how far they are ahead of the GPU.
     """
 
     calls: int = 0
     needs: Needs = field(default_factory=set)
+    lookahead: Lookahead = field(default_factory=Lookahead)

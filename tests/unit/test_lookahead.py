@@ -1,0 +1,67 @@
+"""In a long step the processor is never far ahead of the GPU. A list stands for the GPU's queue."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from warmgraph_backends.runtime import lookahead
+from warmgraph_backends.runtime.lookahead import AHEAD, LONG_S, Lookahead
+
+DEVICE = torch.device("cpu")
+
+
+class Queue:
+    """Notes how many marks wait in it, and a clock that goes on while one is waited for."""
+
+    def __init__(self, place_s: float) -> None:
+        self.now, self.waiting, self.furthest, self.waits = 0.0, 0, 0, 0
+        self._place_s = place_s
+
+    def mark(self, device: torch.device) -> str:
+        self.waiting += 1
+        self.furthest = max(self.furthest, self.waiting)
+        return "a mark"
+
+    def wait_for(self, mark: str) -> None:
+        self.waiting -= 1
+        self.waits += 1
+        self.now += self._place_s
+
+
+def _step(ahead: Lookahead, queue: Queue, places: int = 10) -> None:
+    ahead.begin_step()
+    queue.waiting = queue.waits = queue.furthest = 0
+    for _ in range(places):
+        ahead.wait(DEVICE)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Queue:
+    made = Queue(request.param)
+    monkeypatch.setattr(lookahead, "gpu", made)
+    monkeypatch.setattr(lookahead.time, "perf_counter", lambda: made.now)
+    return made
+
+
+@pytest.mark.parametrize("queue", [0.3], indirect=True)
+def test_a_long_step_is_queued_place_by_place(queue: Queue) -> None:
+    ahead = Lookahead()
+    ahead.begin_run()
+    for _ in range(3):
+        _step(ahead, queue)
+        assert queue.furthest == AHEAD and queue.waits == 10 - AHEAD
+
+
+@pytest.mark.parametrize("queue", [LONG_S / 100], indirect=True)
+def test_a_short_step_is_queued_as_a_whole_once_it_is_known(queue: Queue) -> None:
+    ahead = Lookahead()
+    ahead.begin_run()
+    _step(ahead, queue)
+    assert queue.waits > 0, "the first step tells"
+    for _ in range(2):
+        _step(ahead, queue)
+        assert queue.waits == queue.furthest == 0
+    ahead.begin_run()  # of another size, perhaps
+    _step(ahead, queue)
+    assert queue.waits > 0
