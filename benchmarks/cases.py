@@ -11,6 +11,7 @@ from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
+from .pieces_case import PIECES, interrupt, pieces
 from .rival_cases import rival, rivals
 from .stages import TEMPLATES
 from .stages_case import stages
@@ -267,6 +268,8 @@ CASES: dict[str, Case] = {
     **{f"transformer_{name}": Case(transformer(name), 300) for name in TRANSFORMER_SIZES},
     **{f"transformer_{name}": Case(transformer(name), 200) for name in UNREPLAYED},
     **{f"transformer_{name}": Case(more(name), 90) for name in MORE},
+    **{f"pieces_{name}": Case(pieces(name), 150) for name in PIECES},
+    "interrupt": Case(interrupt, 120),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

@@ -7,6 +7,7 @@ from typing import Any
 
 from .figure import Figure, largest, speedup
 from .memory_cases import QUANTISED_CARDS
+from .pieces_case import PIECES
 
 
 def _smallest_against_blocks(*cases: dict[str, Any]) -> float:
@@ -87,7 +88,27 @@ _LIGHT = _transformers("zimage", "flux1", "klein4b", "wan1_3b")
 _QUANTISED = _transformers("zimage_int8", "flux1_int8", "flux1_fp8")
 _SMALL_CARDS = tuple(f"small_cards_{kind}" for kind in QUANTISED_CARDS)
 _QUANTISED_SIX = ("vram_six_zimage_int8", "vram_six_flux1_fp8")
+_PIECES = tuple(f"pieces_{name}" for name in PIECES)
 TRANSFORMER_FIGURES: dict[str, Figure] = {
+    **{
+        f"flux1_512{name}_override_speedup": Figure(
+            "eager / ours", (f"pieces_flux1_512_{case}",), lambda found: found["speedup"], bar
+        )
+        for name, case, bar in (("", "known", ">= 2.0"), ("_unknown", "unknown", ">= 1.7"))
+    },
+    "replayed_exact_max_abs_diff": Figure(
+        "replayed blocks against calls", _PIECES, largest("max_abs_diff"), "== 0", any_of=True
+    ),
+    "replayed_peak_vram_ratio": Figure(
+        "replayed blocks / calls",
+        _PIECES,
+        lambda *cases: max(
+            round(case["peak_mib"]["ours"] / case["peak_mib"]["calls"], 3) for case in cases
+        ),
+        "<= 1.05",
+        any_of=True,
+    ),
+    "interrupt_seconds": Figure("s", ("interrupt",), lambda case: case["ours_seconds"], "<= 0.4"),
     **_transformer_speedups(),
     "dit_vs_per_block_torch_compile": Figure(
         "per block / ours", _SIX, _smallest_against_blocks, ">= 1.12", any_of=True

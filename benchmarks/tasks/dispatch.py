@@ -64,20 +64,23 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
 
     class Recorder:
         def __init__(self, name: str, call: Any) -> None:
-            self.name, self.call, self.decline = name, call, call.decline
+            self.name, self.call = name, call
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.call, name)
 
         def __call__(self, *inputs: Any) -> Any:
             seen[self.name] = self.call, inputs
             return self.call(*inputs)
 
     forwards = scope.forwards
-    recording = forwards._make_set(record=Recorder)
-    before, forwards._make_set = forwards._make_set, lambda *_: recording
+    own = forwards._region
+    forwards._region = lambda place: (call := own(place)) and Recorder(place.name, call)
     try:
         forwards._version = -1
         sample(pair.ours, kind, size, steps=1)
     finally:
-        forwards._make_set = before
+        forwards._region = own
         forwards._version = -1
     scope.begin_run()
     scope._bound.weights.begin_step()
