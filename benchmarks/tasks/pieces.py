@@ -44,10 +44,10 @@ def pieces(
         override in each form's last run}
     """
     loaded = load(name, Path(path))
-    attend = _Attention() if override == "unknown" else _attends
+    attend = Attention() if override == "unknown" else attends
     probes = {form: Probe() for form in ("eager", "ours")}
     models = {
-        form: _overridden(probe.attach(loaded), attend, override) for form, probe in probes.items()
+        form: overridden(probe.attach(loaded), attend, override) for form, probe in probes.items()
     }
     run = functools.partial(sample, name)
     engine = open_engine(Path(store), workers=workers)
@@ -156,15 +156,16 @@ def _until_free(run: Callable[..., Any], after_s: float, wait: Callable[[], None
     raise RuntimeError("the run came to its end before it was cancelled")
 
 
-def _attends(function: Any, *args: Any, **kwargs: Any) -> Any:
+def attends(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """As an attention of a pack that keeps nothing."""
     return function(*args, **kwargs)
 
 
-_attends.calls = 0  # type: ignore[attr-defined]
+attends.calls = 0  # type: ignore[attr-defined]
 
 
-class _Attention:
-    """As an attention of a pack that nobody knows: it counts."""
+class Attention:
+    """As an attention of a pack that is not known: it counts."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -174,7 +175,8 @@ class _Attention:
         return function(*args, **kwargs)
 
 
-def _overridden(model: Any, attend: Any, override: str) -> Any:
+def overridden(model: Any, attend: Any, override: str) -> Any:
+    """The model, with an attention of its own if there is to be one."""
     if override:
         options = model.model_options.setdefault("transformer_options", {})
         options["optimized_attention_override"] = attend

@@ -161,8 +161,8 @@ def _summary(rows: list[dict[str, Any]], failing: list[dict[str, Any]]) -> dict[
         "prompts": len(rows),
         "max_rel_l2": max(row["rel_l2"] for row in rows),
         "failing": failing,
-        "vram_mib_per_100_prompts": _slope([row["vram_mib"] for row in rows[_WARM_PROMPTS:]]),
-        "torch_mib_per_100_prompts": _slope([row["torch_mib"] for row in rows[_WARM_PROMPTS:]]),
+        "vram_mib_per_100_prompts": slope([row["vram_mib"] for row in rows[_WARM_PROMPTS:]]),
+        "torch_mib_per_100_prompts": slope([row["torch_mib"] for row in rows[_WARM_PROMPTS:]]),
     }
 
 
@@ -176,7 +176,7 @@ def _counts(engine: Any, pairs: list[Pair]) -> dict[str, Any]:
     }
 
 
-def _slope(values: list[float]) -> float | None:
+def slope(values: list[float]) -> float | None:
     """MiB by which the memory in use grows in 100 prompts; None for too few prompts."""
     if len(values) < 20:
         return None

@@ -333,7 +333,7 @@ def test_people_read_no_words_of_the_inside() -> None:
 
 
 def test_blocks_that_are_replayed_one_by_one_are_told_with_what_cuts_them() -> None:
-    reason = of("attention_between")
+    reason = of("attention_between", why=of("code_unknown"))
     pieces = {"places": 57, "replayed": 1026, "cuts": {reason: 57}, "refused": {}}
     captured = {**NOTHING, "pieces": {**pieces, "vram_bytes": 3 * 2**20}}
     lines = _whole(captured=captured)

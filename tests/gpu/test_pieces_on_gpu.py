@@ -1,0 +1,71 @@
+"""Blocks replayed one by one on a real GPU: the bits of calls, in each mode, beside changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+MODES = {
+    "dynamic": (),
+    "legacy": ("--disable-dynamic-vram",),
+    "native": ("--disable-cuda-malloc",),
+}
+
+
+@pytest.mark.parametrize("override", ["unknown", "known", ""])
+@pytest.mark.parametrize("mode", MODES)
+def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str, override: str) -> None:
+    """Under no override, and under a known one, whole steps of Flux are replayed; of LTX none."""
+    for name, sides in (("small_flux1", [512, 512, 1]), ("small_ltx23", [256, 256, 4, 1, 1])):
+        result = lab.run(
+            "pieces",
+            MODES[mode],
+            limit_s=200,
+            name=name,
+            path="",
+            store=lab.store(f"pieces-{name}"),
+            size=sides,
+            override=override,
+            workers=14,
+        )
+        assert result["max_abs_diff"] == 0, result
+        assert result["rel_l2"] <= 5e-2, result
+        pieces, whole = result["captured"]["pieces"], result["captured"]["replayed"]
+        if name == "small_flux1" and override != "unknown":
+            assert whole > 0 and pieces["replayed"] == 0, result
+            continue
+        assert pieces["replayed"] > 0 and whole == 0 and not pieces["refused"], result
+        assert bool(pieces["cuts"]) == (override == "unknown"), result
+        assert result["calls"]["ours"] == result["calls"]["calls"], "as often as without"
+
+
+def test_a_soak_of_changes_gives_the_bits_of_calls(lab: Any) -> None:
+    """Sizes, batches, overrides, LoRAs, cancels and two models, drawn from a seed."""
+    result = lab.run(
+        "pieces_soak",
+        limit_s=560,
+        names=["small_flux1", "small_zimage"],
+        store=lab.store("pieces-soak"),
+        seed=11,
+        prompts=300,
+        workers=14,
+    )
+    assert result["prompts"] == 300 and result["builds"] == 0
+    assert result["failing"] == [] and result["max_abs_diff"] == 0
+    assert result["replayed"] > 0 and result["cancelled"] > 0
+    assert result["vram_mib_per_100_prompts"] <= 20, result
+
+
+def test_a_cancel_ends_a_long_step_soon(lab: Any) -> None:
+    result = lab.run(
+        "interrupt",
+        limit_s=300,
+        name="small_flux1",
+        path="",
+        store=lab.store("pieces-small_flux1"),
+        size=[4096, 4096, 1, 8],
+        workers=14,
+    )
+    assert result["ours_seconds"] <= max(0.4, 0.3 * result["step_seconds"]), result
