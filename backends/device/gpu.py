@@ -81,6 +81,12 @@ def free_and_total_bytes(device: torch.device | None = None) -> tuple[int, int]:
     return torch.cuda.mem_get_info(device)
 
 
+def shared_memory_bytes(device: torch.device) -> int:
+    """Return how much memory of its own a block of threads may have on a GPU."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
 def empty_cache() -> None:
     """Give back to the GPU what PyTorch only keeps."""
     torch.cuda.empty_cache()
