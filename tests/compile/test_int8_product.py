@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +128,27 @@ def test_each_card_reads_sixteen_bytes_at_once_in_tiles_that_fit(card: int) -> N
 
 def test_a_card_with_little_memory_takes_the_smallest_tile() -> None:
     assert product.tiles_for(48 << 10) == product.TILES[-1:]
+
+
+@pytest.mark.slow
+def test_a_graph_is_packed_with_the_tile_that_was_quickest(host_tree: Path, tmp_path: Path) -> None:
+    """All are compiled and timed when it is built; one is loaded, and launched over all tiles."""
+    script = Path(__file__).with_name("packed_product.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(host_tree), str(tmp_path / "base")],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},  # it is timed
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    tiles = product.tiles_for(_CARDS[90])
+    best = tiles[1]
+    assert seen["tried"] == [*(tile.shared_bytes for tile in tiles), best.shared_bytes]
+    assert seen["shapes"] == 2 * [[300, 40, 16]]
+    across, down = -(-640 // best.columns), -(-300 // best.rows)
+    assert seen["grid"] == [across * down, 1, 1]
+    assert (seen["warps"], seen["shared"]) == (best.warps, best.shared_bytes)
+    assert (seen["sizes"], seen["stream"]) == ([300, 40, 5], 7)
+    assert seen["chosen"]["tile_rows"] == best.rows
