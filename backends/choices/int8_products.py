@@ -27,7 +27,7 @@ from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
 from ..kernels.int8_rows import GROUP, Int8Rows
 from ..torch_api.cuda_queue import current_stream
-from .ways import KEPT, Ways
+from .ways import HOST, KEPT, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Int8Products:
             machine: a name for this machine's card and PyTorch.
         """
         path = directory / FILE_NAME
-        self.ways = Ways(path, machine, APART, are_short=True)
+        self.ways = Ways(path, machine, (APART,), are_short=True)
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         self._rows: dict[torch.device, Int8Rows] = {}
 
@@ -97,8 +97,7 @@ class Int8Products:
         return self.ways.run(
             form,
             lambda: _class(input, parts, act),
-            host,
-            lambda: _apart(input, kernel, parts, bias, act),
+            {HOST: host, APART: lambda: _apart(input, kernel, parts, bias, act)},
             must_save_ms=MUST_SAVE_MS,
         )
 
