@@ -56,6 +56,11 @@ def capability() -> str:
     return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
+def has_int8_cores(device: torch.device) -> bool:
+    """Tell whether a GPU has cores for int8 matrices that Triton knows."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def toolkit() -> str | None:
     """Return the version of CUDA or HIP that this PyTorch was built with."""
     return torch.version.cuda or torch.version.hip

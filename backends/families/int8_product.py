@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..contract import Description, InputSpec, Symbol
-from ..device.gpu import is_gpu
+from ..device.gpu import has_int8_cores, is_gpu, kind_of
 from ..kernels import int8_sums
 from ..plans.family import Family
 from ..plans.plan import Form, Place, Plan, describe_place
@@ -63,6 +63,15 @@ class Product(Form):
 
 
 FORMS: dict[str, Form] = {form.name: form for form in (Product(),)}
+
+
+def is_for(device: torch.device) -> bool:
+    """Tell whether such a graph on a device would be our kernel."""
+    return (
+        kind_of(device).has_packed_kernels
+        and has_int8_cores(device)
+        and compiling.launches_own_kernels()
+    )
 
 
 def describe(dtype: torch.dtype, device: str) -> Description:

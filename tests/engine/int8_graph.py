@@ -15,13 +15,14 @@ from .lab import Lab, relative
 
 #: Rows, and sixteenths of columns and of the depth.
 SIZES = [(1, 1, 1), (17, 3, 5), (257, 2, 9), (2, 40, 130)]
-_EXAMPLE = {"rows": 8, "columns": 3, "width": 4}
+#: What it is tuned for here, by symbol.
+EXAMPLE = {"rows": 8, "columns": 3, "width": 4}
 
 
 def described(dtype: torch.dtype) -> Description:
     """The kind, which takes the same sizes as any."""
     whole = int8_product.describe(dtype, "cpu")
-    symbols = tuple(replace(each, example=_EXAMPLE[each.name]) for each in whole.symbols)
+    symbols = tuple(replace(each, example=EXAMPLE[each.name]) for each in whole.symbols)
     return replace(whole, symbols=symbols)
 
 

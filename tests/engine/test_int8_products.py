@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ import torch
 
 from warmgraph_backends.choices import int8_products, own_products, ways
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
+from warmgraph_backends.families import int8_product
+from warmgraph_backends.families.int8_product import LABEL
 from warmgraph_backends.host_api import activations, kitchen
 from warmgraph_backends.kernels import int8_rows, int8_sums
+from warmgraph_backends.reasons import of
+from warmgraph_backends.storing.folders import folder_keys
 from warmgraph_tools import cuda_on_cpu
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.exact_rows import exact, hadamard
 from warmgraph_tools.inprocess import Host
 
+from .int8_graph import EXAMPLE
 from .lab import Lab, relative, sampled
+from .transformer_runs import EXPECTED
 
 MACHINE = "card/torch"
 PATH = "double_blocks.0.img_mlp.2"
@@ -391,6 +398,82 @@ def test_a_compiled_model_multiplies_by_it(
         assert card.apart > 20
     finally:
         lab.engine.close()
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models ask for a graph of products as on a GPU, which is tuned for small sizes here."""
+    monkeypatch.setattr(int8_product, "is_for", lambda device: True)
+    small = {
+        name: replace(symbol, example=EXAMPLE[name])
+        for name, symbol in int8_product.SYMBOLS.items()
+    }
+    monkeypatch.setattr(int8_product, "SYMBOLS", small)
+
+
+def test_a_model_asks_for_the_graph_of_its_products(
+    card: Card, host: Host, shared: Lab, helped: None, tmp_path: Path
+) -> None:
+    """As for those of its blocks: it is waited for, told of, filed, and loaded after a restart."""
+    model, places = transformers.load_quantised("flux1", "int8"), EXPECTED["flux1"].places
+    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(int8_product, "is_for", lambda device: False)
+        shared.compiled(model)
+    lab = shared.copy_to(tmp_path / "lab")
+    try:
+        compiled = lab.compiled(model, graphs="mine")
+        report = lab.engine.report(compiled)
+        *blocks, product = report["kinds"]
+        assert (product["kind"], product["places"], product["source"]) == (LABEL, 0, "built")
+        assert report["builds"] == 1 and len(blocks) == EXPECTED["flux1"].kinds
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert relative(ours, eager) < 2e-2
+        report = lab.engine.report(compiled)
+        assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
+        assert report["misses"] == [] and card.ways == {"host", "ours"}
+        chosen = lab.engine._shared.choices.products.ways.chosen
+        assert set(chosen.values()) == {"ours"} and len(chosen) > 5
+        lab.settle()
+        (folder,) = lab.workflows.rglob("mine*")
+        assert product["key"] in folder_keys(folder)
+    finally:
+        lab.engine.close()
+    again = lab.copy_to(tmp_path / "again")
+    try:
+        compiled = again.compiled(model)
+        assert again.counts(compiled) == (0, EXPECTED["flux1"].kinds + 1, 0)
+        timed = card.timed
+        (image,) = sampled(host, (compiled,), prompt, latent)
+        assert torch.equal(image, ours) and card.timed == timed
+        scope = compiled.get_attachment("warmgraph").scope
+        served = scope.forwards.now.served
+        scope.kinds[-1].graph.drop(of("dropped"))
+        (image,) = sampled(host, (compiled,), prompt, latent)
+        assert scope.forwards.now.served != served  # calls are captured anew
+        report = again.engine.report(compiled)
+        assert relative(image, eager) < 2e-2 and not torch.equal(image, ours)
+        assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
+        assert [miss["kind"] for miss in report["misses"]] == [LABEL]
+        assert f"{LABEL}: " in report["text"]
+    finally:
+        again.engine.close()
+
+
+def test_only_models_with_such_layers_ask_for_it(host: Host, shared: Lab, helped: None) -> None:
+    for form in (None, "fp8_e4m3fn"):
+        model = transformers.load("flux1") if form is None else None
+        model = model or transformers.load_quantised("flux1", form)
+        compiled = shared.compiled(model, when_missing="never")
+        kinds = shared.engine.report(compiled)["kinds"]
+        assert len(kinds) == EXPECTED["flux1"].kinds and LABEL not in str(kinds)
+
+
+def test_on_a_processor_nothing_asks_for_it(host: Host, shared: Lab) -> None:
+    compiled = shared.compiled(
+        transformers.load_quantised("flux1", "int8_convrot"), when_missing="never"
+    )
+    assert LABEL not in str(shared.engine.report(compiled)["kinds"])
 
 
 @torch.inference_mode()
