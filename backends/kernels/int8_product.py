@@ -4,8 +4,9 @@ On an H100 it does 1,020 to 1,120 TOPS where the host's library has 620 to 780. 
 the graph that calls it: only who builds a graph imports this module, and Triton.
 
 Sizes come in sixteens: so Triton knows what they are multiples of, and reads 16 bytes at once,
-whatever is known of a symbol. Descriptors (TMA) would be a tenth quicker. They need memory of the
-launcher, which has none (torch/_inductor/runtime/static_triton_launcher.py, torch 2.10-2.15).
+whatever is known of a symbol. Descriptors (TMA) would be quicker, by an eighth at most. They need
+memory of the launcher, which has none (torch/_inductor/runtime/static_triton_launcher.py, torch
+2.10-2.15).
 """
 
 from __future__ import annotations
