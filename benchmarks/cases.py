@@ -12,6 +12,7 @@ from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .pieces_case import PIECES, interrupt, pieces
+from .product_case import int8_product
 from .rival_cases import rival, rivals
 from .stages import TEMPLATES
 from .stages_case import stages
@@ -251,6 +252,7 @@ CASES: dict[str, Case] = {
     **{f"stages_{name}": Case(stages(name), 80) for name in TEMPLATES},
     "dispatch": Case(dispatch, 40),
     "int8_rows": Case(int8_rows, 20),
+    "int8_product": Case(int8_product, 60),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),
     "users_run": Case(users_run, 150),

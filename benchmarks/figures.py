@@ -249,6 +249,9 @@ FIGURES: dict[str, Figure] = {
     "dispatch_us_per_place_default_host": Figure(
         "us", ("dispatch",), lambda case: case["default"]["median_us"], "<= 15"
     ),
+    "int8_product_ratio": Figure(
+        "library / ours", ("int8_product",), lambda case: case["int8_product_ratio"]
+    ),
     "new_size_capture_seconds": Figure(
         "s", ("run_costs",), lambda case: case["capture_seconds"], "<= 0.3"
     ),

@@ -3,8 +3,9 @@ what lies in memory between them. Nothing is compiled and nothing runs.
 
     WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--source]
 
-KIND is of `small_transformers` or `h3_vae`, FORM one of its family's forms, FORMAT of
-`quantised`. The process pretends to have one H200; it is of no other use.
+KIND is of `small_transformers`, `h3_vae`, or `int8_product`, which is at no place of a model. FORM
+is one of its family's forms, FORMAT of `quantised`. The process pretends to have one H200; it is of
+no other use.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _H200 = SimpleNamespace(
 
 #: A transformer, too.
 H3_VAE = "h3_vae"
+#: In no model.
+INT8_PRODUCT = "int8_product"
 
 
 class _WrittenError(BaseException):
@@ -87,6 +90,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     import torch
 
     from warmgraph_backends.compilers.lowering import _config
+    from warmgraph_backends.families import int8_product
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.kernels import products
     from warmgraph_backends.plans.plan import describe_place
@@ -95,11 +99,14 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
 
     found: list[str] = []
     _pretend(found)
-    plan = plan_model(_root(kind, file))
-    places = {place.form.name: place for place in plan.places}
-    if form not in places:
-        raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
-    description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
+    if kind == INT8_PRODUCT:
+        description = int8_product.describe(torch.bfloat16, "cuda")
+    else:
+        plan = plan_model(_root(kind, file))
+        places = {place.form.name: place for place in plan.places}
+        if form not in places:
+            raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
+        description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
     program = export(description, form_of(description.family, description.form))
     _cuda().is_available = lambda: True  # now Inductor asks
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..device.gpu import kind_of
-from .ways import Ways
+from .ways import HOST, Ways
 
 FILE_NAME = "attention.json"
 CUDNN = "cudnn"
@@ -41,7 +41,7 @@ class AttentionChoice:
             directory: the pack's private folder.
             machine: a name for this machine's card and PyTorch.
         """
-        self.ways = Ways(directory / FILE_NAME, machine, CUDNN)
+        self.ways = Ways(directory / FILE_NAME, machine, (CUDNN,))
 
     def attend(
         self,
@@ -76,8 +76,7 @@ class AttentionChoice:
         return self.ways.run(
             form,
             lambda: _class(query, key, value, heads, split=split),
-            host,
-            cudnn,
+            {HOST: host, CUDNN: cudnn},
             must_save_ms=must_save_ms(calls),
         )
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..operators.host_attention import Choice
-from ..operators.host_layer import Caller
 from .attention_choice import AttentionChoice
 from .int8_products import Int8Products
 
@@ -15,7 +14,7 @@ class Choices(NamedTuple):
     """Of attention, and of products by quantised weights; None leaves one to the host."""
 
     attention: Choice | None
-    products: Caller | None
+    products: Int8Products | None
 
     @classmethod
     def kept(cls, directory: Path, machine: str) -> Choices:

@@ -7,15 +7,17 @@ processor. So its choice is asked for once for each form, and called.
 What they multiply has to be quantised row by row at each call, after an activation if the host's
 code puts one there, and rotated where the weight's rows were (ConvRot). The library's kernels for
 that take several times what their reads and writes would on some cards. There a kernel of ours is
-quicker (`int8_rows`); the product itself stays the library's. So both are timed (`ways`). Rows that
-our kernel does not take are the library's.
+quicker (`int8_rows`). Rows that it does not take are the library's.
+
+The product itself is the library's, too, or that of a graph of ours, where one is loaded
+(`own_products`). All ways that there are get timed (`ways`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,16 @@ from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
 from ..kernels.int8_rows import GROUP, Int8Rows
 from ..torch_api.cuda_queue import current_stream
-from .ways import KEPT, Ways
+from .own_products import OwnProduct, OwnProducts
+from .ways import HOST, KEPT, Ways
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "products.json"
 #: Quantised by a kernel of ours.
 APART = "apart"
+#: Multiplied by a graph of ours.
+OURS = "ours"
 #: Of fewer rows the weight takes longer to read than the rows to quantise.
 FEWEST_ROWS = 1024
 #: Times differ by as much by themselves.
@@ -51,7 +56,9 @@ class Int8Products:
             machine: a name for this machine's card and PyTorch.
         """
         path = directory / FILE_NAME
-        self.ways = Ways(path, machine, APART, are_short=True)
+        self.ways = Ways(path, machine, (APART, OURS), are_short=True)
+        #: The graphs of ours that there are.
+        self.own = OwnProducts()
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         self._rows: dict[torch.device, Int8Rows] = {}
 
@@ -67,7 +74,7 @@ class Int8Products:
     def multiply(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str = ""
     ) -> torch.Tensor:
-        """Return `linear(input, weight, bias)`, by the quicker way where the weight is int8.
+        """Return `linear(input, weight, bias)`, by the quickest way where the weight is int8.
 
         Args:
             input: [..., in], or what an activation makes that of.
@@ -87,20 +94,39 @@ class Int8Products:
                 return linear(activations.activated(input, act), weight, bias)
             return product(input, parts, bias, act)
 
-        if parts.group not in (None, GROUP) or not _is_open(input):
-            return host()
-        if input.device not in self._rows:
-            self._rows[input.device] = Int8Rows(input.device)
-        kernel, rotated = self._rows[input.device], parts.group is not None
-        if not kernel.takes(input, act=act, rotated=rotated):
+        others, names = self._others(input, parts, bias, act)
+        if not others:
             return host()
         return self.ways.run(
-            form,
-            lambda: _class(input, parts, act),
-            host,
-            lambda: _apart(input, kernel, parts, bias, act),
+            (*form, *names),
+            lambda: _class(input, parts, act, names),
+            {HOST: host, **others},
             must_save_ms=MUST_SAVE_MS,
         )
+
+    def _others(
+        self,
+        input: torch.Tensor,
+        weight: kitchen.Int8Weight,
+        bias: torch.Tensor | None,
+        act: str,
+    ) -> tuple[dict[str, Callable[[], torch.Tensor]], list[str]]:
+        """The other ways that there are for a product, and what tells these from `APART` alone."""
+        if weight.group not in (None, GROUP) or not _is_open(input):
+            return {}, []
+        if input.device not in self._rows:
+            self._rows[input.device] = Int8Rows(input.device)
+        kernel, rotated = self._rows[input.device], weight.group is not None
+        rows = kernel if kernel.takes(input, act=act, rotated=rotated) else None
+        others: dict[str, Callable[[], torch.Tensor]] = {}
+        names = []
+        if rows is not None:
+            others[APART] = lambda: _apart(input, rows, weight, bias, act)
+        product = self.own.of(input, weight)
+        if product is not None and (rows is not None or not rotated):
+            others[OURS] = lambda: _ours(product, input, rows, weight, bias, act)
+            names = [OURS if APART in others else f"{OURS} alone", product.name]
+        return others, names
 
     def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:
         """The library's for this form; None where it cannot be had by itself."""
@@ -131,6 +157,23 @@ def _apart(
     return result.view(*input.shape[:-1], -1)
 
 
+def _ours(
+    product: OwnProduct,
+    input: torch.Tensor,
+    kernel: Int8Rows | None,
+    weight: kitchen.Int8Weight,
+    bias: torch.Tensor | None,
+    act: str,
+) -> torch.Tensor:
+    if kernel is not None:
+        values, scales = _quantised(input, kernel, act, rotated=weight.group is not None)
+    else:
+        active = activations.activated(input, act)
+        values, scales = kitchen.int8_rows(active.reshape(-1, active.shape[-1]))
+    result = product.multiply(values, scales, weight.values, weight.scale, bias)
+    return result.view(*input.shape[:-1], -1)
+
+
 def _quantised(
     input: torch.Tensor, kernel: Int8Rows, act: str, *, rotated: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,15 +186,16 @@ def _is_open(input: torch.Tensor) -> bool:
     """Whether there may be a choice for these rows at all."""
     return (
         kind_of(input.device).has_nvrtc
-        and input.dtype in (torch.float16, torch.bfloat16)
+        and input.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and input.numel() >= FEWEST_ROWS * input.shape[-1]
     )
 
 
-def _class(input: torch.Tensor, weight: kitchen.Int8Weight, act: str) -> str:
+def _class(input: torch.Tensor, weight: kitchen.Int8Weight, act: str, names: Sequence[str]) -> str:
+    """What calls that take about as long have in common, the ways that there are among it."""
     out, width = weight.values.shape
     rows = round(2 * math.log2(input.numel() // input.shape[-1]))
     sort = "plain" if weight.group is None else "rotated"
     dtype = str(input.dtype).removeprefix("torch.")
     name = f"{kitchen.version()} {sort} {dtype} {width} {out} {rows}"
-    return f"{name} {act}" if act else name
+    return " ".join(filter(None, (name, act, *names)))

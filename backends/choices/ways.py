@@ -1,5 +1,5 @@
-"""Which of two ways to compute one thing is taken, by their times on this machine: both are timed
-once for a class of sizes, when a call of that class first comes, and kept in a small file.
+"""Which of several ways to compute one thing is taken, by their times on this machine: all are
+timed once for a class of sizes, when a call of that class first comes, and kept in a small file.
 
 A graph holds no such choice: it serves every card and every PyTorch.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ HOST = "host"
 
 #: Milliseconds by way.
 Times = Mapping[str, float]
+#: What makes the call at hand, by way.
+Runs = Mapping[str, Callable[[], torch.Tensor]]
 
 
 class Ways:
@@ -37,7 +38,9 @@ class Ways:
         chosen: the ways that are taken, by form.
     """
 
-    def __init__(self, path: Path, machine: str, other: str, *, are_short: bool = False) -> None:
+    def __init__(
+        self, path: Path, machine: str, others: Collection[str], *, are_short: bool = False
+    ) -> None:
         """Read the file.
 
         What is no way of these in the file is passed over.
@@ -45,58 +48,54 @@ class Ways:
         Args:
             path: the file.
             machine: a name for this machine's card and PyTorch.
-            other: the name of the other way.
+            others: the names of the other ways.
             are_short: whether the processor's part of a call may be as long as the GPU's.
         """
         self.chosen: dict[Hashable, str] = {}
         self._path = path
         self._machine = machine
-        self._other = other
         self._are_short = are_short
         self._lock = threading.Lock()
-        self._all = _read(path, {HOST, other})
+        self._all = _read(path, {HOST, *others})
 
     def run(
         self,
         form: Hashable,
         size_class: Callable[[], str | None],
-        host: Callable[[], torch.Tensor],
-        other: Callable[[], torch.Tensor],
+        runs: Runs,
         *,
         must_save_ms: float,
     ) -> torch.Tensor:
         """Compute it; one way is taken for a form from its first call on.
 
         Args:
-            form: what a call's way hangs on, within this process.
-            size_class: says what calls of about the same times have in common; None where the
-                host's way is taken unasked.
-            host, other: make the call at hand.
-            must_save_ms: so much must a call save by the other way.
+            form: what a call's way hangs on, within this process: also on which ways there are.
+            size_class: says what calls of about the same times have in common, and which ways they
+                have, unless these are always the same; None where the host's way is taken unasked.
+            runs: the host's way and others. A class that was timed is not timed again.
+            must_save_ms: so much must a call save by another way than the host's.
         """
         chosen = self.chosen.get(form)
         if chosen is None:
             name = size_class()
-            times: Times | None = {}
-            if name is not None:
-                times = self._times(name, {HOST: host, self._other: other})
+            times = {} if name is None else self._times(name, runs)
             if times is None:
-                return host()
-            chosen = quicker(times, self._other, must_save_ms)
+                return runs[HOST]()
+            chosen = quickest(times, runs.keys(), must_save_ms)
             if len(self.chosen) >= KEPT:
                 self.chosen.clear()
             self.chosen[form] = chosen
         if chosen != HOST:
             try:
-                return other()
+                return runs[chosen]()
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # it takes not all sizes of a class
                 logger.debug("%s refused %s: %s", chosen, form, error)
                 self.chosen[form] = HOST
-        return host()
+        return runs[HOST]()
 
-    def _times(self, size_class: str, runs: Mapping[str, Callable[[], Any]]) -> Times | None:
+    def _times(self, size_class: str, runs: Runs) -> Times | None:
         """What each way takes, timed now where no call of this class was before; one that this GPU
         refuses is missing. None where nothing can be timed now: a later call does it.
         """
@@ -125,10 +124,14 @@ class Ways:
             logger.debug("%s was not written: %s", self._path.name, error)
 
 
-def quicker(times: Times, other: str, must_save_ms: float) -> str:
-    """Choose a way; one that was refused has no time."""
-    saved = times.get(HOST, 0.0) - times.get(other, math.inf)
-    return other if saved >= must_save_ms else HOST
+def quickest(times: Times, ways: Collection[str], must_save_ms: float) -> str:
+    """Choose one of these ways: not the host's, if another saves enough. One that was refused has
+    no time.
+    """
+    timed = {way: times[way] for way in ways if way in times}
+    best = min(timed, key=timed.__getitem__, default=HOST)
+    saved = timed.get(HOST, 0.0) - timed.get(best, 0.0)
+    return best if saved >= must_save_ms else HOST
 
 
 def _read(path: Path, ways: set[str]) -> dict[str, dict[str, dict[str, float]]]:

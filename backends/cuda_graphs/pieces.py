@@ -105,7 +105,7 @@ class Pieces:
 
         Args:
             steps: of the sampler's run; None: not known.
-            arithmetic: the settings that change what the same kernels are called for.
+            arithmetic: what else changes which kernels the same graphs call.
         """
         if arithmetic != self._arithmetic:
             self.drop()

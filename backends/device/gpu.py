@@ -56,6 +56,11 @@ def capability() -> str:
     return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
+def has_int8_cores(device: torch.device) -> bool:
+    """Tell whether a GPU has cores for int8 matrices that Triton knows."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def toolkit() -> str | None:
     """Return the version of CUDA or HIP that this PyTorch was built with."""
     return torch.version.cuda or torch.version.hip
@@ -79,6 +84,12 @@ def free_and_total_bytes(device: torch.device | None = None) -> tuple[int, int]:
     taken, and all that it has.
     """
     return torch.cuda.mem_get_info(device)
+
+
+def shared_memory_bytes(device: torch.device) -> int:
+    """Return how much memory of its own a block of threads may have on a GPU."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def empty_cache() -> None:

@@ -19,6 +19,7 @@ from . import (
     cosmos,
     flux,
     image_vae,
+    int8_product,
     krea,
     ltx,
     ltx_vae,
@@ -53,6 +54,7 @@ FAMILIES = (
     wan_vae.FAMILY,
     ltx_vae.FAMILY,
     minimax_vae.FAMILY,
+    int8_product.FAMILY,
 )
 
 #: What a model raises that is built in another way, by another version of the host.

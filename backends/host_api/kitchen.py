@@ -133,6 +133,23 @@ def rounded_input(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     return QuantizedTensor(values, TensorCoreFP8E4M3Layout.__name__, known)
 
 
+def int8_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows `[rows, width]` as int8, and what one of each is worth, float32 `[rows, 1]`: as
+    the library's products make them.
+
+    Raises:
+        RuntimeError: this version of the library has no such function, or not for these.
+    """
+    try:
+        library: Any = importlib.import_module(f"{PACKAGE}.registry")
+        given = {"x": rows, "stochastic_rounding": 0}
+        chosen = library.registry.get_implementation("quantize_int8_rowwise", kwargs=given)
+        values, scales = chosen(**given)
+    except (ImportError, AttributeError, TypeError, LookupError, ValueError) as error:
+        raise RuntimeError(f"{PACKAGE} quantises rows in another way: {error}") from error
+    return values, scales
+
+
 def multiply_int8_rows(
     rows: torch.Tensor,
     scales: torch.Tensor,

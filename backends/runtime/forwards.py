@@ -30,11 +30,13 @@ class ForwardSet(NamedTuple):
         installed: forwards in their modules; the host's code runs everywhere else.
         served: a name that is equal for equal sets.
         regions: what they call, at each place first.
+        aids: the graphs at no place that help theirs, by key.
     """
 
     installed: list[Placed]
     served: Hashable
     regions: Sequence[Region] = ()
+    aids: tuple[str, ...] = ()
 
 
 class Forwards:
@@ -61,6 +63,7 @@ class Forwards:
         self._weights: ModelWeights | None = None
         self._patched: Collection[str] = ()
         self._called: Mapping[str, tuple[Kind, Guests]] = {}
+        self._aids: Sequence[Kind] = ()
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -72,14 +75,22 @@ class Forwards:
         #: Calls that graphs had served at each place when the run began.
         self._before: Mapping[str, int] = {}
 
-    def bind(self, plan: Plan, kinds: Mapping[str, Kind], weights: ModelWeights) -> None:
+    def bind(
+        self,
+        plan: Plan,
+        kinds: Mapping[str, Kind],
+        weights: ModelWeights,
+        aids: Sequence[Kind] = (),
+    ) -> None:
         """Start anew over a plan.
 
         Args:
             kinds: the kind of each place by its name.
             weights: where the root module's are.
+            aids: kinds at no place, which the graphs of others are helped by.
         """
         self._plan, self._kinds, self._weights, self._called = plan, kinds, weights, {}
+        self._aids = aids
         self._start_anew()
 
     def let_go(self) -> None:
@@ -150,8 +161,10 @@ class Forwards:
             if len(regions) == len(found):
                 installed += dispatch.forwards(regions)
                 served += regions
-        names = tuple((region.place.name, id(region)) for region in served)
-        return ForwardSet(installed, names or EXACT, served)
+        graphs = (kind.graph for kind in self._aids if kind.graph is not None)
+        aids = tuple(graph.key for graph in graphs if graph.state is State.READY)
+        names = tuple((region.place.name, id(region), aids) for region in served)
+        return ForwardSet(installed, names or EXACT, served, aids)
 
     def _region(self, place: Place) -> Region | None:
         """Return what is called at a place, None where its kind has no graph."""

@@ -130,7 +130,7 @@ class Making:
         """Make a call that will not be replayed as a whole."""
         if step.pieces is None or self._faults.of(CAPTURES) is not None:
             return run(plain)
-        with step.pieces.open(step.steps, arithmetic()):
+        with step.pieces.open(step.steps, (arithmetic(), step.serving.aids)):
             return run(plain)
 
     def _within_capture(

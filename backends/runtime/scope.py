@@ -29,6 +29,7 @@ from ..plans.plan import Place, Plan
 from ..reasons import Reason, of
 from ..target.keys import target
 from ..weights.source import same_device
+from .aids import aids_of
 from .bound import Bound
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards
@@ -196,6 +197,14 @@ class Scope:
             self.account.needs,
             self._shared.debugging.why_not,
         )
+        aids = aids_of(
+            self.kinds,
+            device,
+            dtype,
+            self._graph_of,
+            self._shared.choices,
+            self._shared.debugging.why_not,
+        )
         self._bound = Bound(
             self.root,
             self.holder,
@@ -209,7 +218,8 @@ class Scope:
         )
         self._called = {}
         self.drop_captured()
-        self.forwards.bind(self.plan, self._of_place, self._bound.weights)
+        self.forwards.bind(self.plan, self._of_place, self._bound.weights, aids)
+        self.kinds = [*self.kinds, *aids]
         self.faults.clear()
         return self._bound
 
@@ -331,7 +341,9 @@ class Scope:
             if self.replays is not None:
                 self.replays.decline(call)
             return step
-        complete = not any(graph.is_coming for graph in self.graphs)
+        complete = not any(
+            kind.graph.is_coming for kind in self.kinds if kind.places and kind.graph is not None
+        )
         return step._replace(call=call, replays=self.replays, book=bound.book, complete=complete)
 
     def _read(

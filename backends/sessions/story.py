@@ -45,7 +45,7 @@ class Story:
             "Warmgraph: %s has %d regions of %d kinds; %d of %d graphs are ready%s",
             session.name,
             len(session.scope.plan.places),
-            len(session.scope.kinds),
+            sum(bool(kind.places) for kind in session.scope.kinds),
             ready,
             len(graphs),
             coming,

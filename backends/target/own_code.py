@@ -46,6 +46,7 @@ MAKERS = (
 GPU_MAKERS = (
     "device/kinds.py",
     "kernels/group_moments.py",
+    "kernels/int8_product.py",
     "kernels/norms.py",
     "kernels/products.py",
 )

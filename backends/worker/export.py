@@ -27,6 +27,9 @@ from ..plans.describe import make_twin
 from ..reasons import of
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
 
+#: About as large are whole numbers that stand for others.
+_WHOLE = 8
+
 
 class _Region(torch.nn.Module):
     """What is traced: the form's reference over a module, its results laid out as the kind's."""
@@ -126,18 +129,23 @@ def example_input(
     layout: str = CONTIGUOUS,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Make one input at the given sizes: an integer, or a tensor (random with a generator; of whole
-    numbers it is zeros, for an index that is there always).
+    """Make one input at the given sizes: an integer, or a tensor, random with a generator. Whole
+    numbers are zeros, an index that is there always; but in int8 they are no index, and so small
+    that float16 holds sums of their products.
     """
     if spec.dtype == "int":
         return sizes[str(spec.dims[0])]
     shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
     dtype = getattr(torch, spec.dtype)
-    if not dtype.is_floating_point and dtype is not torch.bool:
+    is_random = dtype.is_floating_point or dtype in (torch.bool, torch.int8)
+    if not is_random:
         return lay_out(torch.zeros(shape, dtype=dtype, device=device), layout)
     if generator is None:
         return lay_out(torch.empty(shape, dtype=dtype, device=device), layout)
-    return lay_out(torch.randn(shape, device=device, generator=generator).to(dtype), layout)
+    drawn = torch.randn(shape, device=device, generator=generator)
+    if dtype is torch.int8:
+        drawn = (_WHOLE * drawn).round_()
+    return lay_out(drawn.to(dtype), layout)
 
 
 def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:

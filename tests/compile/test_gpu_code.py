@@ -110,3 +110,10 @@ def test_blocks_are_few_passes(
     assert len([line for line in lines if ".run(" in line]) == kernels, lines
     assert not any("float32" in line for line in lines), lines
     assert any("swiglu" in line for line in lines) == bool(file)
+
+
+@pytest.mark.slow
+def test_an_int8_product_is_one_kernel(host_tree: Path) -> None:
+    """Nothing is copied before it or after it, whatever is known of the sizes."""
+    (launch,) = _summary(host_tree, "int8_product", "product")
+    assert launch.startswith("_int8_gemm_0.run(")

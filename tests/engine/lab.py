@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from warmgraph_backends.compilers.registry import backend_named
+from warmgraph_backends.contract import Description
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
+from warmgraph_backends.graphs.graph import Graph
 from warmgraph_backends.host_api.layers import bound_forward
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_backends.storing.signing import Signer
+from warmgraph_backends.target import keys
 from warmgraph_tools import compiler_facts
 from warmgraph_tools.inprocess import Host
 
@@ -87,6 +91,16 @@ class Lab:
         self.engine._prompts.wait("model", graphs, self.engine._builder, None)
         assert [graph.reason for graph in graphs] == [None] * len(labels)
         return graphs
+
+    def graph(self, description: Description, *, build: bool) -> Graph:
+        """Load the graph of a kind that is at no place, or build it."""
+        backend = backend_named("inductor")
+        engine, facts = self.engine, keys.target(description.device, backend)
+        graph = engine._graphs.graph(description, backend, facts)
+        engine._graphs.request([graph], [], build=build)
+        self.settle()
+        engine._prompts.wait("the graph", [graph], engine._builder, None)
+        return graph
 
     def builds(self) -> int:
         """Graphs that this engine's workers have built."""

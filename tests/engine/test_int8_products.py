@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.choices import int8_products, ways
+from warmgraph_backends.choices import int8_products, own_products, ways
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
+from warmgraph_backends.families import int8_product
+from warmgraph_backends.families.int8_product import LABEL
 from warmgraph_backends.host_api import activations, kitchen
-from warmgraph_backends.kernels import int8_rows
+from warmgraph_backends.kernels import int8_rows, int8_sums
+from warmgraph_backends.reasons import of
+from warmgraph_backends.storing.folders import folder_keys
 from warmgraph_tools import cuda_on_cpu
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.exact_rows import exact, hadamard
 from warmgraph_tools.inprocess import Host
 
+from .int8_graph import EXAMPLE
 from .lab import Lab, relative, sampled
+from .transformer_runs import EXPECTED
 
 MACHINE = "card/torch"
 PATH = "double_blocks.0.img_mlp.2"
@@ -34,13 +41,15 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.times = times
         self.timed = 0
+        self.ways: set[str] = set()  # that were timed last
         self.apart = 0
         self.is_capturing = False
 
         def by_turns(runs: Any, *, are_short: bool) -> dict[str, float]:
-            assert set(runs) == {"host", "apart"} and are_short
+            assert are_short
             self.timed += 1
-            return self.times
+            self.ways = set(runs)
+            return {name: self.times[name] for name in runs}
 
         def multiply(*given: Any) -> torch.Tensor:
             self.apart += 1
@@ -76,7 +85,7 @@ def product_of_rows(
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    return Card(monkeypatch, {"host": 1.0, "apart": 0.5})
+    return Card(monkeypatch, {"host": 1.0, "apart": 0.5, "ours": 0.25})
 
 
 def layer_of(form: str) -> Any:
@@ -92,6 +101,36 @@ def layer(host: Host) -> Any:
 
 def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, 1024, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+class Graph:
+    """A graph that multiplies, with plain maths and a factor in its place; counts its calls."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.key = "0123456789abcdef"
+        self.factor = factor
+        self.calls = 0
+        self.is_there = True
+        self.dropped: Any = None
+
+    @property
+    def loaded(self) -> Any:
+        return self if self.is_there and self.dropped is None else None
+
+    def drop(self, reason: Any) -> None:
+        self.dropped = reason
+
+    def call(self, given: list[Any]) -> tuple[torch.Tensor]:
+        self.calls += 1
+        result = int8_sums.multiply(*given)
+        given.clear()
+        return (self.factor * result,)
+
+
+def offered(graph: Graph, directory: Path, dtype: torch.dtype = torch.bfloat16) -> Int8Products:
+    products = Int8Products(directory, MACHINE)
+    products.own.offer("cpu", dtype, graph)
+    return products
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -139,6 +178,114 @@ def test_all_of_the_hosts_activations_are_known() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        ("int8", torch.bfloat16),
+        ("int8", torch.float32),  # of rows that the library quantised
+        ("int8_convrot", torch.bfloat16),
+        ("int8_convrot", torch.float16),
+    ],
+    ids=str,
+)
+def test_a_graph_of_ours_is_as_near_to_the_truth(
+    card: Card, host: Host, tmp_path: Path, form: str, dtype: torch.dtype
+) -> None:
+    """Also of weights that were not rotated, which have one scale, with a bias and without."""
+    layer, x, graph = layer_of(form), rows(2, 33, dtype=dtype), Graph()
+    products = offered(graph, tmp_path, dtype)
+    truth = x.double() @ layer.weight.dequantize().double().T
+    for bias in (layer.bias.to(dtype), None):
+        hosts = torch.nn.functional.linear(x, layer.weight, bias)
+        found = products.multiply(x, layer.weight, bias)
+        exact = truth if bias is None else truth + bias.double()
+        assert found.shape == (2, 33, 256) and found.dtype is dtype
+        assert error(found, exact) <= 1.02 * error(hosts, exact)
+    assert graph.calls == 2 and graph.dropped is None and card.apart == 0
+    assert card.ways == {"host", "ours", *(["apart"] if dtype is not torch.float32 else [])}
+
+
+@torch.no_grad()
+def test_a_graph_that_comes_later_is_timed_with_the_others_then(
+    card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kitchen, "version", lambda: "1.2")
+    graph, x = Graph(), rows(64)
+    graph.is_there = False
+    products = offered(graph, tmp_path)
+    products.call(layer, x)
+    assert (card.timed, card.apart, graph.calls) == (1, 1, 0)
+    graph.is_there = True
+    products.call(layer, x)
+    assert (card.timed, card.apart, graph.calls) == (2, 1, 1)
+    kept = json.loads((tmp_path / FILE_NAME).read_text())[MACHINE]
+    named = "1.2 rotated bfloat16 1024 256 12"
+    assert kept == {
+        named: {"host": 1.0, "apart": 0.5},
+        f"{named} ours 01234567": {"host": 1.0, "apart": 0.5, "ours": 0.25},
+    }
+    again = offered(Graph(), tmp_path)
+    again.call(layer, x)
+    assert (card.timed, card.apart) == (2, 1)
+    other = Graph()
+    other.key = "another kernel's"
+    offered(other, tmp_path).call(layer, x)
+    assert card.timed == 3
+
+
+@torch.no_grad()
+def test_a_graph_that_computes_something_else_is_dropped(
+    card: Card, layer: Any, tmp_path: Path
+) -> None:
+    graph, x = Graph(1.1), rows(64)
+    products = offered(graph, tmp_path)
+    assert torch.equal(products.call(layer, x), layer(x))
+    assert graph.calls == 1 and "relative L2" in graph.dropped
+    products.call(layer, x)  # with those that are left
+    assert (graph.calls, card.apart) == (1, 1)
+
+
+@torch.no_grad()
+def test_a_graph_takes_what_lies_as_it_must(card: Card, host: Host, tmp_path: Path) -> None:
+    """All else is multiplied as without it."""
+    graph = Graph()
+    products, like = offered(graph, tmp_path), rows(1)
+    other = torch.zeros(1, dtype=torch.float16)
+    memory = torch.zeros(64 * 48 + 8, dtype=torch.int8)
+
+    def taken(values: torch.Tensor, like: torch.Tensor = like) -> bool:
+        weight = kitchen.Int8Weight(values, torch.ones(()), None)
+        return products.own.of(like, weight) is not None
+
+    assert taken(memory[: 64 * 48].view(64, 48))
+    assert not taken(memory[: 64 * 40].view(64, 40))
+    assert not taken(memory[: 40 * 48].view(40, 48))
+    assert not taken(memory[8:].view(64, 48))
+    assert not taken(memory[: 64 * 48].view(48, 64).T)
+    assert not taken(memory[: 64 * 48].view(64, 48), other)
+    graph.is_there = False
+    assert not taken(memory[: 64 * 48].view(64, 48))
+
+
+@torch.no_grad()
+def test_a_captured_call_neither_compares_a_graph_nor_makes_anything_for_it(
+    card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_products, "is_capturing", lambda device: card.is_capturing)
+    graph, x = Graph(), rows(64)
+    products = offered(graph, tmp_path)
+    card.is_capturing = True
+    products.multiply(x, layer.weight, layer.bias)
+    assert (card.timed, graph.calls) == (0, 0)
+    card.is_capturing = False
+    products.multiply(x, layer.weight, layer.bias)
+    assert (card.timed, graph.calls) == (1, 1)
+    card.is_capturing = True
+    products.multiply(x, layer.weight, None)
+    assert (card.timed, graph.calls, card.apart) == (1, 2, 0)
+
+
+@torch.no_grad()
 def test_sums_beyond_float16s_largest_number_stay_finite(
     card: Card, layer: Any, tmp_path: Path
 ) -> None:
@@ -166,7 +313,7 @@ def test_times_decide_and_are_remembered(
     for count in (2048, 2048, 2080):  # one class
         products.call(layer, rows(count // 32))
         products.call(layer, rows(count // 32))
-    assert card.timed == 1 and card.apart == 6
+    assert card.timed == 1 and card.apart == 6 and card.ways == {"host", "apart"}
     Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 1 and card.apart == 7
     kept = json.loads((tmp_path / FILE_NAME).read_text())
@@ -174,7 +321,7 @@ def test_times_decide_and_are_remembered(
     monkeypatch.setattr(kitchen, "version", lambda: "1.3")  # whose own kernel may be a quicker one
     Int8Products(tmp_path, MACHINE).call(layer, rows(64))
     assert card.timed == 2 and card.apart == 8
-    card.times = {"host": 1.0, "apart": 0.999}
+    card.times["apart"] = 0.999
     found = Int8Products(tmp_path, "another card").call(layer, rows(64))
     assert card.timed == 3 and card.apart == 8 and torch.equal(found, layer(rows(64)))
 
@@ -251,6 +398,82 @@ def test_a_compiled_model_multiplies_by_it(
         assert card.apart > 20
     finally:
         lab.engine.close()
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models ask for a graph of products as on a GPU, which is tuned for small sizes here."""
+    monkeypatch.setattr(int8_product, "is_for", lambda device: True)
+    small = {
+        name: replace(symbol, example=EXAMPLE[name])
+        for name, symbol in int8_product.SYMBOLS.items()
+    }
+    monkeypatch.setattr(int8_product, "SYMBOLS", small)
+
+
+def test_a_model_asks_for_the_graph_of_its_products(
+    card: Card, host: Host, shared: Lab, helped: None, tmp_path: Path
+) -> None:
+    """As for those of its blocks: it is waited for, told of, filed, and loaded after a restart."""
+    model, places = transformers.load_quantised("flux1", "int8"), EXPECTED["flux1"].places
+    prompt, latent = transformers.conditioning("flux1", 13), transformers.latent("flux1", 8, 8)
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(int8_product, "is_for", lambda device: False)
+        shared.compiled(model)
+    lab = shared.copy_to(tmp_path / "lab")
+    try:
+        compiled = lab.compiled(model, graphs="mine")
+        report = lab.engine.report(compiled)
+        *blocks, product = report["kinds"]
+        assert (product["kind"], product["places"], product["source"]) == (LABEL, 0, "built")
+        assert report["builds"] == 1 and len(blocks) == EXPECTED["flux1"].kinds
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert relative(ours, eager) < 2e-2
+        report = lab.engine.report(compiled)
+        assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
+        assert report["misses"] == [] and card.ways == {"host", "ours"}
+        chosen = lab.engine._shared.choices.products.ways.chosen
+        assert set(chosen.values()) == {"ours"} and len(chosen) > 5
+        lab.settle()
+        (folder,) = lab.workflows.rglob("mine*")
+        assert product["key"] in folder_keys(folder)
+    finally:
+        lab.engine.close()
+    again = lab.copy_to(tmp_path / "again")
+    try:
+        compiled = again.compiled(model)
+        assert again.counts(compiled) == (0, EXPECTED["flux1"].kinds + 1, 0)
+        timed = card.timed
+        (image,) = sampled(host, (compiled,), prompt, latent)
+        assert torch.equal(image, ours) and card.timed == timed
+        scope = compiled.get_attachment("warmgraph").scope
+        served = scope.forwards.now.served
+        scope.kinds[-1].graph.drop(of("dropped"))
+        (image,) = sampled(host, (compiled,), prompt, latent)
+        assert scope.forwards.now.served != served  # calls are captured anew
+        report = again.engine.report(compiled)
+        assert relative(image, eager) < 2e-2 and not torch.equal(image, ours)
+        assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
+        assert [miss["kind"] for miss in report["misses"]] == [LABEL]
+        assert f"{LABEL}: " in report["text"]
+    finally:
+        again.engine.close()
+
+
+def test_only_models_with_such_layers_ask_for_it(host: Host, shared: Lab, helped: None) -> None:
+    for form in (None, "fp8_e4m3fn"):
+        model = transformers.load("flux1") if form is None else None
+        model = model or transformers.load_quantised("flux1", form)
+        compiled = shared.compiled(model, when_missing="never")
+        kinds = shared.engine.report(compiled)["kinds"]
+        assert len(kinds) == EXPECTED["flux1"].kinds and LABEL not in str(kinds)
+
+
+def test_on_a_processor_nothing_asks_for_it(host: Host, shared: Lab) -> None:
+    compiled = shared.compiled(
+        transformers.load_quantised("flux1", "int8_convrot"), when_missing="never"
+    )
+    assert LABEL not in str(shared.engine.report(compiled)["kinds"])
 
 
 @torch.inference_mode()

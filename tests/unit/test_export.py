@@ -12,6 +12,7 @@ import torch
 from warmgraph_backends.compilers.inductor import Inductor
 from warmgraph_backends.contract import Description, Program, Symbol
 from warmgraph_backends.errors import BuildError, DescriptionError
+from warmgraph_backends.families import int8_product
 from warmgraph_backends.families.catalogue import form_of, plan_model
 from warmgraph_backends.plans.plan import describe_place
 from warmgraph_backends.target import keys
@@ -62,6 +63,18 @@ def test_the_exported_graph_computes_eagers_values_at_other_sizes(
         with torch.no_grad():
             results = program.graph_module(*weights, *inputs)
         torch.testing.assert_close(tuple(results), program.run(weights, inputs))
+
+
+def test_examples_of_int8_are_whole_numbers_that_say_something(host: Host) -> None:
+    """Not zeros, as of an index; and float16 holds sums of their products."""
+    description = int8_product.describe(torch.float16, "cpu")
+    program = captured(description)
+    weights, inputs = program.example({"rows": 64, "columns": 8, "width": 32})
+    assert weights == [] and inputs[0].dtype is inputs[2].dtype is torch.int8
+    for values in (inputs[0], inputs[2]):
+        assert 7 < float(values.float().std()) < 9 and abs(float(values.float().mean())) < 0.5
+    (result,) = program.run(weights, inputs)
+    assert result.isfinite().all() and float(result.float().std()) > 1
 
 
 def test_the_same_kind_is_exported_to_the_same_graph(

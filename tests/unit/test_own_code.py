@@ -25,6 +25,7 @@ BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 #: all of its modules.
 ELSEWHERE = {
     "families/": "what a form computes is hashed function by function into each kind's sources",
+    "kernels/int8_sums.py": "is what a form computes, too",
     "plans/binding.py": "runs around a region in a server; no graph computes anything of it",
     "plans/family.py": "a record",
     "plans/pairs.py": "forms, as in families",
@@ -54,6 +55,7 @@ ELSEWHERE = {
     "target/own_code.py": "makes the fingerprint",
     "code/packs.py": "says whose code something is",
     "code/purity.py": "refuses kinds; changes none",
+    "code/steady.py": "tells what may be captured; a worker captures nothing",
     "operators/recorded.py": "keeps what others' code gave, where a server compares",
     "code/replaced.py": "says which files a worker runs; the key has what they leave behind",
     "code/sources.py": "makes hashes that are part of the key",
@@ -200,6 +202,7 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
         ("kernels/group_moments.py", "mean += step * share", "mean -= step * share"),
         ("kernels/group_moments.py", "_ROWS = 128", "_ROWS = 64"),
         ("kernels/group_moments.py", "width: tl.constexpr", "width"),
+        ("kernels/int8_product.py", "Tile(128, 256, 64, 8, 4)", "Tile(128, 256, 64, 8, 3)"),
         ("kernels/norms.py", "_SIDES = (2, 3)", "_SIDES = (3, 2)"),
         ("compilers/rewrites.py", "correction=0", "correction=1"),
         ("torch_api/packing.py", "protocol=4", "protocol=5"),
