@@ -10,6 +10,7 @@ does; so nobody owns it (`memory.borrowed`), and all pieces share one pool.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,11 +29,12 @@ Call = Callable[[list[Any]], Any]
 
 class Statics:
     """Tensors at fixed addresses, which all pieces of a root module share: they run one after
-    another, and each is done with them when it ends.
+    another, and each is done with them when it ends. They go with the last piece that has them.
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[Hashable, torch.Tensor] = {}
+        self._tensors: weakref.WeakValueDictionary[Hashable, torch.Tensor]
+        self._tensors = weakref.WeakValueDictionary()
 
     def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
         """Return the one of such a form for a use, made now if need be."""
@@ -49,11 +51,7 @@ class Statics:
     @property
     def held_bytes(self) -> int:
         """What they hold of the device's memory."""
-        return sum(tensor.nbytes for tensor in list(self._tensors.values()))
-
-    def clear(self) -> None:
-        """Let go of all; no piece may be left."""
-        self._tensors.clear()
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
 class _Apart(NamedTuple):

@@ -273,8 +273,6 @@ class Pieces:
                 known.piece = known.weights = None
                 if crowded:
                     known.refused = of("no_room")
-        if not self.captured:
-            self._statics.clear()
 
     def drop(self) -> None:
         """Give all memory back and forget every place."""
@@ -282,7 +280,6 @@ class Pieces:
             if known.piece is not None:
                 self._memory.drop(known.piece)
         self._known.clear()
-        self._statics.clear()
         for own in self._streams.values():
             streams.OWN.give_back(own.stream.device, own)
         self._streams.clear()

@@ -225,6 +225,7 @@ def test_no_graph_outlives_its_memory(pieced: Pieced) -> None:
     assert pieced.pieces.captured == PLACES and memory.used_bytes > 0
     memory.drop_all()
     assert pieced.pieces.captured == 0 and memory.used_bytes == 0
+    assert pieced.pieces._statics.held_bytes == 0, "what pieces share goes with the last one"
     assert torch.equal(pieced.sample(), pieced.as_calls)
     assert pieced.pieces.captures == 2 * PLACES
     pieced.scope.unloaded()
