@@ -20,14 +20,13 @@ import torch
 
 from ..device import gpu
 from ..host_api.execution import is_interrupt, passes
-from ..operators import host_attention, registering
+from ..operators import host_attention, host_layer, registering
 from ..reasons import Reason, of
-from ..weights.casting import Resident
 from ..weights.fetching import Fetched
-from ..weights.streamed import parts_of
 from . import driver, streams
 from .memory import CapturedMemory
 from .piece import Call, Piece, Statics
+from .piece_weights import Copies, InPlace, Weights
 from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
 
 logger = logging.getLogger(__name__)
@@ -36,8 +35,6 @@ logger = logging.getLogger(__name__)
 IDLE_SHARE = 0.3
 #: Forms of calls that are remembered, of all places.
 MAX_KNOWN = 4096
-#: Weights of so many bytes are kept as copies, which others are written into.
-_SMALL = 2**16
 
 
 @dataclass
@@ -46,7 +43,7 @@ class _Known:
 
     clean: int = 0
     piece: Piece | None = None
-    weights: _Weights | None = None
+    weights: Weights | None = None
     refused: Reason | None = None
 
 
@@ -133,17 +130,20 @@ class Pieces:
         inputs: Sequence[Any],
         live: Mapping[str, Any],
         *,
+        shared: bool = False,
         own_stream: Hashable = None,
     ) -> tuple[torch.Tensor, ...]:
         """Compute one place: by replay, where it was captured.
 
         Args:
-            place: which one; it is kept.
+            place: which one, or what places have in common that share a piece; it is kept.
             form: of its inputs, with the values of those that are no tensors.
             call: its graph, called with weights and inputs.
-            fetched: its weights, which are kept until the epoch ends.
+            fetched: its weights.
             inputs: its activations.
             live: what the call brings along for its attention.
+            shared: whether they are copied into the piece at each call, since they come anew; else
+                they stay where they are until the epoch ends.
             own_stream: what calls have in common that need a stream of their own, since a library
                 keeps memory for it; None: it needs none.
 
@@ -159,11 +159,13 @@ class Pieces:
         if piece is not None:
             assert known.weights is not None
             if not known.weights.take(fetched):
-                self._memory.drop(piece)
+                if not shared:  # else it serves other places
+                    self._memory.drop(piece)
             elif (results := self._replay(piece, inputs, live)) is not None:
                 return results
         elif self._is_due(known):
-            results = self._capture(known, call, fetched, inputs, live, (own_stream, form))
+            own = own_stream, form
+            results = self._capture(known, call, fetched, inputs, live, shared, own)
             if results is not None:
                 return results
         first = next(each for each in inputs if isinstance(each, torch.Tensor))
@@ -210,6 +212,7 @@ class Pieces:
         fetched: Fetched,
         inputs: Sequence[Any],
         live: Mapping[str, Any],
+        shared: bool,
         own_stream: tuple[Hashable, Hashable],
     ) -> tuple[torch.Tensor, ...] | None:
         """Capture a call and compute it; None where it cannot be captured."""
@@ -217,13 +220,14 @@ class Pieces:
         if driver.free_bytes(device) < MIN_FREE_BYTES:
             self._refuse(known, of("no_room"))
             return None
-        weights = _Weights(fetched)
+        weights: Weights = Copies(fetched) if shared else InPlace(fetched)
         piece = None
         try:
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             piece = Piece(stream, self._memory.pool(), self._statics, driver.make_graph)
-            results = piece.capture(call, weights.tensors, inputs, live)
+            with host_layer.multiplying_by(weights.given):
+                results = piece.capture(call, weights.tensors, inputs, live)
         except Exception as error:
             if piece is not None:
                 piece.free()
@@ -232,10 +236,11 @@ class Pieces:
             self._refuse(known, _why_not(error))
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
             return None
-        piece.own_bytes = self._statics.held_bytes - held
         grown = driver.reserved_bytes(device) - before
+        made = self._statics.held_bytes - held
         if not driver.is_driver_allocator():
-            grown -= piece.own_bytes
+            grown -= made
+        piece.own_bytes = made + weights.held_bytes
         known.piece, known.weights = piece, weights
         if (problem := self._memory.add(piece, self, device, grown)) is not None:
             self._refuse(known, problem)
@@ -295,74 +300,6 @@ class Pieces:
         return self._memory.used_bytes
 
 
-class _Weights:
-    """The weights of one place as a piece reads them: where they lie, or from small copies."""
-
-    def __init__(self, fetched: Fetched) -> None:
-        self._fetched: Fetched | None = fetched
-        #: What stands for the graph's weights while it is captured.
-        self.tensors = [_kept(tensor) for tensor in fetched.tensors]
-        self._copies = [tensor for tensor in self.tensors if _is_small(tensor)]
-        # Small parts that the host brought over for an epoch are nobody's once that has ended.
-        self._moves = fetched.weight_class != Resident.name
-        parts = _parts(fetched)
-        self._parts = [part for part in parts if self._moves and _is_small(part)]
-        self._places = self._where(fetched.tensors, parts)
-
-    def take(self, fetched: Fetched) -> bool:
-        """Tell whether the piece reads these weights; what it keeps copies of is copied now."""
-        if fetched is self._fetched:
-            return True
-        parts = _parts(fetched)
-        if self._where(fetched.tensors, parts) != self._places:
-            return False
-        if self._moves == (fetched.weight_class == Resident.name):
-            return False
-        live = [tensor for tensor in fetched.tensors if _is_small(tensor)]
-        live += [part for part in parts if self._moves and _is_small(part)]
-        for kept, now in zip([*self._copies, *self._parts], live, strict=True):
-            if kept is not now:
-                kept.copy_(now)
-        self._fetched = fetched
-        return True
-
-    def forget(self) -> None:
-        """Keep nothing that is the model's own."""
-        self._fetched = None
-        self.tensors = []
-
-    def _where(self, tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[Any]:
-        """The addresses of what is read in its place, and the forms of the rest."""
-        fixed = [_form(each) if _is_small(each) else each.data_ptr() for each in tensors]
-        return fixed + [
-            _form(each) if self._moves and _is_small(each) else each.data_ptr() for each in parts
-        ]
-
-
-def _parts(fetched: Fetched) -> list[torch.Tensor]:
-    """The plain tensors that layers are multiplied by which a graph leaves to the host."""
-    found: list[torch.Tensor] = []
-    for pair in fetched.given.values():
-        for tensor in pair:
-            if tensor is not None:
-                parts = parts_of(tensor)
-                if parts is None:
-                    raise RuntimeError(f"the parts of a {type(tensor).__name__} are not known")
-                found += parts
-    return found
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes <= _SMALL
-
-
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    if not _is_small(tensor):
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.detach().clone()
-
-
 def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.device
@@ -385,6 +322,6 @@ class _Rehearsal:
         return fake(*args)
 
 
-def _rehearse(call: Call, weights: _Weights, inputs: Collection[Any]) -> None:
-    with registering.recorded_by(_Rehearsal()):
+def _rehearse(call: Call, weights: Weights, inputs: Collection[Any]) -> None:
+    with registering.recorded_by(_Rehearsal()), host_layer.multiplying_by(weights.given):
         call([*weights.tensors, *inputs])

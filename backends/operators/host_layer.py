@@ -113,6 +113,18 @@ def layers_of(
         state.update(before)
 
 
+@contextlib.contextmanager
+def multiplying_by(given: Given | None) -> Iterator[None]:
+    """Until this ends, multiply by these in place of what is given; None: by that."""
+    before = _thread.given
+    if given is not None:
+        _thread.given = given
+    try:
+        yield
+    finally:
+        _thread.given = before
+
+
 def options_of_call() -> dict[str, Any]:
     """Return the `transformer_options` of the call."""
     return _thread.options

@@ -263,11 +263,20 @@ class Region:
             form: of the inputs; None where this call is not to be replayed.
         """
         pieces = self._pieces
-        if form is None or pieces is None or not pieces.is_open or not self._weights.are_kept:
+        if form is None or pieces is None or not pieces.is_open:
             return partial(call, [*weights.tensors, *ready])
-        live = live_arguments.of_call()
-        by_stream = self.graph.key if self._by_stream else None
-        return partial(pieces.run, self, form, call, weights, ready, live, own_stream=by_stream)
+        is_kept, others = self._weights.are_kept, self._trust.others
+        return partial(
+            pieces.run,
+            self if is_kept else (self.graph.key, others, frozenset(weights.given)),
+            form,
+            call,
+            weights,
+            ready,
+            live_arguments.of_call(),
+            shared=not is_kept,
+            own_stream=self.graph.key if self._by_stream else None,
+        )
 
     def _layers(self, weights: Fetched, record: Record | None) -> AbstractContextManager[None]:
         """Let the graph's operators find the parts that it leaves to the host, and others' code in

@@ -85,6 +85,34 @@ def parts_of(tensor: Any) -> list[torch.Tensor] | None:
     return list(apart.parts.values()) if apart is not None else None
 
 
+def copy_of(tensor: Any) -> Any:
+    """A parameter like one, over parts of its own; as `parts_of` knows it.
+
+    Raises:
+        TypeError: its parts are not known.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor.detach().clone()
+    apart = _taken_apart(tensor)
+    if apart is None:
+        raise TypeError(f"the parts of a {type(tensor).__name__} are not known")
+    parts = {name: part.detach().clone() for name, part in apart.parts.items()}
+    return _put_together(tensor, parts, apart)
+
+
+def rest_of(tensor: Any) -> Any:
+    """What a parameter is beside its numbers: equal for those that differ in nothing else."""
+    if type(tensor) in _PLAIN:
+        return None
+    return type(tensor), *tensor.__tensor_flatten__()
+
+
+def _put_together(whole: Any, parts: dict[str, torch.Tensor], apart: _Apart) -> Any:
+    return type(whole).__tensor_unflatten__(
+        {name: parts[name] for name in apart.parts}, apart.context, whole.shape, whole.stride()
+    )
+
+
 def _taken_apart(tensor: Any) -> _Apart | None:
     """What a tensor of a class of its own says that it consists of; None of any other."""
     if not hasattr(tensor, "__tensor_flatten__"):
@@ -129,13 +157,7 @@ class _Coming:
         if self._apart is None:
             weight = found.get("weight")
         else:
-            whole, given = self._weight, found | self._kept
-            weight = type(whole).__tensor_unflatten__(
-                {name: given[name] for name in self._apart.parts},
-                self._apart.context,
-                whole.shape,
-                whole.stride(),
-            )
+            weight = _put_together(self._weight, found | self._kept, self._apart)
         return weight, None if self._bias is None else casting.bring(self._bias, device)
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from warmgraph_backends.cuda_graphs import memory, piece, pieces
-from warmgraph_backends.operators import registering
+from warmgraph_backends.cuda_graphs.streams import OwnStreams
+from warmgraph_backends.operators import host_layer, registering
 from warmgraph_backends.sessions.start import Starter
 
 from . import made_up_compiler
@@ -33,7 +34,7 @@ class RecordedGraph:
     now: RecordedGraph | None = None
 
     def __init__(self) -> None:
-        self.done: list[tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]] = []
+        self.done: list[tuple[Callable[..., Any], Any, Any, list[torch.Tensor], Any]] = []
         self._is_done = True  # in place of the first replay: a recording computes
 
     def capture_begin(self, **_: Any) -> None:
@@ -51,8 +52,9 @@ class RecordedGraph:
         if self._is_done:
             self._is_done = False
             return
-        for func, args, kwargs, made in self.done:
-            fresh = _tensors(func(*args, **kwargs))
+        for func, args, kwargs, made, given in self.done:
+            with host_layer.multiplying_by(given):
+                fresh = _tensors(func(*args, **kwargs))
             for kept, again in zip(made, fresh, strict=True):
                 if kept is not again and not _shares(kept, again):
                     kept.copy_(again)
@@ -66,7 +68,9 @@ def _called(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     graph = RecordedGraph.now
     result = func(*args, **kwargs)
     if graph is not None and RecordedGraph.now is graph:
-        graph.done.append((func, args, kwargs, _tensors(result)))
+        # Kernels read the weights that a layer was multiplied by when they were captured.
+        given = host_layer._thread.given
+        graph.done.append((func, args, kwargs, _tensors(result), given))
     return result
 
 
@@ -161,6 +165,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
     monkeypatch.setattr(pieces.streams, "shared", lambda device: _Stream())
+    monkeypatch.setattr(pieces.streams, "OWN", OwnStreams(lambda device: _Stream()))
+    monkeypatch.setattr(pieces.streams, "rehearse", lambda own, device, run: run())
     monkeypatch.setattr(memory.driver, "trim", lambda device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(Starter, "_may_capture", lambda self, attached: True)

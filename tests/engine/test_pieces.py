@@ -4,7 +4,7 @@ nothing that anybody kept is written over. CUDA graphs are recorded (`recorded_g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 
 from warmgraph_backends.compilers import registry
 from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.weights.source import Brought, WeightSource
+from warmgraph_backends.weights.streamed import copy_of, parts_of
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -24,7 +26,7 @@ from .recorded_graphs import Recorded, RecordedGraph
 WORKER = Path(__file__).with_name("lacking_worker.py")
 STEPS = 8
 BLOCKS = 4
-PLACES = 5
+PLACES, KINDS = 5, 3
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +47,11 @@ def traced(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 class Pieced:
     """A small Flux, compiled, whose places are captured; and the same with nothing captured."""
 
-    def __init__(self, host: Host, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, host: Host, lab: Lab, monkeypatch: pytest.MonkeyPatch, model: Any = None
+    ) -> None:
         self.host, self.lab = host, lab
-        self.plain = transformers.load("flux1")
+        self.plain = transformers.load("flux1") if model is None else model
         self.calls = self.compiled(self.plain)
         self.sample(self.calls, steps=1)  # built, and compared with eager
         self.as_calls = self.sample(self.calls)
@@ -80,6 +84,34 @@ class Pieced:
             **options,
         )
         return result
+
+
+class Fresh(WeightSource):
+    """Brings copies of all weights at each call, as where they lie elsewhere."""
+
+    name = "fresh"
+
+    def __init__(self) -> None:
+        self.brought: list[Any] = []
+
+    def takes(self, module: Any) -> bool:
+        return getattr(module, "weight", None) is not None
+
+    def fetch(self, modules: Sequence[Any]) -> Brought:
+        pairs = {id(m): tuple(map(self._copy, (m.weight, m.bias))) for m in modules}
+        return Brought(pairs, self.name, False, self._spoil)  # type: ignore[arg-type]
+
+    def _copy(self, tensor: Any) -> Any:
+        copy = None if tensor is None else copy_of(tensor)
+        if copy is not None:
+            self.brought += parts_of(copy)
+        return copy
+
+    def _spoil(self) -> None:
+        """The room is another's once the work is queued; here it is done by then."""
+        for part in self.brought:
+            part.zero_()
+        self.brought.clear()
 
 
 @pytest.fixture
@@ -265,3 +297,24 @@ def test_what_cannot_be_captured_runs_as_calls_and_says_why(
     assert "operation not permitted" in reason and pieced.pieces.refused[reason] == PLACES
     assert "operation not permitted" in log.text
     assert not pieced.scope.faults
+
+
+@pytest.mark.parametrize("form", ["", "int8"])
+def test_places_whose_weights_come_anew_share_the_piece_of_their_kind(
+    host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    model = transformers.load_quantised("flux1", form) if form else None
+    pieced = Pieced(host, traced, monkeypatch, model)
+    pieced.sample(steps=1)
+    weights = pieced.scope._bound.weights  # type: ignore[union-attr]
+    weights.sources = (*weights.sources, Fresh())
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    pieces = pieced.pieces
+    assert pieces.captures == pieces.captured == KINDS and not pieces.refused
+    # Of a kind one call is compared, one is clean, and one is captured; the graph of a quantised
+    # file's last layer has no weights, so it was compared before.
+    assert pieces.replayed == STEPS * PLACES - 3 * KINDS + bool(form)
+    of_last_layer = sum(pieces.cuts.values())
+    assert of_last_layer == (2 if form else 0), "its plain layers fetch their own"
+    assert torch.equal(pieced.sample(), pieced.as_calls) and pieces.captures == KINDS
+    traced.engine._captured.drop_all()
