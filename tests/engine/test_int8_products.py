@@ -172,7 +172,7 @@ def test_an_activation_is_computed_along_the_way(
     assert card.apart == 1 and error(found, truth) <= 1.02 * error(hosts, truth)
 
 
-def test_all_of_the_hosts_activations_are_known() -> None:
+def test_all_of_the_hosts_activations_are_known(host: Host) -> None:
     import comfy.ops
 
     assert int8_rows.ACTIVATIONS.keys() - {""} == comfy.ops.INPUT_ACT_EAGER.keys()
