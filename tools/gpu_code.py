@@ -89,7 +89,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
     import torch
 
-    from warmgraph_backends.compilers.lowering import _config
+    from warmgraph_backends.compilers.lowering import config_of
     from warmgraph_backends.families import int8_product
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.kernels import products
@@ -111,7 +111,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     _cuda().is_available = lambda: True  # now Inductor asks
     try:
         compiling.compile_wrapper(
-            program.graph_module, _config(description), last_pass=products.finish
+            program.graph_module, config_of(program), last_pass=products.finish
         )
     except BaseException as error:
         if not found:

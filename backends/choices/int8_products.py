@@ -11,6 +11,9 @@ quicker (`int8_rows`). Rows that it does not take are the library's.
 
 The product itself is the library's, too, or that of a graph of ours, where one is loaded
 (`own_products`). All ways that there are get timed (`ways`).
+
+What several products multiply, as those of queries, keys and values, is quantised once for all of
+them where they are not the library's.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import linear
@@ -43,6 +46,14 @@ OURS = "ours"
 FEWEST_ROWS = 1024
 #: Times differ by as much by themselves.
 MUST_SAVE_MS = 0.005
+
+
+class _Layer(NamedTuple):
+    """What is multiplied by."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    parts: kitchen.Int8Weight
 
 
 class Int8Products:
@@ -84,58 +95,88 @@ class Int8Products:
         parts = kitchen.int8_weight(weight)
         if parts is None:
             return linear(activations.activated(input, act), weight, bias)
-        form = input.shape, parts.values.shape, input.dtype, parts.group, act
+        return self._multiplied(input, [_Layer(weight, bias, parts)], act)[0]
 
-        def host() -> torch.Tensor:
-            # Elsewhere PyTorch takes `linear` apart, and the library multiplies in full.
-            is_whole = input.is_contiguous() or torch.is_inference_mode_enabled()
-            product = self._product(form, input, parts, bias, act) if is_whole else None
-            if product is None:
-                return linear(activations.activated(input, act), weight, bias)
-            return product(input, parts, bias, act)
+    def multiply_several(
+        self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""
+    ) -> list[torch.Tensor]:
+        """Return what `multiply` would by each (weight, bias): by one way for all of them, where
+        they are int8 and rotated alike.
 
-        others, names = self._others(input, parts, bias, act)
+        Args:
+            input, act: as of `multiply`.
+        """
+        found = [(layer, kitchen.int8_weight(layer[0])) for layer in layers]
+        int8 = [_Layer(*layer, parts) for layer, parts in found if parts is not None]
+        if len(int8) < len(layers) or len({layer.parts.group for layer in int8}) > 1:
+            return [self.multiply(input, *layer, act) for layer in layers]
+        return self._multiplied(input, int8, act)
+
+    def _multiplied(
+        self, input: torch.Tensor, layers: Sequence[_Layer], act: str
+    ) -> list[torch.Tensor]:
+        """The products by weights that are rotated alike."""
+
+        def host() -> list[torch.Tensor]:
+            return [self._by_library(input, layer, act) for layer in layers]
+
+        others, names = self._others(input, layers, act)
         if not others:
             return host()
+        shapes = tuple(layer.parts.values.shape for layer in layers)
         return self.ways.run(
-            (*form, *names),
-            lambda: _class(input, parts, act, names),
+            (input.shape, shapes, input.dtype, layers[0].parts.group, act, *names),
+            lambda: _class(input, layers, act, names),
             {HOST: host, **others},
             must_save_ms=MUST_SAVE_MS,
         )
 
     def _others(
-        self,
-        input: torch.Tensor,
-        weight: kitchen.Int8Weight,
-        bias: torch.Tensor | None,
-        act: str,
-    ) -> tuple[dict[str, Callable[[], torch.Tensor]], list[str]]:
-        """The other ways that there are for a product, and what tells these from `APART` alone."""
-        if weight.group not in (None, GROUP) or not _is_open(input):
+        self, input: torch.Tensor, layers: Sequence[_Layer], act: str
+    ) -> tuple[dict[str, Callable[[], list[torch.Tensor]]], list[str]]:
+        """The other ways that there are for products, and what tells these from `APART` alone."""
+        group = layers[0].parts.group
+        if group not in (None, GROUP) or not _is_open(input):
             return {}, []
         if input.device not in self._rows:
             self._rows[input.device] = Int8Rows(input.device)
-        kernel, rotated = self._rows[input.device], weight.group is not None
+        kernel, rotated = self._rows[input.device], group is not None
         rows = kernel if kernel.takes(input, act=act, rotated=rotated) else None
-        others: dict[str, Callable[[], torch.Tensor]] = {}
+        others: dict[str, Callable[[], list[torch.Tensor]]] = {}
         names = []
         if rows is not None:
-            others[APART] = lambda: _apart(input, rows, weight, bias, act)
-        product = self.own.of(input, weight)
-        if product is not None and (rows is not None or not rotated):
-            others[OURS] = lambda: _ours(product, input, rows, weight, bias, act)
-            names = [OURS if APART in others else f"{OURS} alone", product.name]
+            others[APART] = lambda: _apart(input, rows, layers, act)
+        found = (self.own.of(input, layer.parts) for layer in layers)
+        products = [product for product in found if product is not None]
+        if len(products) == len(layers) and (rows is not None or not rotated):
+            others[OURS] = lambda: _ours(products, input, rows, layers, act)
+            names = [OURS if APART in others else f"{OURS} alone", products[0].name]
         return others, names
 
-    def _product(self, form: Hashable, *sample: Any) -> kitchen.Int8Product | None:
-        """The library's for this form; None where it cannot be had by itself."""
-        known = form, sample[0].device, sample[2] is None
+    def _by_library(self, input: torch.Tensor, layer: _Layer, act: str) -> torch.Tensor:
+        # Elsewhere PyTorch takes `linear` apart, and the library multiplies in full.
+        is_whole = input.is_contiguous() or torch.is_inference_mode_enabled()
+        given = input, layer.parts, layer.bias, act
+        product = self._product(*given) if is_whole else None
+        if product is None:
+            return linear(activations.activated(input, act), layer.weight, layer.bias)
+        return product(*given)
+
+    def _product(
+        self,
+        input: torch.Tensor,
+        parts: kitchen.Int8Weight,
+        bias: torch.Tensor | None,
+        act: str,
+    ) -> kitchen.Int8Product | None:
+        """The library's for such a product; None where it cannot be had by itself."""
+        form = input.shape, parts.values.shape, input.dtype, parts.group, act
+        known = form, input.device, bias is None
         if known not in self._products:
             if len(self._products) >= KEPT:
                 self._products.clear()
             try:
-                self._products[known] = kitchen.int8_product(*sample)
+                self._products[known] = kitchen.int8_product(input, parts, bias, act)
             except RuntimeError as error:
                 logger.debug("int8 products are called as the host does: %s", error)
                 self._products[known] = None
@@ -143,43 +184,44 @@ class Int8Products:
 
 
 def _apart(
-    input: torch.Tensor,
-    kernel: Int8Rows,
-    weight: kitchen.Int8Weight,
-    bias: torch.Tensor | None,
-    act: str,
-) -> torch.Tensor:
-    values, scales = _quantised(input, kernel, act, rotated=weight.group is not None)
+    input: torch.Tensor, kernel: Int8Rows, layers: Sequence[_Layer], act: str
+) -> list[torch.Tensor]:
+    values, scales = _quantised(input, kernel, layers, act)
     stream = current_stream(input.get_device())
-    result = kitchen.multiply_int8_rows(
-        values, scales, weight.values, weight.scale, bias, input.dtype, stream
+    results = (
+        kitchen.multiply_int8_rows(
+            values, scales, parts.values, parts.scale, bias, input.dtype, stream
+        )
+        for _, bias, parts in layers
     )
-    return result.view(*input.shape[:-1], -1)
+    return [result.view(*input.shape[:-1], -1) for result in results]
 
 
 def _ours(
-    product: OwnProduct,
+    products: Sequence[OwnProduct],
     input: torch.Tensor,
     kernel: Int8Rows | None,
-    weight: kitchen.Int8Weight,
-    bias: torch.Tensor | None,
+    layers: Sequence[_Layer],
     act: str,
-) -> torch.Tensor:
+) -> list[torch.Tensor]:
     if kernel is not None:
-        values, scales = _quantised(input, kernel, act, rotated=weight.group is not None)
+        values, scales = _quantised(input, kernel, layers, act)
     else:
         active = activations.activated(input, act)
         values, scales = kitchen.int8_rows(active.reshape(-1, active.shape[-1]))
-    result = product.multiply(values, scales, weight.values, weight.scale, bias)
-    return result.view(*input.shape[:-1], -1)
+    results = (
+        product.multiply(values, scales, parts.values, parts.scale, bias)
+        for product, (_, bias, parts) in zip(products, layers, strict=True)
+    )
+    return [result.view(*input.shape[:-1], -1) for result in results]
 
 
 def _quantised(
-    input: torch.Tensor, kernel: Int8Rows, act: str, *, rotated: bool
+    input: torch.Tensor, kernel: Int8Rows, layers: Sequence[_Layer], act: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an int8 weight multiplies: int8 `[rows, width]`, and a scale for each row."""
+    """What int8 weights multiply: int8 `[rows, width]`, and a scale for each row."""
     rows = input.reshape(-1, input.shape[-1]).contiguous()
-    return kernel.quantise(rows, act=act, rotated=rotated)
+    return kernel.quantise(rows, act=act, rotated=layers[0].parts.group is not None)
 
 
 def _is_open(input: torch.Tensor) -> bool:
@@ -191,11 +233,13 @@ def _is_open(input: torch.Tensor) -> bool:
     )
 
 
-def _class(input: torch.Tensor, weight: kitchen.Int8Weight, act: str, names: Sequence[str]) -> str:
+def _class(input: torch.Tensor, layers: Sequence[_Layer], act: str, names: Sequence[str]) -> str:
     """What calls that take about as long have in common, the ways that there are among it."""
-    out, width = weight.values.shape
+    parts = [layer.parts for layer in layers]
+    width = parts[0].values.shape[1]
+    out = "+".join(str(each.values.shape[0]) for each in parts)
     rows = round(2 * math.log2(input.numel() // input.shape[-1]))
-    sort = "plain" if weight.group is None else "rotated"
+    sort = "plain" if parts[0].group is None else "rotated"
     dtype = str(input.dtype).removeprefix("torch.")
     name = f"{kitchen.version()} {sort} {dtype} {width} {out} {rows}"
     return " ".join(filter(None, (name, act, *names)))

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,8 +26,9 @@ HOST = "host"
 
 #: Milliseconds by way.
 Times = Mapping[str, float]
+Result = TypeVar("Result")
 #: What makes the call at hand, by way.
-Runs = Mapping[str, Callable[[], torch.Tensor]]
+Runs = Mapping[str, Callable[[], Result]]
 
 
 class Ways:
@@ -62,10 +63,10 @@ class Ways:
         self,
         form: Hashable,
         size_class: Callable[[], str | None],
-        runs: Runs,
+        runs: Runs[Result],
         *,
         must_save_ms: float,
-    ) -> torch.Tensor:
+    ) -> Result:
         """Compute it; one way is taken for a form from its first call on.
 
         Args:
@@ -95,7 +96,7 @@ class Ways:
                 self.chosen[form] = HOST
         return runs[HOST]()
 
-    def _times(self, size_class: str, runs: Runs) -> Times | None:
+    def _times(self, size_class: str, runs: Runs[Any]) -> Times | None:
         """What each way takes, timed now where no call of this class was before; one that this GPU
         refuses is missing. None where nothing can be timed now: a later call does it.
         """

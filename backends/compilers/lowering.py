@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiled, Description, Measure, Program
+from ..contract import Compiled, Measure, Program
 from ..device.gpu import is_gpu, synchronize
 from ..errors import BuildError
 from ..host_api.attention import host_order
 from ..kernels.rounding import round_once
 from ..kinds.layout import CHANNELS_LAST
+from ..operators import host_layer
 from ..reasons import of
 from ..target.compiler_options import CHANNELS_LAST_CONFIG, base_config
 from ..torch_api import compiling, packing
@@ -34,7 +35,7 @@ def lower(program: Program, measure: Measure) -> Compiled:
         with host_order():
             module, source = compiling.compile_wrapper(
                 program.graph_module,
-                _config(description),
+                config_of(program),
                 wide=description.wide,
                 last_pass=last_pass,
             )
@@ -64,8 +65,9 @@ def _suited_to_device(program: Program) -> Callable[[torch.fx.Graph], None]:
     return products.finish
 
 
-def _config(description: Description) -> dict[str, Any]:
-    """Inductor's settings for a kind; what they add to the device's follows from its key."""
+def config_of(program: Program) -> dict[str, Any]:
+    """Return Inductor's settings for a kind; what they add to the device's follows from its key."""
+    description = program.description
     config = base_config(description.device)
     if description.layout == CHANNELS_LAST:
         config.update(CHANNELS_LAST_CONFIG)
@@ -73,4 +75,7 @@ def _config(description: Description) -> dict[str, Any]:
         config["assume_32bit_indexing"] = False
     if is_gpu(description.device):
         config[compiling.OWN_KERNELS] = True
+    if any(node.target is host_layer.SEVERAL for node in program.graph_module.graph.nodes):
+        # Else layers that stand before those of one input are moved behind them.
+        config["reorder_for_locality"] = False
     return config

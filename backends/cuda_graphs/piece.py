@@ -60,12 +60,12 @@ class _Apart(NamedTuple):
     Attributes:
         run: the operator that calls it.
         args: what it gets; tensors are borrowed from the graph before.
-        result: where the graph after it reads what it gave.
+        results: where the graph after it reads what it gave.
     """
 
     run: Callable[..., Any]
     args: tuple[Any, ...]
-    result: torch.Tensor
+    results: list[torch.Tensor]
 
 
 class Piece:
@@ -147,19 +147,20 @@ class Piece:
 
     def stand_apart(
         self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
-    ) -> torch.Tensor:
+    ) -> Any:
         """See `registering.Recorder`."""
         self._end()
         number = sum(isinstance(step, _Apart) for step in self._steps)
         lent = tuple(map(_borrowed, args))
         with capturing(False):
-            result = run(*map(_copied, lent))
-        static = self._statics.take(("apart", number), result)
-        static.copy_(result)
-        self._steps.append(_Apart(run, lent, static))
+            given = run(*map(_copied, lent))
+        uses = ((("apart", number, n), result) for n, result in enumerate(_each(given)))
+        statics = [self._statics.take(*use) for use in uses]
+        _copy(statics, given)
+        self._steps.append(_Apart(run, lent, statics))
         self.cuts[why] += 1
         self._begin()
-        return static
+        return statics if isinstance(given, list) else statics[0]
 
     def _begin(self) -> None:
         self._graph = self._make_graph()
@@ -185,7 +186,7 @@ class Piece:
         self._fill(tensors_of(inputs, live.values()))
         for step in self._steps:
             if isinstance(step, _Apart):
-                step.result.copy_(step.run(*map(_copied, step.args)))
+                _copy(step.results, step.run(*map(_copied, step.args)))
             else:
                 step.replay()
         return self._given()
@@ -215,6 +216,16 @@ def leave(static: torch.Tensor, result: torch.Tensor) -> None:
 def tensors_of(*values: Any) -> list[torch.Tensor]:
     """The tensors among these, in their order."""
     return [one for some in values for one in some if isinstance(one, torch.Tensor)]
+
+
+def _each(given: Any) -> list[torch.Tensor]:
+    """What an operator gives: one tensor, or several."""
+    return given if isinstance(given, list) else [given]
+
+
+def _copy(statics: Sequence[torch.Tensor], given: Any) -> None:
+    for static, result in zip(statics, _each(given), strict=True):
+        static.copy_(result)
 
 
 def _borrowed(value: Any) -> Any:

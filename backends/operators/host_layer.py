@@ -1,4 +1,5 @@
 """A layer that a region leaves to the host: one operator in its graph, which calls the live layer.
+Several layers of one input are another (`SEVERAL`), which may do what they have in common once.
 
 Its weights are no plain tensors (quantised, packed), or its code is another pack's. What lies
 around it is compiled, and it stays whatever it is: format, LoRA, place in memory. Where it rounds
@@ -12,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +58,11 @@ class Caller(Protocol):
         """Return what `linear(input, weight, bias)` would, of the input after an activation if one
         is named.
         """
+
+    def multiply_several(
+        self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""
+    ) -> Sequence[torch.Tensor]:
+        """Return what `multiply` would by each (weight, bias), in memory of its own."""
 
 
 #: (weight, bias) of layers, by their paths.
@@ -321,6 +328,30 @@ def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.T
     return (called if is_code else registering.live)(path, compute, shape, input)
 
 
+def _run_several(
+    input: torch.Tensor, paths: list[str], out_features: list[int], act: str
+) -> list[torch.Tensor]:
+    caller = _thread.caller
+    pairs = ((n, _given(path, input.dtype)) for n, path in enumerate(paths))
+    given = {n: pair for n, pair in pairs if pair is not None}
+    # Others' code may write into the input: then each layer is computed in its turn.
+    if caller is None or len(given) < 2 or any(path in _thread.others for path in paths):
+        return [_run(input, *layer, act) for layer in zip(paths, out_features, strict=True)]
+    multiply = partial(caller.multiply_several, input, tuple(given.values()), act)
+
+    @cache
+    def products() -> dict[int, torch.Tensor]:
+        return dict(zip(given, multiply(), strict=True))
+
+    def computed(n: int) -> torch.Tensor:
+        if n not in given:
+            return _run(input, paths[n], out_features[n], act)
+        shape = (*input.shape[:-1], out_features[n])
+        return registering.live(paths[n], lambda: products()[n], shape, input)
+
+    return [computed(n) for n in range(len(paths))]
+
+
 def _run_rounded(
     values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
 ) -> torch.Tensor:
@@ -353,6 +384,11 @@ def _given(path: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
 def _why_apart(input: torch.Tensor, path: str, *_: Any) -> Reason | None:
     """Why a product cannot be recorded: a layer is called for it, or a library measures in it."""
     return _why_not_recorded(path, input.dtype)
+
+
+def _why_several_apart(input: torch.Tensor, paths: list[str], *_: Any) -> Reason | None:
+    reasons = (_why_not_recorded(path, input.dtype) for path in paths)
+    return next(filter(None, reasons), None)
 
 
 def _why_rounded_apart(
@@ -398,6 +434,12 @@ def _fake(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.
     return input.new_empty((*input.shape[:-1], out_features))
 
 
+def _fake_several(
+    input: torch.Tensor, paths: list[str], out_features: list[int], act: str
+) -> list[torch.Tensor]:
+    return [input.new_empty((*input.shape[:-1], width)) for width in out_features]
+
+
 def _fake_rounded(
     values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
 ) -> torch.Tensor:
@@ -410,6 +452,13 @@ OPERATOR, _thread = registering.register(
     _fake,
     _Thread(),
     _why_apart,
+)
+SEVERAL, _ = registering.register(
+    "host_layers(Tensor input, str[] paths, int[] out_features, str act) -> Tensor[]",
+    _run_several,
+    _fake_several,
+    _thread,
+    _why_several_apart,
 )
 ROUNDED, _ones = registering.register(
     "host_layer_of_rounded(Tensor values, Tensor? scale, str path, int out_features, str dtype)"

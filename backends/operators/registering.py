@@ -20,7 +20,8 @@ from ..reasons import Reason
 
 State = TypeVar("State")
 
-_NAMESPACE = "warmgraph"
+#: What names of operators of ours begin with.
+NAMESPACE = "warmgraph"
 #: Where an operator keeps what belongs to it.
 _STATE, _LIBRARY = "warmgraph_state", "warmgraph_library"
 #: Where the first copy of this pack notes, on each operator, who records what runs.
@@ -91,7 +92,7 @@ def register(
         The operator and its state: of the copy of this pack that was imported first.
     """
     name = schema.partition("(")[0]
-    packet: Any = getattr(getattr(torch.ops, _NAMESPACE), name, None)
+    packet: Any = getattr(getattr(torch.ops, NAMESPACE), name, None)
     if packet is None:
         thread = _Recording.thread
 
@@ -104,8 +105,8 @@ def register(
         library = _library()
         library.define(schema)
         library.impl(name, called, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
-        packet = getattr(getattr(torch.ops, _NAMESPACE), name)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+        packet = getattr(getattr(torch.ops, NAMESPACE), name)
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
         setattr(packet, _RECORDING, thread)
@@ -115,12 +116,12 @@ def register(
 
 
 def _make_library() -> Any:
-    return torch.library.Library(_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    return torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 #: Torch notes the file that asks for a library, and takes no path that is not UTF-8, as this one's
 #: may be: to it the code is of a file of another name.
-_library = FunctionType(_make_library.__code__.replace(co_filename=_NAMESPACE), globals())
+_library = FunctionType(_make_library.__code__.replace(co_filename=NAMESPACE), globals())
 
 
 def live(

@@ -41,6 +41,7 @@ MAKERS = (
     "torch_api/tracing.py",
     "worker/build.py",
     "worker/export.py",
+    "worker/joined.py",
 )
 #: The same, of graphs for GPUs alone.
 GPU_MAKERS = (

@@ -55,6 +55,15 @@ def operator_name(function: Any) -> str | None:
     return str(function).removesuffix(".default")
 
 
+def may_write(function: Any) -> bool:
+    """Tell whether a node of a graph that calls this may write into a tensor: an operator that says
+    so, or one that runs a graph of its own.
+    """
+    if isinstance(function, torch._ops.OpOverload):
+        return bool(function._schema.is_mutable)
+    return isinstance(function, torch._ops.HigherOrderOperator)
+
+
 def realized(value: torch.Tensor) -> torch.Tensor:
     """Have a traced value computed once and kept in memory, where Inductor would compute it anew
     for every element that reads it.

@@ -26,6 +26,7 @@ from ..operators.stand_in import refuse_questions
 from ..plans.describe import make_twin
 from ..reasons import of
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
+from .joined import join_layers
 
 #: About as large are whole numbers that stand for others.
 _WHOLE = 8
@@ -83,6 +84,7 @@ def export(description: Description, form: Any) -> Program:
         exported = _export(description, region, examples)
     refuse_questions(twin.modules())
     _check_ranges(description, exported)
+    join_layers(exported.graph_module)
     weights = _weights(exported)
     return Program(
         description,

@@ -40,7 +40,7 @@ def main() -> None:
     launched: list[tuple[Any, ...]] = []
     tried = pretend_to_launch(launched)
 
-    from warmgraph_backends.compilers.lowering import _config
+    from warmgraph_backends.compilers.lowering import config_of
     from warmgraph_backends.families import int8_product
     from warmgraph_backends.kernels import products
     from warmgraph_backends.torch_api import compiling, loading, packing
@@ -52,7 +52,7 @@ def main() -> None:
     torch.cuda.is_available = lambda: True  # now Inductor asks
     module, source = compiling.compile_wrapper(
         program.graph_module,
-        {**_config(description), "compile_threads": 1},
+        {**config_of(program), "compile_threads": 1},
         last_pass=products.finish,
     )
     first = called(module.call, vars(module))

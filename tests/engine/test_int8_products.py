@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def test_an_activation_is_computed_along_the_way(
     assert card.apart == 1 and error(found, truth) <= 1.02 * error(hosts, truth)
 
 
-def test_all_of_the_hosts_activations_are_known() -> None:
+def test_all_of_the_hosts_activations_are_known(host: Host) -> None:
     import comfy.ops
 
     assert int8_rows.ACTIVATIONS.keys() - {""} == comfy.ops.INPUT_ACT_EAGER.keys()
@@ -374,28 +375,177 @@ def test_rows_that_the_library_does_not_multiply_are_the_hosts(
     assert card.timed == 1 and card.apart == 0
 
 
-def test_a_compiled_model_multiplies_by_it(
-    card: Card, host: Host, shared: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# --- several of one input -------------------------------------------------------------------------
+
+#: Of 1024 features each.
+SEVERAL = ("double_blocks.0.img_mlp.2", "double_blocks.1.img_mlp.2", "double_blocks.0.txt_mlp.2")
+
+
+def several(form: str | Callable[[str], str]) -> list[tuple[Any, Any]]:
+    """Weights with biases of three layers; the last one has none."""
+    root = transformers.load_quantised("flux1", form).model.diffusion_model
+    found = [root.get_submodule(path) for path in SEVERAL]
+    return [*((layer.weight, layer.bias) for layer in found[:2]), (found[2].weight, None)]
+
+
+@pytest.fixture
+def quantised(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """What our kernel quantised, by its shape."""
+    seen: list[torch.Size] = []
+    quantise = int8_rows.Int8Rows.quantise
+
+    def noted(kernel: Any, rows: torch.Tensor, **options: Any) -> Any:
+        seen.append(rows.shape)
+        return quantise(kernel, rows, **options)
+
+    monkeypatch.setattr(int8_rows.Int8Rows, "quantise", noted)
+    return seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["int8", "int8_convrot"])
+@pytest.mark.parametrize("act", ["", "gelu_tanh"])
+@pytest.mark.parametrize("way", ["apart", "ours"])
+def test_several_at_once_equal_each_by_itself_and_are_quantised_once(
+    card: Card, host: Host, tmp_path: Path, quantised: list[Any], form: str, act: str, way: str
 ) -> None:
-    multiply = Int8Products.multiply
+    graph, x, layers = Graph(), rows(2, 33), several(form)
+    graph.is_there = way == "ours"
+    products = offered(graph, tmp_path)
+    found = products.multiply_several(x, layers, act)
+    assert quantised == [(66, 1024)]
+    assert (card.apart, graph.calls) == ((0, 3) if graph.is_there else (3, 0))
+    assert card.ways == {"host", "apart", *(["ours"] if graph.is_there else [])}
+    for mine, layer in zip(found, layers, strict=True):
+        assert torch.equal(mine, products.multiply(x, *layer, act)) and mine.shape == (2, 33, 256)
+    assert len({each.untyped_storage().data_ptr() for each in found}) == 3
+    assert len(quantised) == 4 and card.timed == 2, "the three alike, which are one class"
+    assert set(products.ways.chosen.values()) == {way}
+
+
+@torch.no_grad()
+def test_a_graph_of_ours_multiplies_all_of_a_set_or_none(
+    card: Card, host: Host, tmp_path: Path, quantised: list[Any]
+) -> None:
+    x, layers = rows(64), several("int8_convrot")
+    unfit = layers[1][0]
+    products = offered(Graph(), tmp_path)
+
+    class Graphs:
+        """As where one of the weights does not lie in memory as it must."""
+
+        def of(self, like: torch.Tensor, weight: Any) -> Any:
+            is_second = weight.values is unfit._qdata
+            return None if is_second else products.own.of(like, weight)
+
+    other = Int8Products(tmp_path, MACHINE)
+    other.own = Graphs()  # type: ignore[assignment]
+    found = other.multiply_several(x, layers)
+    assert card.ways == {"host", "apart"} and len(quantised) == 1
+    assert len(found) == 3
+    wrong = Graph(1.1)
+    dropped = offered(wrong, tmp_path / "dropped")
+    singly = [torch.nn.functional.linear(x, *layer) for layer in layers]
+    assert all(map(torch.equal, dropped.multiply_several(x, layers), singly))
+    assert wrong.calls == 1 and "relative L2" in wrong.dropped
+    dropped.multiply_several(x, layers)
+    assert (wrong.calls, len(quantised)) == (1, 3)
+
+
+@torch.no_grad()
+def test_times_of_a_set_are_its_own(
+    card: Card, host: Host, tmp_path: Path, quantised: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kitchen, "version", lambda: "1.2")
+    products, x, layers = Int8Products(tmp_path, MACHINE), rows(64), several("int8_convrot")
+    card.times = {"host": 1.0, "apart": 2.0}
+    products.multiply(x, *layers[0])
+    card.times = {"host": 3.0, "apart": 2.5}
+    for _ in range(2):
+        products.multiply_several(x, layers)
+        products.multiply_several(x, layers[1:])
+    names = ("256", "256+256+256", "256+256")
+    kept = json.loads((tmp_path / FILE_NAME).read_text())[MACHINE]
+    assert list(kept) == [f"1.2 rotated bfloat16 1024 {name} 12" for name in names]
+    assert card.timed == 3 and len(quantised) == 4
+    card.times = {"host": 1.0, "apart": 2.0}
+    hosts = Int8Products(tmp_path, "another card").multiply_several(x, layers)
+    singly = [torch.nn.functional.linear(x, *layer) for layer in layers]
+    assert len(quantised) == 4 and all(map(torch.equal, hosts, singly))
+
+
+@torch.no_grad()
+def test_a_set_of_several_sorts_is_multiplied_one_by_one(
+    card: Card, host: Host, tmp_path: Path, quantised: list[Any]
+) -> None:
+    products, x = Int8Products(tmp_path, MACHINE), rows(64)
+    mixed = several(lambda name: "int8_convrot" if "txt" in name else "int8")
+    plain = [(torch.randn(256, 1024).bfloat16(), None), *mixed[1:]]
+    for layers, count in ((mixed, 3), (plain, 2)):
+        quantised.clear()
+        found = products.multiply_several(x, layers)
+        assert len(quantised) == count
+        assert all(map(torch.equal, found, [products.multiply(x, *layer) for layer in layers]))
+
+
+@torch.no_grad()
+def test_a_set_that_the_library_refuses_is_the_hosts_and_one_is_not_timed_in_a_capture(
+    card: Card, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, x, layers = Int8Products(tmp_path, MACHINE), rows(64), several("int8_convrot")
+    singly = [torch.nn.functional.linear(x, *layer) for layer in layers]
+    products.multiply(x, *layers[0])  # compiles the kernel
+    timed, card.is_capturing = card.timed, True
+    assert all(map(torch.equal, products.multiply_several(x, layers), singly))
+    assert card.timed == timed
+    card.is_capturing = False
+    monkeypatch.setattr(kitchen, "multiply_int8_rows", refusing)
+    for _ in range(2):
+        assert all(map(torch.equal, products.multiply_several(x, layers), singly))
+    assert card.timed == timed + 1
+
+
+# --- in a model, and by the library ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "products"),
+    # Of Wan's ten products the first three share an input, and then two.
+    [("flux1", 1, 1), ("wan", 7, 10)],
+)
+def test_a_compiled_model_multiplies_by_it(
+    card: Card,
+    host: Host,
+    shared: Lab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quantised: list[Any],
+    kind: str,
+    inputs: int,
+    products: int,
+) -> None:
+    multiply, several = Int8Products.multiply, Int8Products.multiply_several
 
     def in_half(self: Int8Products, input: torch.Tensor, *others: Any) -> torch.Tensor:
         """As on a GPU: a processor's small models are in float32."""
         return multiply(self, input.bfloat16(), *others).to(input.dtype)
 
+    def several_in_half(self: Int8Products, input: torch.Tensor, *others: Any) -> Any:
+        return [each.to(input.dtype) for each in several(self, input.bfloat16(), *others)]
+
     monkeypatch.setattr(Int8Products, "multiply", in_half)
-    model = transformers.load_quantised("flux1", "int8_convrot")
+    monkeypatch.setattr(Int8Products, "multiply_several", several_in_half)
+    model = transformers.load_quantised(kind, "int8_convrot")
     shared.compiled(model)
     lab = shared.copy_to(tmp_path / "lab")  # what takes which time is noted beside its graphs
     try:
         compiled = lab.compiled(model)
-        prompt = transformers.conditioning("flux1", 13)
-        latent = transformers.latent("flux1", 8, 8)
+        prompt, latent = transformers.conditioning(kind, 13), transformers.latent(kind, 8, 8)
         eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert relative(ours, eager) < 2e-2 and not torch.equal(ours, eager)
         report = lab.engine.report(compiled)
         assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
-        assert card.apart > 20
+        assert card.apart > 20 and products * len(quantised) == inputs * card.apart
     finally:
         lab.engine.close()
 

@@ -45,13 +45,20 @@ def traced(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 
 
 class Pieced:
-    """A small Flux, compiled, whose places are captured; and the same with nothing captured."""
+    """A small Flux, or another model, compiled, whose places are captured; and the same with
+    nothing captured.
+    """
 
     def __init__(
-        self, host: Host, lab: Lab, monkeypatch: pytest.MonkeyPatch, model: Any = None
+        self,
+        host: Host,
+        lab: Lab,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: str = "flux1",
+        plain: Any = None,
     ) -> None:
-        self.host, self.lab = host, lab
-        self.plain = transformers.load("flux1") if model is None else model
+        self.host, self.lab, self.kind = host, lab, kind
+        self.plain = transformers.load(kind) if plain is None else plain
         self.calls = self.compiled(self.plain)
         self.sample(self.calls, steps=1)  # built, and compared with eager
         self.as_calls = self.sample(self.calls)
@@ -72,12 +79,12 @@ class Pieced:
     def sample(
         self, model: Any = None, *, steps: int = STEPS, width: int = 8, **options: Any
     ) -> torch.Tensor:
-        text = transformers.conditioning("flux1", 13)
+        text = transformers.conditioning(self.kind, 13)
         result: torch.Tensor = self.host.sample(
             self.model if model is None else model,
             text,
             text,
-            latent=transformers.latent("flux1", height=8, width=width, batch=1, frames=1),
+            latent=transformers.latent(self.kind, height=8, width=width, batch=1, frames=1),
             steps=steps,
             cfg=1.0,
             scheduler="simple",
@@ -304,7 +311,7 @@ def test_places_whose_weights_come_anew_share_the_piece_of_their_kind(
     host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     model = transformers.load_quantised("flux1", form) if form else None
-    pieced = Pieced(host, traced, monkeypatch, model)
+    pieced = Pieced(host, traced, monkeypatch, "flux1", model)
     pieced.sample(steps=1)
     weights = pieced.scope._bound.weights  # type: ignore[union-attr]
     weights.sources = (*weights.sources, Fresh())
@@ -318,3 +325,26 @@ def test_places_whose_weights_come_anew_share_the_piece_of_their_kind(
     assert of_last_layer == (2 if form else 0), "its plain layers fetch their own"
     assert torch.equal(pieced.sample(), pieced.as_calls) and pieces.captures == KINDS
     traced.engine._captured.drop_all()
+
+
+def test_layers_of_one_input_run_between_two_graphs_where_one_of_them_must(
+    host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that fetches its own weights, for a LoRA at each call."""
+    plain = transformers.load_quantised("wan", "int8")
+    layer = plain.model.diffusion_model.blocks[1].self_attn.k
+    layer.weight_function = [lambda weight: 1.5 * weight]
+    pieced = Pieced(host, traced, monkeypatch, "wan", plain)
+    try:
+        assert torch.equal(pieced.sample(), pieced.as_calls)
+        pieces = pieced.pieces
+        (cut,) = pieces.cuts
+        assert cut == "a layer that fetches its own weights runs between what is replayed"
+        assert pieces.captures > 0 and pieces.replayed == (STEPS - 2) * pieces.captures
+        layer.weight_function = [lambda weight: 0.5 * weight]
+        replayed = pieces.replayed
+        other = pieced.sample()
+        assert not torch.equal(other, pieced.as_calls) and pieces.replayed > replayed
+        assert torch.equal(other, pieced.sample(pieced.calls)), "it is called at each replay"
+    finally:
+        pieced.scope._shared.captured.drop_all()

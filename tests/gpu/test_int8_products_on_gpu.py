@@ -143,3 +143,68 @@ def test_a_product_by_our_own_kernel_may_be_captured(
     torch.cuda.synchronize()
     assert torch.equal(captured, products.multiply(x, weight, None))
     assert not torch.equal(captured, first)
+
+
+# --- several of one input -------------------------------------------------------------------------
+
+#: Rows, depth, columns of each: queries, keys and values of Wan 14B's 33 frames of 832x480 and of
+#: Qwen-Image at 1024x1024; gate and up of Z-Image there.
+SETS = [
+    (14040, 5120, (5120, 5120, 5120)),
+    (4096, 3072, (3072, 3072, 3072)),
+    (4352, 3840, (10240, 10240)),
+]
+
+
+def _set(width: int, columns: tuple[int, ...], *, rotated: bool) -> list[tuple[Any, Any]]:
+    """Weights with biases; the last one has none."""
+    weights = [_weight(out, width, torch.bfloat16, rotated=rotated) for out in columns]
+    biases = [torch.randn(out, device="cuda", dtype=torch.bfloat16) for out in columns]
+    return list(zip(weights, [*biases[:-1], None], strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rotated", WIDTHS, ids=["rotated", "plain"])
+@pytest.mark.parametrize("shape", SETS, ids=str)
+def test_several_at_once_equal_each_by_itself(
+    shape: tuple[int, int, tuple[int, ...]],
+    rotated: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, width, columns = shape
+    x, layers = _drawn(rows, width, "", torch.bfloat16), _set(width, columns, rotated=rotated)
+    timed = Int8Products(tmp_path, "card")
+    found = timed.multiply_several(x, layers)
+    (taken,) = json.loads((tmp_path / FILE_NAME).read_text())["card"].values()
+    assert taken.keys() == {"host", "apart"}, "none was refused"
+    assert all(SHORTEST_MS < time < LONGEST_MS for time in taken.values())
+    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    products = Int8Products(tmp_path / "apart", "card")
+    together = products.multiply_several(x, layers)
+    assert all(map(torch.equal, together, [products.multiply(x, *layer) for layer in layers]))
+    for some in (found, together):
+        for mine, (weight, bias) in zip(some, layers, strict=True):
+            truth = x.float() @ weight.dequantize().float().T
+            assert _error(mine, truth if bias is None else truth + bias.float()) < 2e-2
+
+
+@torch.no_grad()
+def test_several_at_once_may_be_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    products = Int8Products(tmp_path, "card")
+    x, layers = _drawn(4352, 3840, "", torch.bfloat16), _set(3840, (3840, 3840, 512), rotated=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # the library takes memory for each stream
+        first = products.multiply_several(x, layers)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = products.multiply_several(x, layers)
+    assert set(products.ways.chosen.values()) == {"apart"}
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, captured, products.multiply_several(x, layers)))
+    assert not any(map(torch.equal, captured, first))
