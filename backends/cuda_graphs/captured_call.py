@@ -198,15 +198,20 @@ def _told() -> Iterator[None]:
     """Raise what goes wrong as `CaptureError`, in words."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise CaptureError(of("no_memory_capturing")) from error
-    except FixedCallError as error:
-        raise CaptureError(error.reason) from error
     except Exception as error:  # whatever the call raises now, it did not when it ran
         if is_interrupt(error):
             raise
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CaptureError(of("cannot_capture", error=text[:200])) from error
+        raise CaptureError(why_not(error)) from error
+
+
+def why_not(error: Exception) -> Reason:
+    """Say why a call was not captured, by what it raised then."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return of("no_memory_capturing")
+    if isinstance(error, FixedCallError):
+        return error.reason
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return of("cannot_capture", error=text[:200])
 
 
 def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> None:

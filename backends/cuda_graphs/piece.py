@@ -38,7 +38,7 @@ class Statics:
 
     def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
         """Return the one of such a form for a use, made now if need be."""
-        form = use, like.shape, like.stride(), like.dtype
+        form = use, form_of(like)
         found = self._tensors.get(form)
         if found is None:
             with torch.inference_mode(False):  # else it could be written in inference mode only
@@ -211,6 +211,13 @@ class Piece:
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:
     """Put a result where it is read once a graph has run: the last thing that it does."""
     static.copy_(result)
+
+
+def form_of(value: Any) -> Any:
+    """What kernels that were captured hang on, of a tensor; of anything else, its class."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return type(value)
 
 
 def tensors_of(*values: Any) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from ..operators.host_layer import Given
 from ..weights.casting import Resident
 from ..weights.fetching import Fetched
 from ..weights.streamed import copy_of, parts_of, rest_of
+from .piece import form_of
 
 #: Weights of so many bytes are kept as copies in any case.
 _SMALL = 2**16
@@ -82,9 +83,9 @@ class InPlace(Weights):
 
     def _where(self, tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[Any]:
         """The addresses of what is read in its place, and the forms of the rest."""
-        fixed = [_form(each) if _is_small(each) else each.data_ptr() for each in tensors]
+        fixed = [form_of(each) if _is_small(each) else each.data_ptr() for each in tensors]
         return fixed + [
-            _form(each) if self._moves and _is_small(each) else each.data_ptr() for each in parts
+            form_of(each) if self._moves and _is_small(each) else each.data_ptr() for each in parts
         ]
 
 
@@ -129,7 +130,7 @@ def _forms(fetched: Fetched) -> list[Any]:
         (path, [each if each is None else rest_of(each) for each in pair])
         for path, pair in fetched.given.items()
     ]
-    return [*map(_form, fetched.tensors), *map(_form, _parts(fetched)), *given]
+    return [*map(form_of, fetched.tensors), *map(form_of, _parts(fetched)), *given]
 
 
 def _parts(fetched: Fetched) -> list[torch.Tensor]:
@@ -158,7 +159,3 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.inference_mode(False):
         return tensor.detach().clone()
-
-
-def _form(tensor: torch.Tensor) -> Any:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

@@ -24,8 +24,9 @@ from ..operators import host_attention, host_layer, registering
 from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
+from .captured_call import why_not
 from .memory import CapturedMemory
-from .piece import Call, Piece, Statics
+from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
 
@@ -150,7 +151,7 @@ class Pieces:
         Returns:
             What the graph gives.
         """
-        brought = tuple((name, _form(value)) for name, value in live.items())
+        brought = tuple((name, form_of(value)) for name, value in live.items())
         key = place, form, brought, host_attention.name_of_step()
         known = self._known.get(key)
         if known is None:
@@ -168,12 +169,11 @@ class Pieces:
             results = self._capture(known, call, fetched, inputs, live, shared, own)
             if results is not None:
                 return results
-        first = next(each for each in inputs if isinstance(each, torch.Tensor))
         if self._mark is not None:
             self._made += 1
             self._idle += gpu.is_passed(self._mark)
         results = tuple(call([*fetched.tensors, *inputs]))
-        self._mark = gpu.mark(first.device)
+        self._mark = gpu.mark(tensors_of(inputs)[0].device)
         known.clean += 1
         return results
 
@@ -216,13 +216,13 @@ class Pieces:
         own_stream: tuple[Hashable, Hashable],
     ) -> tuple[torch.Tensor, ...] | None:
         """Capture a call and compute it; None where it cannot be captured."""
-        device = next(each.device for each in inputs if isinstance(each, torch.Tensor))
+        device = tensors_of(inputs)[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
             self._refuse(known, of("no_room"))
             return None
-        weights: Weights = Copies(fetched) if shared else InPlace(fetched)
         piece = None
         try:
+            weights: Weights = Copies(fetched) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             piece = Piece(stream, self._memory.pool(), self._statics, driver.make_graph)
@@ -233,7 +233,7 @@ class Pieces:
                 piece.free()
             if is_interrupt(error) or passes(error):
                 raise
-            self._refuse(known, _why_not(error))
+            self._refuse(known, why_not(error))
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
             return None
         grown = driver.reserved_bytes(device) - before
@@ -298,19 +298,6 @@ class Pieces:
     def vram_bytes(self) -> int:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    return type(value)
-
-
-def _why_not(error: Exception) -> Reason:
-    if isinstance(error, torch.OutOfMemoryError):
-        return of("no_memory_capturing")
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return of("cannot_capture", error=text[:200])
 
 
 class _Rehearsal:
