@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,38 @@ class Page(Chromium):
         (*_, last) = self.server.get("/history").values()
         assert last["status"]["status_str"] == "success", last["status"]["messages"]
 
-    def click(self, selector: str) -> None:
-        """Press the mouse's button on the first such element, once nothing lies over it."""
-        x, y = self.wait_for(
-            f"""(() => {{
-              const wanted = document.querySelector({selector!r});
-              if (!wanted || wanted.disabled) return null;
-              wanted.scrollIntoView({{ block: 'center' }});
-              const box = wanted.getBoundingClientRect();
-              const place = [box.x + box.width / 2, box.y + box.height / 2];
-              return wanted.contains(document.elementFromPoint(...place)) && place;
-            }})()"""
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    def click(self, selector: str, *, seconds: float = 180) -> None:
+        """Press the mouse's button on the first such element, once nothing lies over it.
+
+        What moves the element meanwhile, a redrawing or a toast, has the press land elsewhere:
+        then it is pressed again, as a user would.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            x, y = self.wait_for(
+                f"""(() => {{
+                  const wanted = document.querySelector({selector!r});
+                  if (!wanted || wanted.disabled) return null;
+                  wanted.scrollIntoView({{ block: 'center' }});
+                  const box = wanted.getBoundingClientRect();
+                  const place = [box.x + box.width / 2, box.y + box.height / 2];
+                  if (!wanted.contains(document.elementFromPoint(...place))) return null;
+                  window.clickArrived = false;
+                  addEventListener(
+                    'click',
+                    ({{ target }}) => window.clickArrived = !!target.closest({selector!r}),
+                    {{ capture: true, once: true }},
+                  );
+                  return place;
+                }})()"""
+            )
+            button = {"x": x, "y": y, "button": "left", "clickCount": 1}
+            for kind in ("mousePressed", "mouseReleased"):
+                self.send("Input.dispatchMouseEvent", type=kind, **button)
+            # A click may have brought another page, which has no such variable.
+            if self.run("return window.clickArrived ?? true"):
+                return
+        raise TimeoutError(f"no click arrived within {seconds:g} s at {selector}")
 
     def mouse(self, x: float, y: float, *, button: str = "left") -> None:
         """Press and let go a button of the mouse at a place of the window."""
