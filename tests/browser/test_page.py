@@ -289,3 +289,19 @@ def test_the_templates_page_finds_ours_by_our_name_the_simplest_one_first(page: 
     page.press("Escape")
     page.wait_for("!document.querySelector('[role=dialog]')")
     assert page.own_errors() == []
+
+
+def test_a_button_that_moves_away_from_under_the_mouse_is_pressed_again(page: Page) -> None:
+    page.run(
+        """
+        const button = document.createElement('button');
+        button.id = 'moves';
+        button.style = 'position: fixed; z-index: 9999; left: 300px; top: 300px';
+        button.onmousedown = () => { button.style.left = '600px'; };
+        button.onclick = () => { window.presses = (window.presses ?? 0) + 1; };
+        document.body.append(button);
+        """
+    )
+    page.click("#moves")
+    assert page.run("return window.presses") == 1
+    page.run("document.querySelector('#moves').remove()")
