@@ -139,6 +139,7 @@ TABLE: dict[str, str | Row] = {
     "network_per_run": "its network is made from the model at every run, and compiled there",
     "quantised": "quantised, {format}: {product}",
     "unpacked_here": "this device unpacks it at each call",
+    "unpacked_by_us": "unpacked by Warmgraph at each call",
     "unpacked_fully": "unpacked at each call, for its file asks for full precision",
     "fp8_weights": "weights in fp8",
     "better_files": "{files} files are multiplied as they are",

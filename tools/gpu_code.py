@@ -3,9 +3,9 @@ what lies in memory between them. Nothing is compiled and nothing runs.
 
     WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--source]
 
-KIND is of `small_transformers`, `h3_vae`, or `int8_product`, which is at no place of a model. FORM
-is one of its family's forms, FORMAT of `quantised`. The process pretends to have one H200; it is of
-no other use.
+KIND is of `small_transformers`, `h3_vae`, or at no place of a model: `int8_product` or
+`packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. The process pretends to
+have one H200; it is of no other use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _H200 = SimpleNamespace(
 #: A transformer, too.
 H3_VAE = "h3_vae"
 #: In no model.
-INT8_PRODUCT = "int8_product"
+INT8_PRODUCT, PACKED_WEIGHT = "int8_product", "packed_weight"
 
 
 class _WrittenError(BaseException):
@@ -90,7 +90,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     import torch
 
     from warmgraph_backends.compilers.lowering import config_of
-    from warmgraph_backends.families import int8_product
+    from warmgraph_backends.families import int8_product, packed_weight
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.kernels import products
     from warmgraph_backends.plans.plan import describe_place
@@ -101,6 +101,10 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     _pretend(found)
     if kind == INT8_PRODUCT:
         description = int8_product.describe(torch.bfloat16, "cuda")
+    elif kind == PACKED_WEIGHT:
+        name, *dtypes = form.split()
+        steps, dtype = (getattr(torch, each) for each in dtypes)
+        description = packed_weight.describe(name, steps, dtype, "cuda")
     else:
         plan = plan_model(_root(kind, file))
         places = {place.form.name: place for place in plan.places}

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from ..operators.host_attention import Choice
 from .attention_choice import AttentionChoice
-from .int8_products import Int8Products
+from .products import Products
 
 
 class Choices(NamedTuple):
     """Of attention, and of products by quantised weights; None leaves one to the host."""
 
     attention: Choice | None
-    products: Int8Products | None
+    products: Products | None
 
     @classmethod
     def kept(cls, directory: Path, machine: str) -> Choices:
@@ -24,7 +24,7 @@ class Choices(NamedTuple):
             directory: where they keep their times, the pack's private folder.
             machine: a name for this machine's card and PyTorch.
         """
-        return cls(AttentionChoice(directory, machine), Int8Products(directory, machine))
+        return cls(AttentionChoice(directory, machine), Products(directory, machine))
 
 
 HOSTS = Choices(None, None)

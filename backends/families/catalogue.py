@@ -26,6 +26,7 @@ from . import (
     lumina,
     minimax,
     minimax_vae,
+    packed_weight,
     qwen,
     qwen21,
     sd3,
@@ -55,6 +56,7 @@ FAMILIES = (
     ltx_vae.FAMILY,
     minimax_vae.FAMILY,
     int8_product.FAMILY,
+    packed_weight.FAMILY,
 )
 
 #: What a model raises that is built in another way, by another version of the host.

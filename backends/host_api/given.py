@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import formats
+from . import formats, gguf
 from .layers import rounds_inputs_to, takes_rounded
 from .present import names_in
 
@@ -97,7 +97,9 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
         rounded: whether the input comes rounded, as the format has it.
     """
     form = formats.of(layer)
-    if form is None or not _calls_as_known(layer.__class__):
+    if form is None:
+        return not rounded and gguf.blocks_of(layer) is not None
+    if not _calls_as_known(layer.__class__):
         return False
     takes = rounds_inputs_to(layer) is not None if rounded else form.quantises_rows
     weight, bias = layer.weight, layer.bias

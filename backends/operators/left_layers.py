@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..code.packs import is_known, owner_of
-from ..host_api import formats
+from ..host_api import formats, gguf
 from ..host_api.layers import multiplies_as_stored, unpacks_quantised, unpacks_stored
 from ..operators.host_layer import NORMS, paths, rounded_paths
 
@@ -59,6 +59,8 @@ def _left(layer: torch.nn.Module, is_rounded: bool) -> Left:
         return Left(what, "unpacked" if files else _product(layer, is_rounded), form.name, files)
     if multiplies_as_stored(layer):
         return Left(what, "stored_multiplied")
+    if (blocks := gguf.blocks_of(layer)) is not None:
+        return Left(what, "in_blocks", f"GGUF {blocks.form}")
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
         return Left(what, "packed", type(weight).__name__, tuple(formats.quick_files()))

@@ -16,7 +16,7 @@ import torch
 
 from ..code.packs import foreign_class, pack_of
 from ..errors import DescriptionError
-from ..host_api import layers
+from ..host_api import gguf, layers
 from ..kinds.module_tree import walk
 from ..operators import attention_layer, host_layer, live_parts
 from ..reasons import joined, of
@@ -54,7 +54,7 @@ def describe_module(
         DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
             not plain data.
     """
-    cls = type(module)
+    cls = gguf.host_class(module)
     where = f"{cls.__module__}:{cls.__qualname__}"
     owner = foreign_class(cls)
     if "<locals>" in cls.__qualname__:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from ..choices.choices import Choices
+from ..choices.products import Products
 from ..contract import Description
-from ..families import int8_product
+from ..families import int8_product, packed_weight
 from ..graphs.graph import Graph
-from ..host_api import formats
+from ..host_api import formats, gguf
+from ..kernels.packed_blocks import FORMATS
 from ..operators import host_layer
 from ..reasons import Reason
 from .kind import Kind
@@ -33,21 +36,52 @@ def aids_of(
         graph_of, why_not: as of `describe_kinds`.
         choices: what chooses.
     """
-    products, label = choices.products, int8_product.LABEL
-    if products is None or why_not(label) is not None or not int8_product.is_for(device):
+    products = choices.products
+    if products is None:
         return []
-    if not any(map(_has_int8_products, kinds)):
-        return []
-    graph = graph_of(int8_product.describe(dtype, device.type))
-    products.own.offer(device.type, dtype, graph)
-    return [Kind(label, graph=graph)]
+    layers = [layer for kind in kinds for layer in _called(kind)]
+    wanted = [*_int8(layers, products, device, dtype), *_packed(layers, products, device, dtype)]
+    aids = []
+    for description, offer in wanted:
+        if why_not(description.label) is None:
+            graph = graph_of(description)
+            offer(graph)
+            aids.append(Kind(description.label, graph=graph))
+    return aids
 
 
-def _has_int8_products(kind: Kind) -> bool:
-    """Whether the graph of a kind calls layers that multiply by int8 weights."""
-    if kind.graph is None:
-        return False
-    paths = list(host_layer.paths(kind.graph.description.module))
-    layers = (place.module.get_submodule(path) for place in kind.places for path in paths)
+#: What a graph is to be, and who is offered it.
+_Wanted = Iterator[tuple[Description, Callable[[Graph], None]]]
+
+
+def _int8(
+    layers: Sequence[torch.nn.Module], products: Products, device: torch.device, dtype: torch.dtype
+) -> _Wanted:
+    """One for int8 products."""
     known = (formats.of(layer) for layer in layers)
-    return any(form is not None and form.quantises_rows for form in known)
+    if not any(form is not None and form.quantises_rows for form in known):
+        return
+    if int8_product.is_for(device):
+        offer = partial(products.int8.own.offer, device.type, dtype)
+        yield int8_product.describe(dtype, device.type), offer
+
+
+def _packed(
+    layers: Sequence[torch.nn.Module], products: Products, device: torch.device, dtype: torch.dtype
+) -> _Wanted:
+    """One for each format of weights in blocks."""
+    found: dict[tuple[str, torch.dtype], None] = {}
+    for blocks in filter(None, map(gguf.blocks_of, layers)):
+        if FORMATS[blocks.form].is_packed:
+            found[blocks.form, dtype if blocks.steps is None else blocks.steps] = None
+    for name, steps in found:
+        offer = partial(products.packed.offer, (device.type, name, steps, dtype))
+        yield packed_weight.describe(name, steps, dtype, device.type), offer
+
+
+def _called(kind: Kind) -> Iterator[torch.nn.Module]:
+    """The layers that the graph of a kind calls."""
+    if kind.graph is not None:
+        paths = list(host_layer.paths(kind.graph.description.module))
+        for place in kind.places:
+            yield from map(place.module.get_submodule, paths)

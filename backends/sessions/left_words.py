@@ -14,6 +14,7 @@ _PRODUCTS = {
     "unpacked_asked": "unpacked_fully",
     "rounded": "multiplied_rounded",
     "multiplied": "multiplied",
+    "in_blocks": "unpacked_by_us",
 }
 _OTHERS = {
     "stored": "fp8_weights",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..host_api import formats
+from ..host_api import formats, gguf
 from ..host_api.layers import has_functions
 from ..reasons import Reason, of
 from .fetching import ModelWeights
@@ -153,11 +153,12 @@ class AddressBook:
             dynamic = self._dynamic.has(module)
             if dynamic and not (self._dynamic.mark(module) is None and id(module) in self._idle):
                 fixed.append(module)
+            own = gguf.plain_parts(module)
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is None or (dynamic and not same_device(tensor.device, device)):
                         continue
-                    parts = parts_of(tensor)
+                    parts = [own[name]] if name in own else parts_of(tensor)
                     if not all(same_device(part.device, device) for part in parts or [tensor]):
                         self.problem = of("not_in_vram")
                         return None

@@ -1,8 +1,8 @@
 """Live weights: the tensors that the host's own forward would use in this very call.
 
 How a module's weights come is a `WeightSource`, of which a model has an ordered list: resident,
-cast, streamed, dynamic. Each module is fetched by the last one that takes it, all of a region at
-once, and a mixture is called by the last one that gave any.
+cast, streamed, dynamic, packed. Each module is fetched by the last one that takes it, all of a
+region at once, and a mixture is called by the last one that gave any.
 
 What may be kept (resident and dynamic weights) is, until an *epoch* ends: a load, a change of
 patches or residency, an evicted page.
@@ -24,6 +24,7 @@ from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
 from .casting import ALIGNMENT, Cast, OneByOne, Resident, fetch_loose
 from .dynamic import Dynamic
+from .packed import InBlocks
 from .source import NoRoomError, Pairs, WeightSource, same_device
 from .streamed import Streamed
 
@@ -84,7 +85,8 @@ class ModelWeights:
         self.dynamic = Dynamic(model, device, dtype, may_hold=together)
         far: tuple[WeightSource, ...] = (OneByOne(device, dtype),)
         if together:
-            far = Streamed(device, dtype, room), self.dynamic
+            streamed = Streamed(device, dtype, room)
+            far = streamed, self.dynamic, InBlocks(device, dtype, streamed)
         #: Those that lie furthest away come last.
         self.sources: tuple[WeightSource, ...] = (Resident(), Cast(device, dtype), *far)
         self.model = model

@@ -117,3 +117,13 @@ def test_an_int8_product_is_one_kernel(host_tree: Path) -> None:
     """Nothing is copied before it or after it, whatever is known of the sizes."""
     (launch,) = _summary(host_tree, "int8_product", "product")
     assert launch.startswith("_int8_gemm_0.run(")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "kernels"), [("Q5_0", 1), ("Q8_0", 1), ("Q4_K", 2), ("Q6_K", 1)])
+def test_a_weight_is_unpacked_in_one_pass(host_tree: Path, form: str, kernels: int) -> None:
+    """Where two scales are packed for each 32 numbers, these are computed first."""
+    lines = _summary(host_tree, "packed_weight", f"{form} float16 bfloat16")
+    assert len([line for line in lines if ".run(" in line]) == kernels, lines
+    kept = [line for line in lines if "empty_strided" in line]
+    assert all(", 8, 1), (8, 1, 8*" in line for line in kept), kept

@@ -582,7 +582,7 @@ def test_a_model_asks_for_the_graph_of_its_products(
         report = lab.engine.report(compiled)
         assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
         assert report["misses"] == [] and card.ways == {"host", "ours"}
-        chosen = lab.engine._shared.choices.products.ways.chosen
+        chosen = lab.engine._shared.choices.products.int8.ways.chosen
         assert set(chosen.values()) == {"ours"} and len(chosen) > 5
         lab.settle()
         (folder,) = lab.workflows.rglob("mine*")

@@ -26,6 +26,7 @@ BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 ELSEWHERE = {
     "families/": "what a form computes is hashed function by function into each kind's sources",
     "kernels/int8_sums.py": "is what a form computes, too",
+    "kernels/packed_blocks.py": "is what forms compute, and name as their code",
     "plans/binding.py": "runs around a region in a server; no graph computes anything of it",
     "plans/family.py": "a record",
     "plans/pairs.py": "forms, as in families",
@@ -43,6 +44,9 @@ ELSEWHERE = {
     "reasons.py": "words",
     "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/formats.py": "what of a format a graph hangs on is in its description",
+    "host_api/gguf.py": "which class a layer counts as is in its description",
+    "host_api/needs.py": "says what is asked of a host",
+    "host_api/present.py": "says whether it is there",
     "host_api/kitchen.py": "its version and backends are in the sources of each kind",
     "host_api/options.py": "names of what a call's options hold; no region takes options",
     "host_api/process.py": "imports the host as the server did; its code is in the key itself",

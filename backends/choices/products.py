@@ -1,0 +1,48 @@
+"""What multiplies, when a graph runs, by the weights of layers that it leaves to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..host_api import activations
+from ..kernels.packed_blocks import Packed
+from .int8_products import Int8Products
+from .packed_products import PackedProducts
+
+
+class Products:
+    """A `host_layer.Caller`, by what a weight is; for any thread."""
+
+    def __init__(self, directory: Path, machine: str) -> None:
+        """Set up; nothing is chosen yet.
+
+        Args:
+            directory: where times are kept, the pack's private folder.
+            machine: a name for this machine's card and PyTorch.
+        """
+        self.int8 = Int8Products(directory, machine)
+        self.packed = PackedProducts()
+
+    def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
+        """Return what `layer(input)` would."""
+        return self.int8.call(layer, input)
+
+    def multiply(
+        self, input: torch.Tensor, weight: Any, bias: torch.Tensor | None, act: str = ""
+    ) -> torch.Tensor:
+        """Return `linear(input, weight, bias)`, of the input after `act` if one is named."""
+        if isinstance(weight, Packed):
+            return self.packed.multiply(activations.activated(input, act), weight, bias)
+        return self.int8.multiply(input, weight, bias, act)
+
+    def multiply_several(
+        self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""
+    ) -> list[torch.Tensor]:
+        """Return what `multiply` would by each (weight, bias)."""
+        if any(isinstance(weight, Packed) for weight, _ in layers):
+            return [self.multiply(input, *layer, act) for layer in layers]
+        return self.int8.multiply_several(input, layers, act)
