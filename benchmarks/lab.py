@@ -16,7 +16,7 @@ from typing import Any
 
 from .models import KINDS
 from .pack import graph_files
-from .transformers import SECOND, SMALL, TRANSFORMERS
+from .transformers import SECOND, SMALL, TRANSFORMERS, suffix
 
 CHILD = Path(__file__).resolve().parent / "child.py"
 SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}
@@ -75,7 +75,7 @@ class Lab:
         deleted where the disk may not have room for it, too. `second` is another checkpoint of it.
         """
         folder = self.work / "models"
-        mine = folder / f"{name}-{TRANSFORMERS[name].dtype}{SECOND * second}.safetensors"
+        mine = folder / f"{name}-{TRANSFORMERS[name].dtype}{SECOND * second}{suffix(name)}"
         for other in (f for n in TRANSFORMERS if n != name for f in folder.glob(f"{n}-*")):
             if mine.exists() or shutil.disk_usage(self.work).free > LARGEST_FILE:
                 break

@@ -7,11 +7,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import gguf_pack
 from .host import Size, empty_latent, ksampler
-from .models import write_network
+from .models import random_network, write_network
 from .pack import ROOT, import_alias
 
 _FLUX: dict[str, Any] = {
@@ -162,7 +164,8 @@ class Transformer(NamedTuple):
         pooled: width of the pooled text, if it takes one.
         cfg: guidance; 1 runs one prompt.
         dtype: of the files that people have.
-        form: that such a file's blocks are quantised in, of `tools/quantised.py`.
+        form: that such a file's blocks are quantised in, of `tools/quantised.py`, or of
+            `tools/gguf_files.py`.
         sounds: what it makes beside a video.
         tells: whether its file holds its settings, for the host does not tell them by its weights.
     """
@@ -286,6 +289,8 @@ QUANTISED = {
     "h3_int8": ("h3", "int8_convrot"),
     "h3_few_int8": ("h3_few", "int8_convrot"),
 }
+#: GGUF files of these, in which format, and what the files say that they are.
+GGUF = {"flux1_gguf": ("flux1", "Q4_K", "flux")}
 #: Small twins of these whose widths a group of rotated elements divides.
 _WIDE = {"ltx23": "ltx23_wide", "ltx25": "ltx23_wide", "h3": "h3_curves", "qwen21": "qwen21"}
 for _name, (_base, _form) in QUANTISED.items():
@@ -293,6 +298,13 @@ for _name, (_base, _form) in QUANTISED.items():
     _small = "wan" if _base.startswith("wan") else "flux1"
     _small = _WIDE.get(_base.removesuffix("_few"), _small)
     TRANSFORMERS[_name] = TRANSFORMERS[_base]._replace(form=_form, small=_small)
+for _name, (_base, _form, _) in GGUF.items():
+    TRANSFORMERS[_name] = TRANSFORMERS[_base]._replace(form=_form, small="wan")
+
+
+def suffix(name: str) -> str:
+    """Return what the name of a model's file ends with."""
+    return ".gguf" if name in GGUF else ".safetensors"
 
 
 def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
@@ -307,6 +319,8 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
     with torch.device("meta"):
         root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
     there = root.state_dict()
+    if name in GGUF:
+        return _write_gguf(path, name, there, seed=seed, device=device)
     return write_network(
         path,
         {key: tuple(value.shape) for key, value in there.items()},
@@ -317,6 +331,21 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
         exact=[key for key, value in there.items() if value.dtype is torch.float32],
         metadata=_metadata(name),
     )
+
+
+def _write_gguf(path: Path, name: str, there: dict[str, Any], *, seed: int, device: str) -> int:
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import gguf_files
+
+    kind = TRANSFORMERS[name]
+    shapes = {key: tuple(value.shape) for key, value in there.items()}
+    weights = random_network(shapes, dtype=kind.dtype, seed=seed, device=device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    form, architecture = GGUF[name][1:]
+    gguf_files.write(part, weights, form, architecture=architecture, device=device)
+    part.replace(path)
+    return path.stat().st_size
 
 
 def _metadata(name: str) -> dict[str, str] | None:
@@ -344,6 +373,8 @@ def load(name: str, path: Path, *, dtype: Any = None) -> Any:
     if not path.exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
         write_transformer(path, name, seed=int(path.stem.endswith(SECOND)), device=device)
+    if name in GGUF:
+        return gguf_pack.load(path)
     if TRANSFORMERS[name].form is not None:
         model = comfy.sd.load_diffusion_model(str(path))
         if dtype is None:
@@ -452,12 +483,26 @@ def _load_small(name: str, dtype: Any) -> Any:
     from warmgraph_tools import small_transformers as small
 
     kind = TRANSFORMERS[name.removeprefix(SMALL)]
+    if name.removeprefix(SMALL) in GGUF:
+        return _load_small_gguf(kind)
     if kind.form is None:
         return small.load(kind.small, **({} if dtype is None else {"dtype": dtype}))
     model = small.load_quantised(kind.small, kind.form)
     return (
         model if dtype is None else small.load_file(kind.small, _meant(model, dtype), dtype=dtype)
     )
+
+
+def _load_small_gguf(kind: Transformer) -> Any:
+    from warmgraph_tools import gguf_files
+    from warmgraph_tools import small_transformers as small
+
+    assert kind.form is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "small.gguf"
+        gguf_files.write(path, small.weights(kind.small), kind.form, architecture=kind.small)
+        said = json.dumps({"transformer": {"text_dim": 64}})
+        return gguf_pack.load(path, metadata={"config": said})
 
 
 def _prompt(name: str, *, seed: int) -> list[Any]:

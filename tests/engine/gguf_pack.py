@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from warmgraph_tools import gguf_files
 from warmgraph_tools import small_transformers as transformers
 
 NAME = "bytes-pack"
@@ -101,17 +102,13 @@ def installed(install_pack: Any, text: str = TEXT) -> Any:
 
 def packed(weight: torch.Tensor, name: str) -> torch.Tensor:
     """Return a weight as bytes, each row in blocks of 32 numbers."""
+    if name == "Q8_0":
+        return gguf_files.q8_0(weight)
     rows = weight.detach().float().reshape(-1, 32)
-    most = {"Q4_0": 7, "Q8_0": 127}[name]
-    scale = (rows.abs().amax(dim=1, keepdim=True) / most).to(torch.float16)
-    numbers = (rows / scale.float()).round()
-    if name == "Q4_0":
-        numbers = (numbers + 8).clamp(0, 15).to(torch.uint8)
-        numbers = numbers[:, :16] | numbers[:, 16:] << 4
-    else:
-        numbers = numbers.clamp(-128, 127).to(torch.int8).view(torch.uint8)
-    blocks = torch.cat((scale.view(torch.uint8), numbers), dim=1)
-    return blocks.reshape(weight.shape[0], -1).contiguous()
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 7).to(torch.float16)
+    numbers = ((rows / scale.float()).round() + 8).clamp(0, 15).to(torch.uint8)
+    nibbles = numbers[:, :16] | numbers[:, 16:] << 4
+    return torch.cat((scale.view(torch.uint8), nibbles), dim=1).reshape(weight.shape[0], -1)
 
 
 def load(pack: Any, *, seed: int = 0) -> Any:

@@ -11,6 +11,7 @@ from warmgraph_backends.families import packed_weight
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
 from warmgraph_backends.weights.streamed import copy_of, parts_of, rest_of
+from warmgraph_tools import gguf_files
 
 #: What the package `gguf` 0.19.0 makes of the same bytes (`quants.dequantize`): how many of 200
 #: blocks are finite, and a hash of these.
@@ -57,6 +58,15 @@ def test_all_formats_that_files_have_are_known_and_compiled() -> None:
     assert packed == DIGESTS.keys()
     assert {name.split()[0] for name in packed_weight.FORMS} == packed
     assert len(packed_weight.FORMS) == len(packed) * 9
+
+
+@pytest.mark.parametrize(("name", "most"), [("Q8_0", 0.01), ("Q4_K", 0.1)])
+def test_what_is_packed_comes_back(name: str, most: float) -> None:
+    weight = torch.randn(16, 512, generator=torch.Generator().manual_seed(1))
+    weight[3] = 0.0
+    blocks = gguf_files.FORMATS[name](weight).reshape(-1, FORMATS[name].size)
+    found = unpack(blocks, FORMATS[name], torch.float32, torch.float32).reshape(weight.shape)
+    assert float((found - weight).norm() / weight.norm()) < most and not found[3].any()
 
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)

@@ -1,0 +1,48 @@
+"""GGUF files through the pack that people load them with, which must lie in the host's folder of
+custom nodes. Of its code the layers and the reader are used: its nodes need the whole host.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+PACK = "ComfyUI-GGUF"
+SOURCE = "https://github.com/city96/ComfyUI-GGUF"
+_ALIAS = "benchmarked_gguf"
+
+
+def load(path: Path, *, metadata: dict[str, str] | None = None) -> Any:
+    """Return the MODEL of a file.
+
+    Args:
+        metadata: what the host's detection is told beside the weights.
+
+    Raises:
+        RuntimeError: the pack is not there.
+    """
+    import comfy.sd
+
+    ops, loader = _module("ops"), _module("loader")
+    found = loader.gguf_sd_loader(str(path))
+    weights = found[0] if isinstance(found, tuple) else found
+    options = {"custom_operations": ops.GGMLOps()}
+    return comfy.sd.load_diffusion_model_state_dict(
+        weights, model_options=options, metadata=metadata
+    )
+
+
+def _module(name: str) -> Any:
+    import comfy
+
+    folder = Path(comfy.__path__[0]).parent / "custom_nodes" / PACK
+    if not (folder / "ops.py").is_file():
+        raise RuntimeError(f"the pack {PACK} must lie in {folder}: git clone {SOURCE}")
+    if _ALIAS not in sys.modules:
+        package = types.ModuleType(_ALIAS)
+        package.__path__ = [str(folder)]
+        sys.modules[_ALIAS] = package
+    return importlib.import_module(f"{_ALIAS}.{name}")
