@@ -96,23 +96,31 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
         dtype: of the input.
         rounded: whether the input comes rounded, as the format has it.
     """
-    form = formats.of(layer)
-    if form is None:
-        return not rounded and gguf.blocks_of(layer) is not None
+    if gguf.blocks_of(layer) is not None:
+        return not rounded
     if not _calls_as_known(layer.__class__):
         return False
-    takes = rounds_inputs_to(layer) is not None if rounded else form.quantises_rows
     weight, bias = layer.weight, layer.bias
     return (
-        takes
-        and layer.__dict__.keys().isdisjoint(_NAMED)
+        layer.__dict__.keys().isdisjoint(_NAMED)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and takes_rounded(layer)
-        and not layer._full_precision_mm
         and getattr(layer, "pre_quant_scale", None) is None
-        and getattr(weight, "_layout_cls", None) == form.layout
+        and _multiplies(layer, weight, rounded=rounded)
         and weight.dtype is dtype
         and (bias is None or bias.dtype is dtype)
+    )
+
+
+def _multiplies(layer: Any, weight: Any, *, rounded: bool) -> bool:
+    """Tell whether a product by this weight is what a layer computes."""
+    form = formats.of(layer)
+    if form is None:  # one of a quantised file's that is not
+        return not rounded and type(weight) in (torch.Tensor, torch.nn.Parameter)
+    return (
+        (rounds_inputs_to(layer) is not None if rounded else form.quantises_rows)
+        and not layer._full_precision_mm
+        and getattr(weight, "_layout_cls", None) == form.layout
     )
 
 
