@@ -23,7 +23,7 @@ _NAMED = {
         (
             *("cast_bias_weight", "torch", "nn", "functional", "linear", "layer_norm"),
             *("weight", "super", "__class__", "forward_comfy_cast_weights"),
-            *("normalized_shape", "eps"),
+            *("normalized_shape", "eps", "_conv_forward", "group_norm", "num_groups"),
         )
     ),
     "forward_comfy_cast_weights": frozenset(
@@ -64,6 +64,8 @@ FORMATS = {
     14: "Q6_K",
     30: "BF16",
 }
+#: Layers that the pack has classes of, besides products, for weights that its files seldom have.
+_OTHERS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.Conv2d)
 #: Methods that such a layer has itself where another node put them there.
 _FORWARDS = ("forward", "_forward", *_METHODS)
 
@@ -120,7 +122,7 @@ def host_class(layer: torch.nn.Module) -> type:
     is for packed weights, of which this layer has none; else its own.
     """
     cls = type(layer)
-    if not isinstance(layer, torch.nn.LayerNorm) or not _is_known(cls):
+    if not isinstance(layer, _OTHERS) or not _is_known(cls):
         return cls
     plain = (torch.Tensor, torch.nn.Parameter, type(None))
     if any(type(weight) not in plain for weight in (layer.weight, layer.bias)):

@@ -9,7 +9,6 @@ import torch
 
 from ..host_api import casting, gguf
 from ..kernels.packed_blocks import FORMATS, Packed
-from .casting import Resident
 from .source import Brought, Pairs, WeightSource, lies_elsewhere
 from .streamed import Streamed
 
@@ -38,11 +37,11 @@ class InBlocks(WeightSource):
         pairs: Pairs = {id(module): self._pair(module) for module in here}
         away = {id(m): self._pair(m) for m in modules if id(m) not in pairs}
         if not away:
-            return Brought(pairs, Resident.name, True)
+            return Brought(pairs, self.name, True)
         size = sum(each.nbytes for packed, bias in away.values() for each in _tensors(packed, bias))
         with self._lanes.turn(size) as release:
             brought = {key: self._brought(*pair) for key, pair in away.items()}
-        return Brought({**pairs, **brought}, Streamed.name, False, release)
+        return Brought({**pairs, **brought}, self.name, False, release)
 
     def _pair(self, module: Any) -> tuple[Packed, torch.Tensor | None]:
         blocks = gguf.blocks_of(module)

@@ -89,6 +89,15 @@ class Ops(comfy.ops.manual_cast):
         def forward_ggml_cast_weights(self, input):
             weights = self.cast_bias_weight(input)
             return torch.nn.functional.layer_norm(input, self.normalized_shape, *weights, self.eps)
+
+    class Conv2d(GGMLLayer, comfy.ops.manual_cast.Conv2d):
+        def forward_ggml_cast_weights(self, input):
+            return self._conv_forward(input, *self.cast_bias_weight(input))
+
+    class GroupNorm(GGMLLayer, comfy.ops.manual_cast.GroupNorm):
+        def forward_ggml_cast_weights(self, input):
+            weights = self.cast_bias_weight(input)
+            return torch.nn.functional.group_norm(input, self.num_groups, *weights, self.eps)
 """
 #: By the names of formats that the pack unpacks.
 NUMBERS = {"Q4_0": 2, "Q8_0": 8}

@@ -157,12 +157,21 @@ def test_formats_that_are_not_known_hooks_and_replaced_methods_are_the_packs(wan
     assert gguf.blocks_of(layer) is not None
 
 
+def test_blocks_are_compared_with_the_pack_whatever_other_weights_were(wan: Wan) -> None:
+    source = InBlocks(torch.device("cpu"), torch.float32, Streamed(ELSEWHERE, torch.float32, None))
+    brought = source.fetch([wan.layer])
+    assert brought.name == "packed" and brought.may_be_kept
+    weight, bias = brought.pairs[id(wan.layer)]
+    live = wan.layer.weight.as_subclass(torch.Tensor)
+    assert weight.blocks.data_ptr() == live.data_ptr() and bias is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_blocks_that_lie_elsewhere_are_brought_over(wan: Wan, dtype: torch.dtype) -> None:
     source = InBlocks(ELSEWHERE, dtype, Streamed(ELSEWHERE, dtype, None))
     assert source.takes(wan.layer)
     brought = source.fetch([wan.layer])
-    assert brought.name == "streamed" and not brought.may_be_kept
+    assert brought.name == "packed" and not brought.may_be_kept
     weight, bias = brought.pairs[id(wan.layer)]
     x = torch.randn(3, wan.layer.in_features).to(dtype)
     found = torch.nn.functional.linear(x, weight, bias)
@@ -180,6 +189,21 @@ def test_a_whole_step_finds_its_weights_where_they_lie(wan: Wan) -> None:
     wan.layer.weight.patches = [([], "key")]
     weights.begin_run()
     assert AddressBook(root, weights).look() is None
+
+
+def test_other_layers_of_the_pack_are_the_hosts_where_their_weights_are_plain(pack: Any) -> None:
+    import comfy.ops
+
+    for name, sizes in (("LayerNorm", (64,)), ("GroupNorm", (4, 64)), ("Conv2d", (4, 64, 3))):
+        layer = getattr(pack.Ops, name)(*sizes, dtype=torch.float32, device="cpu")
+        hosts = getattr(comfy.ops.manual_cast, name)
+        assert gguf.host_class(layer) is hosts and gguf.blocks_of(layer) is None
+        shape = layer.weight.shape
+        layer.weight = pack.made(layer.weight.detach().reshape(-1), 0, shape)
+        assert gguf.host_class(layer) is type(layer)
+    assert gguf.host_class(hosts(4, 64, 3)) is hosts
+    product = pack.Ops.Linear(64, 64, dtype=torch.float32, device="cpu")
+    assert gguf.host_class(product) is pack.Ops.Linear
 
 
 class Offered:
