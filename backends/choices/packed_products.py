@@ -77,10 +77,12 @@ class PackedProducts:
 def _is_taken(weight: Packed) -> bool:
     """Whether a graph reads the blocks as they lie."""
     blocks = weight.blocks
-    return blocks.is_contiguous() and blocks.data_ptr() % 16 == 0 and len(blocks) <= 2**22
+    return (
+        blocks.is_contiguous() and blocks.data_ptr() % 16 == 0 and len(blocks) <= weight.form.most
+    )
 
 
 def _ends(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor if len(tensor) <= 2 * _BLOCKS else torch.cat((tensor[:_BLOCKS], tensor[-_BLOCKS:]))
-    )
+    if len(tensor) <= 2 * _BLOCKS:
+        return tensor
+    return torch.cat((tensor[:_BLOCKS], tensor[-_BLOCKS:]))

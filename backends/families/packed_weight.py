@@ -21,8 +21,8 @@ from ..plans.plan import Form, Place, Plan, describe_place
 NAME = "packed_weight"
 #: What each step may be rounded to, and what the result is in.
 DTYPES = ("float16", "bfloat16", "float32")
-#: Tuned for a transformer's feed-forward. Numbers are indexed with 32 bits.
-SYMBOLS = {"blocks": Symbol("blocks", 1, 2**22, 2**17)}
+#: Kernels are tuned for so many numbers, those of a small product of a transformer.
+_TUNED = 2**22
 
 
 class Unpacked(Form):
@@ -82,7 +82,13 @@ def describe(form: str, steps: torch.dtype, dtype: torch.dtype, device: str) -> 
     names = (str(each).removeprefix("torch.") for each in (steps, dtype))
     of = FORMS[name_of(form, *names)]
     place = Place(label(form), torch.nn.Identity(), of)
-    return describe_place(place, Plan(symbols=SYMBOLS), dtype=dtype, device=device)
+    plan = Plan(symbols={"blocks": symbol(FORMATS[form])})
+    return describe_place(place, plan, dtype=dtype, device=device)
+
+
+def symbol(form: BlockFormat) -> Symbol:
+    """Return how many blocks of a format there may be."""
+    return Symbol("blocks", 1, form.most, _TUNED // form.width)
 
 
 FAMILY = Family(title="GGUF files of all models", roots={}, forms=FORMS)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear
 
+#: So many numbers are computed at once by plain maths, which takes some forty bytes for each.
+_AT_ONCE = 2**24
 #: Of the K formats: numbers in a block, and of them those that share a scale.
 _K, _SHARE = 256, 32
 
@@ -171,6 +173,11 @@ class BlockFormat(NamedTuple):
         """Whether its numbers have to be computed."""
         return not isinstance(self.numbers, torch.dtype)
 
+    @property
+    def most(self) -> int:
+        """So many blocks can be indexed with 32 bits, their bytes and their numbers."""
+        return 2**30 // self.width
+
 
 FORMATS = {
     each.name: each
@@ -246,7 +253,9 @@ class Packed:
 
     def unpacked(self) -> torch.Tensor:
         """Return the weight itself, by plain maths."""
-        return unpack(self.blocks, self.form, self.steps, self.dtype).reshape(self.shape)
+        some = torch.split(self.blocks, _AT_ONCE // self.form.width)
+        parts = [unpack(each, self.form, self.steps, self.dtype) for each in some]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(self.shape)
 
     def stride(self) -> tuple[int, ...]:
         """As `unpacked` has it."""
@@ -280,5 +289,5 @@ class Packed:
     ) -> Any:
         if function is not linear or kwargs or not isinstance(args[1], cls):
             return NotImplemented
-        input, weight, bias = args
-        return weight.multiply(input, bias)
+        input, weight, *rest = args
+        return weight.multiply(input, rest[0] if rest else None)

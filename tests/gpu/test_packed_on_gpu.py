@@ -49,7 +49,7 @@ def test_a_graph_gives_the_numbers_of_plain_maths(
     """With steps in fp16 to the last bit; in float32 a multiplication and what follows are one."""
     asked = packed_weight.name_of(name, str(steps).removeprefix("torch."), "bfloat16")
     example = _blocks(name, 4096)
-    blocks = torch.export.Dim("blocks", min=2, max=packed_weight.SYMBOLS["blocks"].maximum)
+    blocks = torch.export.Dim("blocks", min=2, max=FORMATS[name].most)
     with tracing.size_oblivious():
         exported = torch.export.export(
             _Unpacked(asked), (example,), dynamic_shapes=({0: blocks},), strict=False

@@ -9,6 +9,7 @@ import torch
 
 from warmgraph_backends.families import packed_weight
 from warmgraph_backends.host_api import gguf
+from warmgraph_backends.kernels import packed_blocks
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
 from warmgraph_backends.weights.streamed import copy_of, parts_of, rest_of
 from warmgraph_tools import gguf_files
@@ -95,8 +96,18 @@ def test_a_packed_weight_stands_where_a_tensor_is_multiplied_by() -> None:
     found = torch.nn.functional.linear(x, weight, bias)  # type: ignore[arg-type]
     plain = torch.nn.functional.linear(x, weight.unpacked(), bias.to(torch.float16))
     assert torch.equal(found, plain)
+    without = torch.nn.functional.linear(x, weight)  # type: ignore[arg-type]
+    assert torch.equal(without, torch.nn.functional.linear(x, weight.unpacked()))
     with pytest.raises(TypeError):
         torch.add(x, weight)  # type: ignore[call-overload]
+
+
+def test_a_large_one_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = finite("Q5_0", torch.float16)[:24]
+    weight = Packed(blocks, FORMATS["Q5_0"], torch.float16, torch.Size((12, 64)), torch.float16)
+    whole = weight.unpacked()
+    monkeypatch.setattr(packed_blocks, "_AT_ONCE", 5 * 32)
+    assert torch.equal(weight.unpacked(), whole)
 
 
 def test_it_is_copied_and_told_apart_by_its_parts() -> None:
