@@ -7,15 +7,11 @@ is not known here is any pack's.
 
 from __future__ import annotations
 
-import logging
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from .present import names_in
-
-logger = logging.getLogger(__name__)
+from .known_calls import KnownCalls
 
 #: The names in the code of a call, by method; another version may do more than it says here.
 _NAMED = {
@@ -47,7 +43,7 @@ _NAMED = {
         )
     ),
 }
-_METHODS = tuple(_NAMED)
+_CALLS = KnownCalls("layers for GGUF files", _NAMED)
 #: Formats that are known, by the numbers that files have for them (`GGMLQuantizationType`).
 FORMATS = {
     0: "F32",
@@ -66,8 +62,6 @@ FORMATS = {
 }
 #: Layers that the pack has classes of, besides products, for weights that its files seldom have.
 _OTHERS = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.Conv2d)
-#: Methods that such a layer has itself where another node put them there.
-_FORWARDS = ("forward", "_forward", *_METHODS)
 
 
 class Blocks(NamedTuple):
@@ -78,12 +72,14 @@ class Blocks(NamedTuple):
         values: the bytes, as a plain tensor over the same memory.
         shape: of the weight that they stand for.
         steps: what its layer rounds each step of unpacking to; None: to what it multiplies in.
+        bias: of the layer, as a plain tensor; those of files are not packed.
     """
 
     form: str
     values: torch.Tensor
     shape: torch.Size
     steps: torch.dtype | None
+    bias: torch.Tensor | None
 
 
 def blocks_of(layer: Any) -> Blocks | None:
@@ -98,12 +94,8 @@ def blocks_of(layer: Any) -> Blocks | None:
         return None
     steps = layer.dequant_dtype
     steps = torch.float16 if steps is None else None if steps == "target" else steps
-    return Blocks(form, _plain(weight), torch.Size(weight.tensor_shape), steps)
-
-
-def plain_bias(layer: Any) -> torch.Tensor | None:
-    """Return the bias of such a layer as a plain tensor; those of files are not packed."""
-    return None if layer.bias is None else _plain(layer.bias)
+    bias = None if layer.bias is None else _plain(layer.bias)
+    return Blocks(form, _plain(weight), torch.Size(weight.tensor_shape), steps, bias)
 
 
 def plain_parts(layer: Any) -> dict[str, torch.Tensor]:
@@ -113,8 +105,8 @@ def plain_parts(layer: Any) -> dict[str, torch.Tensor]:
     blocks = blocks_of(layer)
     if blocks is None:
         return {}
-    bias = plain_bias(layer)
-    return {"weight": blocks.values, **({} if bias is None else {"bias": bias})}
+    parts = {"weight": blocks.values, "bias": blocks.bias}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def host_class(layer: torch.nn.Module) -> type:
@@ -122,7 +114,7 @@ def host_class(layer: torch.nn.Module) -> type:
     is for packed weights, of which this layer has none; else its own.
     """
     cls = type(layer)
-    if not isinstance(layer, _OTHERS) or not _is_known(cls):
+    if not isinstance(layer, _OTHERS) or not _CALLS.are_of(cls):
         return cls
     plain = (torch.Tensor, torch.nn.Parameter, type(None))
     if any(type(weight) not in plain for weight in (layer.weight, layer.bias)):
@@ -138,35 +130,6 @@ def _plain(tensor: Any) -> torch.Tensor:
 def _is_product(layer: Any) -> bool:
     return (
         isinstance(layer, torch.nn.Linear)
-        and _is_known(type(layer))
-        and layer.__dict__.keys().isdisjoint(_FORWARDS)
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and _CALLS.are_of(type(layer))
+        and _CALLS.is_untouched(layer)
     )
-
-
-#: By class. The pack makes its classes once.
-_known: dict[type, bool] = {}
-
-
-def _is_known(cls: type) -> bool:
-    """Tell whether a class is the pack's, of a version that is known."""
-    if cls not in _known:
-        _known[cls] = _looks_known(cls)
-    return _known[cls]
-
-
-def _looks_known(cls: Any) -> bool:
-    found = [getattr(getattr(cls, name, None), "__code__", None) for name in _METHODS]
-    codes = [code for code in found if isinstance(code, CodeType)]
-    if len(codes) < len(found):
-        return False
-    for code, known in zip(codes, _NAMED.values(), strict=True):
-        unknown = set(names_in(code)) - known
-        if unknown:
-            logger.info(
-                "this pack's layers for GGUF files are called as they are: %s names %s",
-                code.co_name,
-                min(unknown),
-            )
-            return False
-    return True

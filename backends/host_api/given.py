@@ -6,17 +6,13 @@ do not hold it.
 
 from __future__ import annotations
 
-import logging
-from types import CodeType
 from typing import Any
 
 import torch
 
 from . import formats, gguf
+from .known_calls import KnownCalls
 from .layers import rounds_inputs_to, takes_rounded
-from .present import names_in
-
-logger = logging.getLogger(__name__)
 
 #: The names in the code of a call of a quantised layer, where it is the known one: another version
 #: of the host may do more with an input than multiply it.
@@ -86,6 +82,7 @@ _NAMED = {
     ),
     "_forward": frozenset(("functional", "linear", "nn", "torch")),
 }
+_CALLS = KnownCalls("this ComfyUI's quantised layers", _NAMED)
 
 
 def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> bool:
@@ -98,12 +95,11 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
     """
     if gguf.blocks_of(layer) is not None:
         return not rounded
-    if not _calls_as_known(layer.__class__):
+    if layer.__class__.__module__ != "comfy.ops" or not _CALLS.are_of(layer.__class__):
         return False
     weight, bias = layer.weight, layer.bias
     return (
-        layer.__dict__.keys().isdisjoint(_NAMED)
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        _CALLS.is_untouched(layer)
         and takes_rounded(layer)
         and getattr(layer, "pre_quant_scale", None) is None
         and _multiplies(layer, weight, rounded=rounded)
@@ -122,35 +118,3 @@ def _multiplies(layer: Any, weight: Any, *, rounded: bool) -> bool:
         and not layer._full_precision_mm
         and getattr(weight, "_layout_cls", None) == form.layout
     )
-
-
-#: Of code objects, by their ids, whether no name in them is unknown: the host makes a class for
-#: each file that it loads, all of the same code. They are kept, so that an id stays its own.
-_answers: dict[tuple[int, ...], tuple[list[CodeType], bool]] = {}
-
-
-def _calls_as_known(cls: Any) -> bool:
-    """Tell whether a class is the host's for quantised products, and its code of a call names
-    nothing that is not known.
-    """
-    found = [getattr(getattr(cls, name, None), "__code__", None) for name in _NAMED]
-    codes = [code for code in found if code is not None]
-    if cls.__module__ != "comfy.ops" or len(codes) < len(found):
-        return False
-    asked = tuple(map(id, codes))
-    if asked not in _answers:
-        _answers[asked] = codes, _are_known(codes)
-    return _answers[asked][1]
-
-
-def _are_known(codes: list[CodeType]) -> bool:
-    for code, known in zip(codes, _NAMED.values(), strict=True):
-        unknown = set(names_in(code)) - known
-        if unknown:
-            logger.info(
-                "this ComfyUI's quantised layers are called as they are: %s names %s",
-                code.co_name,
-                min(unknown),
-            )
-            return False
-    return True

@@ -43,10 +43,20 @@ class Streamed(WeightSource):
     def takes(self, module: Any) -> bool:
         return lies_elsewhere(module, self._device)
 
-    def fetch(self, modules: Sequence[Any]) -> Brought:
-        coming = [_Coming(module, self.small) for module in modules]
+    def bring(
+        self, pairs: Sequence[tuple[Any, Any]]
+    ) -> tuple[list[tuple[Any, Any]], Callable[[], None] | None]:
+        """Begin to bring weights with biases over, all in one turn of the streams.
+
+        Returns:
+            Them, and what to call once the work that uses them is queued, if anything.
+        """
+        coming = [_Coming(*pair, self.small) for pair in pairs]
         with self.lanes.turn(sum(each.size for each in coming)) as release:
-            pairs = [each.brought(self._device) for each in coming]
+            return [each.brought(self._device) for each in coming], release
+
+    def fetch(self, modules: Sequence[Any]) -> Brought:
+        pairs, release = self.bring([pair_of(module) for module in modules])
         found: Pairs = {}
         try:
             for module, pair in zip(modules, pairs, strict=True):
@@ -124,16 +134,16 @@ def _taken_apart(tensor: Any) -> _Apart | None:
 
 
 class _Coming:
-    """A module's weights on their way to a device."""
+    """A weight and a bias on their way to a device."""
 
-    def __init__(self, module: Any, small: SmallTensors) -> None:
+    def __init__(self, weight: Any, bias: Any, small: SmallTensors) -> None:
         """Sort out what is to be brought.
 
         Args:
-            module: the module whose weights come.
+            weight, bias: of a module.
             small: keeps the small parts of quantised weights; their numbers are none.
         """
-        self._weight, self._bias = pair_of(module)
+        self._weight, self._bias = weight, bias
         self._apart = _taken_apart(self._weight)
         self._kept: dict[str, torch.Tensor] = {}
         #: What is to be brought, by name.
