@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -12,37 +11,12 @@ from ..device.gpu import is_capturing
 from ..host_api.kitchen import Int8Weight
 from ..kernels import int8_sums
 from ..kinds.layout import CONTIGUOUS, aligned
-from ..kinds.tolerance import difference, tells_nothing
-from ..reasons import Reason, of
-
-logger = logging.getLogger(__name__)
+from .first_results import Call, FirstResults, Offered, ends
 
 #: Both sides of a weight are multiples of it; so are the addresses of tensors, in bytes.
 SIXTEEN = 16
 #: So many rows, and as many sixteens of columns, are compared at either end of a first result.
 _ROWS, _COLUMNS16 = 8, 1
-
-#: A graph's own: takes a list, empties it, and gives a tuple.
-Call = Callable[[list[Any]], Any]
-
-
-class Loaded(Protocol):
-    """What is loaded of a graph."""
-
-    @property
-    def call(self) -> Call: ...
-
-
-class Offered(Protocol):
-    """A graph of the process, loaded or not."""
-
-    key: str
-
-    @property
-    def loaded(self) -> Loaded | None: ...
-
-    def drop(self, reason: Reason) -> None:
-        """Never use it again."""
 
 
 class OwnProduct(NamedTuple):
@@ -65,8 +39,7 @@ class OwnProducts:
     def __init__(self) -> None:
         """Nothing is offered yet."""
         self._offered: dict[tuple[str, torch.dtype], Offered] = {}
-        #: What was compared with plain maths.
-        self._trusted: set[Call] = set()
+        self._compared = FirstResults()
         #: In the place of a bias. Captured calls read them at each replay, so none is let go.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
 
@@ -85,7 +58,7 @@ class OwnProducts:
         call, columns = loaded.call, weight.values.shape[0]
         known, is_ready = graph, (like.device, like.dtype, columns) in self._none
         # While a call is captured nothing may be waited for, and what is made would be that call's.
-        if is_capturing(like.device) and not (is_ready and call in self._trusted):
+        if is_capturing(like.device) and not (is_ready and call in self._compared):
             return None
 
         def multiply(
@@ -105,7 +78,7 @@ class OwnProducts:
                 none if bias is None else _of_each(bias, columns, like.dtype),
             ]
             (result,) = call(list(factors))
-            if call not in self._trusted:
+            if call not in self._compared:
                 self._compare(known, call, result, factors)
             found: torch.Tensor = result.view(count, columns)
             return found
@@ -129,20 +102,14 @@ class OwnProducts:
             RuntimeError: they differ; the graph is dropped.
         """
         rows, scales, weight, weight_scales, bias = factors
-        some = [_ends(each, _ROWS) for each in (rows, scales)]
-        some += [_ends(each, _COLUMNS16) for each in (weight, weight_scales, bias)]
+        some = [ends(each, _ROWS) for each in (rows, scales)]
+        some += [ends(each, _COLUMNS16) for each in (weight, weight_scales, bias)]
         exact = int8_sums.multiply(*some)
-        found = _ends(_ends(result, _ROWS).transpose(0, 1), _COLUMNS16).transpose(0, 1)
-        if tells_nothing([exact]):
-            return
-        compared = difference([found], [exact], some)
-        if compared.is_good:
-            self._trusted.add(call)
-            return
-        why = of("differs", error=f"{compared.error:.1e}", weights="int8")
-        logger.warning("Warmgraph's int8 product is not used: it %s", why)
-        graph.drop(why)
-        raise RuntimeError(why)
+        found = ends(ends(result, _ROWS).transpose(0, 1), _COLUMNS16).transpose(0, 1)
+        about = {"what": "int8 product", "weights": "int8"}
+        why = self._compared.problem(graph, call, found, exact, some, **about)
+        if why is not None:
+            raise RuntimeError(why)
 
 
 def _is_taken(weight: torch.Tensor) -> bool:
@@ -157,8 +124,3 @@ def _of_each(values: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Te
     if values.numel() != columns:
         values = values.reshape(-1).expand(columns)
     return aligned(values.to(dtype).reshape(-1, SIXTEEN), CONTIGUOUS)
-
-
-def _ends(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Of the first dimension, so many at either end; all where there are fewer."""
-    return tensor if len(tensor) <= 2 * count else torch.cat((tensor[:count], tensor[-count:]))

@@ -4,17 +4,11 @@ of ours, in one pass over the memory; until that is loaded, step by step.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from ..device.gpu import is_capturing
 from ..kernels.packed_blocks import Packed, unpack
-from ..kinds.tolerance import difference, tells_nothing
-from ..reasons import of
-from .own_products import Call, Offered
-
-logger = logging.getLogger(__name__)
+from .first_results import Call, FirstResults, Offered, ends
 
 #: So many blocks are compared at either end of a first result.
 _BLOCKS = 64
@@ -28,8 +22,7 @@ class PackedProducts:
     def __init__(self) -> None:
         """No graph is offered yet."""
         self._offered: dict[Form, Offered] = {}
-        #: What was compared with plain maths.
-        self._trusted: set[Call] = set()
+        self._compared = FirstResults()
 
     def offer(self, form: Form, graph: Offered) -> None:
         """Have a graph unpack weights, once it is loaded."""
@@ -49,29 +42,21 @@ class PackedProducts:
         if graph is None or loaded is None or not _is_taken(weight):
             return None
         call = loaded.call
-        is_trusted = call in self._trusted
-        if not is_trusted and is_capturing(weight.device):  # nothing may be waited for
+        is_compared = call in self._compared
+        if not is_compared and is_capturing(weight.device):  # nothing may be waited for
             return None
         (result,) = call([weight.blocks])
-        if not is_trusted and not self._compare(graph, call, weight, result):
+        if not is_compared and not self._is_good(graph, call, weight, result):
             return None
         found: torch.Tensor = result.view(weight.shape)
         return found
 
-    def _compare(self, graph: Offered, call: Call, weight: Packed, result: torch.Tensor) -> bool:
+    def _is_good(self, graph: Offered, call: Call, weight: Packed, result: torch.Tensor) -> bool:
         """Compare the ends of a first result with plain maths; a graph that differs is dropped."""
-        blocks, found = (_ends(each) for each in (weight.blocks, result))
+        blocks, found = (ends(each, _BLOCKS) for each in (weight.blocks, result))
         exact = unpack(blocks, weight.form, weight.steps, weight.dtype)
-        if tells_nothing([exact]):
-            return True
-        compared = difference([found], [exact], [blocks])
-        if compared.is_good:
-            self._trusted.add(call)
-            return True
-        why = of("differs", error=f"{compared.error:.1e}", weights=weight.form.name)
-        logger.warning("Warmgraph does not unpack %s weights: it %s", weight.form.name, why)
-        graph.drop(why)
-        return False
+        about = {"what": f"unpacking of {weight.form.name} weights", "weights": weight.form.name}
+        return self._compared.problem(graph, call, found, exact, [blocks], **about) is None
 
 
 def _is_taken(weight: Packed) -> bool:
@@ -80,9 +65,3 @@ def _is_taken(weight: Packed) -> bool:
     return (
         blocks.is_contiguous() and blocks.data_ptr() % 16 == 0 and len(blocks) <= weight.form.most
     )
-
-
-def _ends(tensor: torch.Tensor) -> torch.Tensor:
-    if len(tensor) <= 2 * _BLOCKS:
-        return tensor
-    return torch.cat((tensor[:_BLOCKS], tensor[-_BLOCKS:]))

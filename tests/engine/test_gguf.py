@@ -52,7 +52,7 @@ class Wan:
         return eager, ours
 
     def sample(self) -> torch.Tensor:
-        _, ours = sampled(self.host, (self.plain, self.ours), self.prompt, self.latent)
+        (ours,) = sampled(self.host, (self.ours,), self.prompt, self.latent)
         return ours
 
     def report(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_its_products_unpack_their_weights_by_graphs_and_cut_nothing(wan: Wan) -
     assert report["calls"]["eager"] == 0 < report["calls"]["compiled"] and not report["eager"]
     offered = wan.lab.engine._shared.choices.products.packed
     labels = {graph.description.label for graph in offered._offered.values()}
-    assert labels >= AIDS and len(offered._trusted) >= len(AIDS)
+    assert labels >= AIDS and len(offered._compared) >= len(AIDS)
     assert not report["misses"], report["misses"]
     whys = {layer["why"] for kind in report["kinds"] for layer in kind["layers"]}
     words = "quantised, GGUF {}: unpacked by Warmgraph at each call"
@@ -99,7 +99,7 @@ def test_another_file_and_a_restart_build_nothing(
         again = lab.compiled(model)
         eager, ours = sampled(host, (model, again), prompt, latent)
         assert relative(ours, eager) < TOLERANCE and lab.jobs() == 0
-        assert len(lab.engine._shared.choices.products.packed._trusted) == len(AIDS)
+        assert len(lab.engine._shared.choices.products.packed._compared) == len(AIDS)
     finally:
         lab.engine.close()
 
