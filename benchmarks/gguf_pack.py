@@ -5,10 +5,14 @@ custom nodes. Of its code the layers and the reader are used: its nodes need the
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
+
+from .pack import ROOT, import_alias
 
 PACK = "ComfyUI-GGUF"
 SOURCE = "https://github.com/city96/ComfyUI-GGUF"
@@ -33,6 +37,32 @@ def load(path: Path, *, metadata: dict[str, str] | None = None) -> Any:
     return comfy.sd.load_diffusion_model_state_dict(
         weights, model_options=options, metadata=metadata
     )
+
+
+def write(
+    path: Path, weights: dict[str, Any], form: str, architecture: str, *, device: str = "cpu"
+) -> int:
+    """Write a file as `tools/gguf_files.py` does; returns its size in bytes."""
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import gguf_files
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    gguf_files.write(part, weights, form, architecture=architecture, device=device)
+    part.replace(path)
+    return path.stat().st_size
+
+
+def load_small(kind: str, form: str) -> Any:
+    """Return the MODEL of a file of a small twin, a Wan."""
+    import_alias("warmgraph_tools", ROOT / "tools")
+    from warmgraph_tools import small_transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "small.gguf"
+        write(path, small_transformers.weights(kind), form, kind)
+        said = json.dumps({"transformer": {"text_dim": 64}})
+        return load(path, metadata={"config": said})
 
 
 def _module(name: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -319,11 +318,13 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
     with torch.device("meta"):
         root = getattr(importlib.import_module(module), cls)(**kind.settings, **options)
     there = root.state_dict()
+    shapes = {key: tuple(value.shape) for key, value in there.items()}
     if name in GGUF:
-        return _write_gguf(path, name, there, seed=seed, device=device)
+        weights = random_network(shapes, dtype=kind.dtype, seed=seed, device=device)
+        return gguf_pack.write(path, weights, *GGUF[name][1:], device=device)
     return write_network(
         path,
-        {key: tuple(value.shape) for key, value in there.items()},
+        shapes,
         dtype=kind.dtype,
         seed=seed,
         device=device,
@@ -331,21 +332,6 @@ def write_transformer(path: Path, name: str, *, seed: int, device: str) -> int:
         exact=[key for key, value in there.items() if value.dtype is torch.float32],
         metadata=_metadata(name),
     )
-
-
-def _write_gguf(path: Path, name: str, there: dict[str, Any], *, seed: int, device: str) -> int:
-    import_alias("warmgraph_tools", ROOT / "tools")
-    from warmgraph_tools import gguf_files
-
-    kind = TRANSFORMERS[name]
-    shapes = {key: tuple(value.shape) for key, value in there.items()}
-    weights = random_network(shapes, dtype=kind.dtype, seed=seed, device=device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    form, architecture = GGUF[name][1:]
-    gguf_files.write(part, weights, form, architecture=architecture, device=device)
-    part.replace(path)
-    return path.stat().st_size
 
 
 def _metadata(name: str) -> dict[str, str] | None:
@@ -484,25 +470,13 @@ def _load_small(name: str, dtype: Any) -> Any:
 
     kind = TRANSFORMERS[name.removeprefix(SMALL)]
     if name.removeprefix(SMALL) in GGUF:
-        return _load_small_gguf(kind)
+        return gguf_pack.load_small(kind.small, GGUF[name.removeprefix(SMALL)][1])
     if kind.form is None:
         return small.load(kind.small, **({} if dtype is None else {"dtype": dtype}))
     model = small.load_quantised(kind.small, kind.form)
     return (
         model if dtype is None else small.load_file(kind.small, _meant(model, dtype), dtype=dtype)
     )
-
-
-def _load_small_gguf(kind: Transformer) -> Any:
-    from warmgraph_tools import gguf_files
-    from warmgraph_tools import small_transformers as small
-
-    assert kind.form is not None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "small.gguf"
-        gguf_files.write(path, small.weights(kind.small), kind.form, architecture=kind.small)
-        said = json.dumps({"transformer": {"text_dim": 64}})
-        return gguf_pack.load(path, metadata={"config": said})
 
 
 def _prompt(name: str, *, seed: int) -> list[Any]:
