@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 
 from ..operators.host_layer import Given
-from ..weights.casting import Resident
 from ..weights.fetching import Fetched
 from ..weights.streamed import copy_of, parts_of, rest_of
 from .piece import form_of
@@ -53,8 +52,9 @@ class InPlace(Weights):
         self._fetched: Fetched | None = fetched
         self.tensors = [_copied(tensor) for tensor in fetched.tensors]
         self._copies = [tensor for tensor in self.tensors if _is_small(tensor)]
-        # Small parts that the host brought over for an epoch are nobody's once that has ended.
-        self._moves = fetched.weight_class != Resident.name
+        # Of weights that have to be held, small parts were brought over for an epoch, and are
+        # nobody's once that has ended. All others are the model's own.
+        self._moves = fetched.release is not None
         parts = _parts(fetched)
         self._parts = [part for part in parts if self._moves and _is_small(part)]
         self._places = self._where(fetched.tensors, parts)
@@ -63,7 +63,7 @@ class InPlace(Weights):
         if fetched is self._fetched:
             return True
         parts = _parts(fetched)
-        if self._moves == (fetched.weight_class == Resident.name):
+        if self._moves != (fetched.release is not None):
             return False
         if self._where(fetched.tensors, parts) != self._places:
             return False

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .dynamic_vram import has_place
 from .known_calls import KnownCalls
 
 #: The names in the code of a call, by method; another version may do more than it says here.
@@ -84,11 +85,12 @@ class Blocks(NamedTuple):
 
 def blocks_of(layer: Any) -> Blocks | None:
     """Return the weight of a layer whose call is, at this moment, no more than a product by it;
-    None for any other: not while a LoRA is added at each call.
+    None for any other: not while a LoRA is added at each call, and not under dynamic VRAM, where
+    another version of the pack brings the weight.
     """
     weight: Any = getattr(layer, "weight", None)
     form = FORMATS.get(getattr(weight, "tensor_type", -1))
-    if form is None or not _is_product(layer):
+    if form is None or has_place(layer) or not _is_product(layer):
         return None
     if getattr(weight, "patches", None) or getattr(layer.bias, "patches", None):
         return None

@@ -1,7 +1,7 @@
 """Live weights: the tensors that the host's own forward would use in this very call.
 
 How a module's weights come is a `WeightSource`, of which a model has an ordered list: resident,
-cast, streamed, dynamic, packed. Each module is fetched by the last one that takes it, all of a
+cast, streamed, packed, dynamic. Each module is fetched by the last one that takes it, all of a
 region at once, and a mixture is called by the last one that gave any.
 
 What may be kept (resident and dynamic weights) is, until an *epoch* ends: a load, a change of
@@ -86,7 +86,7 @@ class ModelWeights:
         far: tuple[WeightSource, ...] = (OneByOne(device, dtype),)
         if together:
             streamed = Streamed(device, dtype, room)
-            far = streamed, self.dynamic, InBlocks(device, dtype, streamed)
+            far = streamed, InBlocks(device, dtype, streamed), self.dynamic
         #: Those that lie furthest away come last.
         self.sources: tuple[WeightSource, ...] = (Resident(), Cast(device, dtype), *far)
         self.model = model

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from warmgraph_backends.choices.packed_products import PackedProducts
+from warmgraph_backends.cuda_graphs.piece_weights import InPlace
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
 from warmgraph_backends.weights.addresses import AddressBook
-from warmgraph_backends.weights.fetching import ModelWeights
+from warmgraph_backends.weights.fetching import Fetched, ModelWeights
 from warmgraph_backends.weights.packed import InBlocks
 from warmgraph_backends.weights.streamed import Streamed
 from warmgraph_tools import small_transformers as transformers
@@ -176,6 +177,25 @@ def test_blocks_that_lie_elsewhere_are_brought_over(wan: Wan, dtype: torch.dtype
     x = torch.randn(3, wan.layer.in_features).to(dtype)
     found = torch.nn.functional.linear(x, weight, bias)
     assert found.dtype is dtype and torch.equal(found, wan.layer(x))
+
+
+def test_a_piece_never_writes_into_what_is_the_models_own(wan: Wan) -> None:
+    """Whoever put another bias there may have kept the first one."""
+    source = InBlocks(torch.device("cpu"), torch.float32, Streamed(ELSEWHERE, torch.float32, None))
+    brought = source.fetch([wan.layer])
+    weight, bias = brought.pairs[id(wan.layer)]
+    before = bias.clone()
+    kept = InPlace(Fetched([], {LAYER: (weight, bias)}, brought.name, None))
+    assert kept.take(Fetched([], {LAYER: (weight, bias)}, brought.name, None))
+    assert not kept.take(Fetched([], {LAYER: (weight, bias + 1)}, brought.name, None))
+    assert torch.equal(bias, before)
+
+
+def test_a_layer_that_dynamic_vram_has_is_the_packs(wan: Wan) -> None:
+    wan.layer._v = object()
+    assert gguf.blocks_of(wan.layer) is None
+    del wan.layer._v
+    assert gguf.blocks_of(wan.layer) is not None
 
 
 def test_a_whole_step_finds_its_weights_where_they_lie(wan: Wan) -> None:

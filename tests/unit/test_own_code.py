@@ -44,6 +44,7 @@ ELSEWHERE = {
     "reasons.py": "words",
     "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/formats.py": "what of a format a graph hangs on is in its description",
+    "host_api/dynamic_vram.py": "where weights lie in a server",
     "host_api/gguf.py": "which class a layer counts as is in its description",
     "host_api/known_calls.py": "says whether a version of a layer is known",
     "host_api/needs.py": "says what is asked of a host",
