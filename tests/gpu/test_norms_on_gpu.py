@@ -24,7 +24,7 @@ class _Block(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 1)
+        self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
         self.norm = torch.nn.GroupNorm(GROUPS, CHANNELS)
 
     def forward(self, x: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
