@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..pack import import_engine
 from .common import partial
 
 
@@ -20,6 +21,7 @@ def int8_rows(*, cases: list[list[Any]]) -> dict[str, Any]:
     """
     import torch
 
+    import_engine()
     from warmgraph_backends.host_api import activations
     from warmgraph_backends.kernels.gpu_time import by_turns
     from warmgraph_backends.kernels.int8_rows import ACTIVATIONS, GROUP, Int8Rows

@@ -43,7 +43,7 @@ def int8_product(
     device = get_torch_device()
     try:
         graph = _graph(engine, device, example)
-        products = engine._shared.choices.products
+        products = engine._shared.choices.products.int8
         products.own.offer(device.type, torch.bfloat16, graph)
         result: dict[str, Any] = {
             "tile": _tile(engine, graph),
@@ -117,13 +117,14 @@ def _row(
     )
     x, parts = random(rows, depth), kitchen.int8_weight(weight)
     library, own = kitchen.int8_product(x, parts, None), products.own.of(x, parts)
+    layer = int8_products._Layer(weight, None, parts)
     kernel = Int8Rows(device) if on_gpu else None
     runs = {
         "library": lambda: library(x, parts, None),
-        int8_products.OURS: lambda: int8_products._ours(own, x, kernel, parts, None, ""),
+        int8_products.OURS: lambda: int8_products._ours([own], x, kernel, [layer], "")[0],
     }
     if kernel is not None:
-        runs[int8_products.APART] = lambda: int8_products._apart(x, kernel, parts, None, "")
+        runs[int8_products.APART] = lambda: int8_products._apart(x, kernel, [layer], "")[0]
     reference = runs["library"]()
     errors = {name: rel_l2(run(), reference) for name, run in runs.items()}
     del reference
