@@ -2,8 +2,8 @@
 
 Between two places the host's Python runs, which may read from the GPU, keep what it is given, or be
 anybody's. So each place's call is captured alone: its inputs are copied in, its results out. That
-pays where the GPU waits for the processor, which is seen at the places themselves: when one is come
-to, the GPU is through with the one before.
+pays where the GPU waits for the processor, which is seen at the places themselves: when one has been
+queued, the GPU is through with the one before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
 
 logger = logging.getLogger(__name__)
 
-#: Of the places of a step, so many must find the GPU idle.
+#: At so many of a step's places the GPU must have kept up with the processor.
 IDLE_SHARE = 0.3
 #: Forms of calls that are remembered, of all places.
 MAX_KNOWN = 4096
@@ -65,7 +65,7 @@ class Pieces:
         self._arithmetic: Hashable = None
         self._steps_begun = 0
         self._left = 0
-        #: Calls that were made since the step began, and at how many of them the GPU was idle.
+        #: Calls that were made since the step began, and at how many of them the GPU kept up.
         self._made = self._idle = 0
         self._pays = False
         self._mark: Any = None
@@ -169,10 +169,10 @@ class Pieces:
             results = self._capture(known, call, fetched, inputs, live, shared, own)
             if results is not None:
                 return results
+        results = tuple(call([*fetched.tensors, *inputs]))
         if self._mark is not None:
             self._made += 1
             self._idle += gpu.is_passed(self._mark)
-        results = tuple(call([*fetched.tensors, *inputs]))
         self._mark = gpu.mark(tensors_of(inputs)[0].device)
         known.clean += 1
         return results
