@@ -2,7 +2,7 @@
 
 What is queued on a GPU cannot be taken back. The processor is through with a step of seconds in
 milliseconds, and a cancel would come when all of it is queued. So at each place it waits until the
-GPU is near.
+GPU is near: no further than it computes in a moment.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import torch
 
 from ..device import gpu
 
-#: Places that may be queued beyond the one that the GPU computes.
+#: Places that may be queued beyond the one that the GPU computes, at most;
 AHEAD = 2
+#: and what they may take together, in seconds. Longer places are queued when the GPU comes to them,
+#: which costs it one launch each.
+AHEAD_S = 0.1
 #: Shorter steps are queued as a whole: a cancel comes after them.
 LONG_S = 0.25
 
@@ -27,11 +30,13 @@ class Lookahead:
     def __init__(self) -> None:
         self._marks: deque[Any] = deque()
         self._begun: float | None = None
+        self._places = 0
         self._is_long = True  # until a step has shown how long it takes
+        self._ahead = 1
 
     def begin_run(self) -> None:
         """Nothing is known of the steps that come."""
-        self._begun, self._is_long = None, True
+        self._begun, self._is_long, self._ahead = None, True, 1
 
     def begin_step(self) -> None:
         """Take the time since the last step began: in a long one the processor waits for the GPU,
@@ -39,14 +44,17 @@ class Lookahead:
         """
         now = time.perf_counter()
         if self._begun is not None:
-            self._is_long = now - self._begun >= LONG_S
-        self._begun = now
+            took = now - self._begun
+            self._is_long = took >= LONG_S
+            self._ahead = min(AHEAD, int(AHEAD_S * self._places / took)) if self._is_long else AHEAD
+        self._begun, self._places = now, 0
         self._marks.clear()
 
     def wait(self, device: torch.device) -> None:
         """Wait until the GPU has come near enough; to be called before a place is queued."""
+        self._places += 1
         if not self._is_long:
             return
-        if len(self._marks) >= AHEAD:
-            gpu.wait_for(self._marks.popleft())
         self._marks.append(gpu.mark(device))
+        if len(self._marks) > self._ahead:
+            gpu.wait_for(self._marks.popleft())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from warmgraph_backends.runtime import lookahead
-from warmgraph_backends.runtime.lookahead import AHEAD, LONG_S, Lookahead
+from warmgraph_backends.runtime.lookahead import AHEAD, AHEAD_S, LONG_S, Lookahead
 
 DEVICE = torch.device("cpu")
 
@@ -44,13 +44,21 @@ def queue(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Qu
     return made
 
 
-@pytest.mark.parametrize("queue", [0.3], indirect=True)
-def test_a_long_step_is_queued_place_by_place(queue: Queue) -> None:
+@pytest.mark.parametrize(
+    ("queue", "places"),
+    [(0.3, 0), (AHEAD_S / 1.5, 1), (AHEAD_S / 2.5, AHEAD)],
+    indirect=["queue"],
+)
+def test_a_long_step_is_queued_as_far_as_the_gpu_computes_in_a_moment(
+    queue: Queue, places: int
+) -> None:
     ahead = Lookahead()
     ahead.begin_run()
+    _step(ahead, queue)
+    assert queue.waits == 10 - 1, "the first step tells"
     for _ in range(3):
         _step(ahead, queue)
-        assert queue.furthest == AHEAD and queue.waits == 10 - AHEAD
+        assert queue.waiting == places and queue.waits == 10 - places
 
 
 @pytest.mark.parametrize("queue", [LONG_S / 100], indirect=True)
