@@ -2,7 +2,7 @@
 
 Between two places the host's Python runs, which may read from the GPU, keep what it is given, or be
 anybody's. So each place's call is captured alone: its inputs are copied in, its results out. That
-pays where the GPU waits for the processor, which is seen at the places themselves: when one has been
+pays where the GPU waits for the processor, which is seen at the places themselves: when one is
 queued, the GPU is through with the one before.
 """
 

@@ -73,7 +73,7 @@ def pieces(
                 probe.start(Mode.TIME)
                 start_peak()
                 attend.calls = 0
-                images[form] = run(model, size, steps=WARM_STEPS + steps, seed=turn)
+                images[form] = _flat(run(model, size, steps=WARM_STEPS + steps, seed=turn))
                 calls[form] = attend.calls
                 if turn:
                     peaks[form] = max(peaks[form], peak_mib())
@@ -97,6 +97,13 @@ def pieces(
     partial(result)
     engine.close()
     return result
+
+
+def _flat(latent: Any) -> Any:
+    """The numbers of a latent: of a video and its sound one after the other."""
+    import torch
+
+    return torch.cat([part.flatten() for part in latent.unbind()]) if latent.is_nested else latent
 
 
 def interrupt(
