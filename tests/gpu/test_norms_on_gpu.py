@@ -22,10 +22,11 @@ CHANNELS, GROUPS = 320, 32
 class _Block(torch.nn.Module):
     """A convolution, a term for each channel, a norm of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
-        self.norm = torch.nn.GroupNorm(GROUPS, CHANNELS)
+        where = {"device": "cuda", "dtype": dtype}
+        self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, **where)
+        self.norm = torch.nn.GroupNorm(GROUPS, CHANNELS, **where)
 
     def forward(self, x: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
         y = self.conv(x) + term[:, :, None, None]
@@ -34,9 +35,10 @@ class _Block(torch.nn.Module):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_norm_after_a_convolution_is_right_at_any_size(dtype: torch.dtype, loaded: Any) -> None:
-    """Far from nought, too: there sums of squares would lose what is left of them."""
-    block = _Block().cuda().to(dtype).to(memory_format=torch.channels_last).eval()
-    block.requires_grad_(False)
+    """Far from nought, too: there sums of squares would lose what is left of them. Traced as a
+    worker does it, with fakes of weights and inputs.
+    """
+    block = _Block(dtype).eval().requires_grad_(False)
 
     def inputs(batch: int, height: int, width: int) -> list[torch.Tensor]:
         x = torch.randn(batch, CHANNELS, height, width, device="cuda", dtype=dtype)
@@ -45,10 +47,12 @@ def test_a_norm_after_a_convolution_is_right_at_any_size(dtype: torch.dtype, loa
 
     dims = [torch.export.Dim(name, min=2, max=4096) for name in ("batch", "height", "width")]
     shapes = ({0: dims[0], 2: dims[1], 3: dims[2]}, {0: dims[0]})
-    with torch.no_grad(), tracing.size_oblivious(), rewrites.tracing("channels_last"):
-        exported = torch.export.export(
-            block, tuple(inputs(2, 64, 48)), dynamic_shapes=shapes, strict=False
-        )
+    with torch.no_grad(), tracing.size_oblivious(), tracing.fakes_worked_out():
+        with tracing.fake_mode():
+            twin = _Block(dtype).eval()
+            given = tuple(torch.empty_like(each) for each in inputs(2, 64, 48))
+        with rewrites.tracing("channels_last"):
+            exported = torch.export.export(twin, given, dynamic_shapes=shapes, strict=False)
     assert norms.sum_before_terms(exported.graph_module) == 1
     weights = [dict(block.named_parameters())[n] for n in exported.graph_signature.parameters]
     call, source = loaded(exported.graph_module, [*weights, *inputs(2, 64, 48)])
