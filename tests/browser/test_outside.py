@@ -63,10 +63,9 @@ def test_subgraphs_say_how_the_model_in_them_runs_at_every_level(page: Page) -> 
     texts = page.wait_for(
         f"(() => {{ const all = {BADGES};"
         f" const three = ['Out', 'In', 'WarmgraphCompileModel'].map((name) => all[name]?.at(-1));"
-        f" return three.every((text) => {DONE}.test(text)) && three; }})()",
-        seconds=120,
+        f" return three.every((text) => text === three[0] && {DONE}.test(text)) && three; }})()",
+        seconds=300,
     )
-    assert len(set(texts)) == 1
     marked = page.run(f"return {BADGES}")
     assert not any(set(texts) & set(marked[kind]) for kind in ("KSampler", "VAEDecode"))
 
