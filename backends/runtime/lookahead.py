@@ -31,12 +31,12 @@ class Lookahead:
         self._marks: deque[Any] = deque()
         self._begun: float | None = None
         self._places = 0
-        self._is_long = True  # until a step has shown how long it takes
-        self._ahead = 1
+        #: How many may be queued ahead; None: all of a short step.
+        self._ahead: int | None = 1  # until a step has shown how long it takes
 
     def begin_run(self) -> None:
         """Nothing is known of the steps that come."""
-        self._begun, self._is_long, self._ahead = None, True, 1
+        self._begun, self._ahead = None, 1
 
     def begin_step(self) -> None:
         """Take the time since the last step began: in a long one the processor waits for the GPU,
@@ -45,15 +45,16 @@ class Lookahead:
         now = time.perf_counter()
         if self._begun is not None:
             took = now - self._begun
-            self._is_long = took >= LONG_S
-            self._ahead = min(AHEAD, int(AHEAD_S * self._places / took)) if self._is_long else AHEAD
+            self._ahead = None
+            if took >= LONG_S:
+                self._ahead = min(AHEAD, int(AHEAD_S * self._places / took))
         self._begun, self._places = now, 0
         self._marks.clear()
 
     def wait(self, device: torch.device) -> None:
         """Wait until the GPU has come near enough; to be called before a place is queued."""
         self._places += 1
-        if not self._is_long:
+        if self._ahead is None:
             return
         self._marks.append(gpu.mark(device))
         if len(self._marks) > self._ahead:
