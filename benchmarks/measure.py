@@ -101,6 +101,14 @@ class Probe:
         return output
 
 
+def flat(latent: Any) -> Any:
+    """The numbers of a latent in float32, one after the other; of a video before its sound's."""
+    import torch
+
+    parts = latent.unbind() if latent.is_nested else [latent]
+    return torch.cat([part.flatten().float() for part in parts])
+
+
 def rel_l2(output: Any, reference: Any) -> float:
     """|output - reference| / |reference| in float64; NaN or another shape counts as infinite."""
     if output.shape != reference.shape:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..host import end_node
-from ..measure import rel_l2
+from ..measure import flat, rel_l2
 from ..pack import ROOT, brief, import_alias, open_engine, settle_second_graphs
 from .common import BUILD_LIMIT_S, partial
 from .small_transformers import _nudged, _with_lora
@@ -129,5 +129,4 @@ def _sample(small: Any, kind: str, model: Any, case: Case, *, nudged: bool = Fal
         made = comfy.sample.sample(*given, noise_mask=mask, disable_pbar=True, seed=0).cpu()
     finally:
         end_node()
-    parts = made.unbind() if made.is_nested else [made]
-    return torch.cat([part.flatten().float() for part in parts])
+    return flat(made)

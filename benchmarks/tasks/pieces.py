@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..measure import Mode, Probe, peak_mib, rel_l2, start_peak, summary
+from ..measure import Mode, Probe, flat, peak_mib, rel_l2, start_peak, summary
 from ..pack import brief, open_engine, settle, settle_second_graphs
 from ..transformers import load, sample
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, partial
@@ -73,7 +73,7 @@ def pieces(
                 probe.start(Mode.TIME)
                 start_peak()
                 attend.calls = 0
-                images[form] = _flat(run(model, size, steps=WARM_STEPS + steps, seed=turn))
+                images[form] = flat(run(model, size, steps=WARM_STEPS + steps, seed=turn))
                 calls[form] = attend.calls
                 if turn:
                     peaks[form] = max(peaks[form], peak_mib())
@@ -97,13 +97,6 @@ def pieces(
     partial(result)
     engine.close()
     return result
-
-
-def _flat(latent: Any) -> Any:
-    """The numbers of a latent: of a video and its sound one after the other."""
-    import torch
-
-    return torch.cat([part.flatten() for part in latent.unbind()]) if latent.is_nested else latent
 
 
 def interrupt(

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..measure import vram_used_mib
+from ..measure import flat, vram_used_mib
 from ..pack import graph_files, open_engine, settle, settle_second_graphs
 from ..transformers import load, sample, with_lora
 from .captured import unload
@@ -95,9 +95,9 @@ def pieces_soak(
             except Exception as error:
                 text = f"seed {seed}, prompt {number} {prompt}: {type(error).__name__}: {error}"
                 raise RuntimeError(text) from error
-            difference = float((_flat(ours) - _flat(calls)).abs().max())
+            difference = float((flat(ours) - flat(calls)).abs().max())
             worst = max(worst, difference)
-            if not (difference == 0 and torch.isfinite(_flat(ours)).all()):
+            if not (difference == 0 and torch.isfinite(flat(ours)).all()):
                 failing.append({"number": number, **prompt._asdict(), "max_abs_diff": difference})
             vram.append(round(vram_used_mib()))
             captured = [engine.report(each)["captured"]["pieces"] for each in models]
@@ -153,11 +153,3 @@ def _cancelled(run: Any) -> bool:
         timer.join()
         model_management.interrupt_current_processing(False)
     return False
-
-
-def _flat(latent: Any) -> Any:
-    """One tensor of all latents."""
-    import torch
-
-    parts = latent.unbind() if getattr(latent, "is_nested", False) else [latent]
-    return torch.cat([part.float().flatten() for part in parts])
