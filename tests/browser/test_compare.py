@@ -95,7 +95,7 @@ def test_a_comparison_leaves_the_page_and_the_model_as_they_were(
     page: Page, server: Server
 ) -> None:
     assert page.run("return document.querySelectorAll('.warmgraph-tab article').length") == 1
-    page.wait_for("/ a step|faster/.test(document.querySelector('.warmgraph-headline')?.innerText)")
+    page.wait_for("/ a step/.test(document.querySelector('.warmgraph-status')?.innerText)")
     shown = page.run("return document.querySelector('.warmgraph-status').innerText")
     assert "38 of 38" in shown
     saver = "app.rootGraph.nodes.find((n) => n.comfyClass === 'SaveImage')"

@@ -363,7 +363,7 @@ def test_a_node_in_a_subgraph_shows_its_own_model(page: Page) -> None:
     )
     page.wait_for(
         "[...document.querySelectorAll('.dom-widget')].some((e) => e.checkVisibility()"
-        " && / a step/.test(e.querySelector('.warmgraph-headline')?.innerText ?? ''))"
+        " && / a step/.test(e.querySelector('.warmgraph-status')?.innerText ?? ''))"
     )
     page.run("app.canvas.setGraph(app.rootGraph)")
 
