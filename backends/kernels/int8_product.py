@@ -44,14 +44,19 @@ class Tile(NamedTuple):
         return (self.rows + self.columns) * self.depth * self.stages
 
 
-#: Larger ones read less of both factors again and again; 100 KiB hold the last three.
+#: 100 KiB of shared memory hold it.
+_LEAST = Tile(128, 128, 64, 4, 4)
+#: Large ones read less of both factors again and again; 100 KiB hold the last three.
 TILES = (
     Tile(128, 256, 128, 8, 3),
     Tile(256, 128, 128, 8, 3),
     Tile(128, 256, 64, 8, 4),
     Tile(256, 128, 64, 8, 4),
-    Tile(128, 128, 64, 4, 4),
+    _LEAST,
 )
+#: Small ones come out more evenly where the last of a product's leave a part of the card idle, and
+#: two run beside each other where one would wait.
+SMALL_TILES = (Tile(128, 128, 128, 4, 3), _LEAST)
 #: So many of those that fit are timed when a graph is built.
 _MOST_TILES = 3
 #: So many rows of tiles are walked through together, for what they read stays in the cache.
@@ -111,10 +116,11 @@ def _int8_gemm(  # type: ignore[no-untyped-def]
     tl.store(here, values.to(result.dtype.element_ty), mask=within)
 
 
-def tiles_for(shared_bytes: int) -> tuple[Tile, ...]:
+def tiles_for(shared_bytes: int, *, small: bool = False) -> tuple[Tile, ...]:
     """Return the tiles that are tried where a block has so much shared memory."""
-    fit = tuple(tile for tile in TILES if tile.shared_bytes <= shared_bytes)
-    return fit[:_MOST_TILES] or TILES[-1:]
+    tiles = SMALL_TILES if small else TILES
+    fit = tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
+    return fit[:_MOST_TILES] or (_LEAST,)
 
 
 @cache
@@ -142,6 +148,7 @@ def int8_product(
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
     bias: torch.Tensor,
+    small_tiles: bool,
 ) -> torch.Tensor:
     """Return `rows * scales @ (weight * weight_scales).T + bias`, summed up in int32.
 
@@ -154,6 +161,7 @@ def int8_product(
         weight: int8 [columns / 16, 16, width / 16, 16].
         weight_scales: float32 [columns / 16, 16], likewise.
         bias: [columns / 16, 16].
+        small_tiles: whether it is computed in `SMALL_TILES`.
 
     Returns:
         [count, columns / 16, 16], in the dtype of the bias.
@@ -167,7 +175,8 @@ def int8_product(
         down = triton.cdiv(count, tile["tile_rows"])
         return (down * triton.cdiv(columns16 * SIXTEEN, tile["tile_columns"]),)
 
-    wrap_triton(_tuned(tiles_for(shared_memory_bytes(rows.device))))[grid](
+    tiles = tiles_for(shared_memory_bytes(rows.device), small=small_tiles)
+    wrap_triton(_tuned(tiles))[grid](
         rows,
         scales,
         weight,
