@@ -39,6 +39,17 @@ def load(path: Path, *, metadata: dict[str, str] | None = None) -> Any:
     )
 
 
+def beside_weights(model: Any) -> Any:
+    """Move what a LoRA adds to weights in blocks from the MODEL to the weights, as the pack's own
+    ModelPatcher does when it is loaded; returns the model.
+    """
+    for key in list(model.patches):
+        layer = model.model.get_submodule(key.rpartition(".")[0])
+        if hasattr(layer, "is_ggml_quantized") and layer.is_ggml_quantized():
+            layer.weight.patches = [(model.patches.pop(key), key)]
+    return model
+
+
 def write(
     path: Path, weights: dict[str, Any], form: str, architecture: str, *, device: str = "cpu"
 ) -> int:

@@ -64,6 +64,7 @@ MORE = {
     "zimage_native": More("zimage", NATIVE, ((1024, 1024, 1),)),
     "zimage_off": More("zimage", OFF, ((1024, 1024, 1),)),
     "flux1_gguf": More("flux1_gguf", OFF, ((512, 512, 1), (1024, 1024, 1))),
+    "flux1_gguf_lora": More("flux1_gguf", OFF, ((512, 512, 1),), "LoraLoaderModelOnly"),
     "zimage_novram": More("zimage", ("--novram",), ((1024, 1024, 1),)),
     "wan1_3b_720p": More("wan1_3b", DEFAULT, ((1280, 720, 21),)),
     "flux1_int8_lora": More("flux1_int8", DEFAULT, ((1024, 1024, 1),), "LoraLoaderModelOnly"),

@@ -54,6 +54,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "flux1_fp8_lora_speedup": ("flux1_fp8_lora", "1024x1024x1", ">= 1.4"),
         "gguf_flux1_512_speedup": ("flux1_gguf", "512x512x1", ">= 1.5"),
         "gguf_flux1_1024_speedup": ("flux1_gguf", "1024x1024x1", ""),
+        "gguf_lora_flux1_512_speedup": ("flux1_gguf_lora", "512x512x1", ""),
         "ltx23_fp8_i2v_14080_speedup": ("ltx23_fp8", "1280x704x16x1x1", ">= 1.5"),
         "ltx23_fp8_i2v_3520_speedup": ("ltx23_fp8", "640x352x16x1x1", ">= 3.2"),
         "ltx23_fp8_t2v_14080_speedup": ("ltx23_fp8", "1280x704x16", ""),

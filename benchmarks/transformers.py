@@ -414,7 +414,7 @@ def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -
         "LoraLoaderBypassModelOnly": comfy.sd.load_bypass_lora_for_models,
     }[node]
     patched, _ = load(model, None, lora, strength, 0.0)
-    return patched
+    return gguf_pack.beside_weights(patched)
 
 
 def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:

@@ -4,6 +4,8 @@ of ours, in one pass over the memory; until that is loaded, step by step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..device.gpu import is_capturing
@@ -33,6 +35,24 @@ class PackedProducts:
     ) -> torch.Tensor:
         """Return `linear(input, weight, bias)`."""
         return weight.multiply(input, bias, self._unpacked(weight))
+
+    def multiply_changed(
+        self,
+        input: torch.Tensor,
+        weight: Packed,
+        bias: torch.Tensor | None,
+        change: Callable[[torch.Tensor], torch.Tensor] | None,
+    ) -> torch.Tensor | None:
+        """Return `linear(input, change(weight), bias)`, None where no graph unpacks the weight at
+        this moment.
+
+        Args:
+            change: gets memory that is nobody's; None changes nothing.
+        """
+        unpacked = self._unpacked(weight)
+        if unpacked is None:
+            return None
+        return weight.multiply(input, bias, unpacked if change is None else change(unpacked))
 
     def _unpacked(self, weight: Packed) -> torch.Tensor | None:
         """The weight itself; None where no graph computes it at this moment."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..host_api import activations
+from ..host_api import activations, gguf
 from ..kernels.packed_blocks import Packed
 from .int8_products import Int8Products
 from .packed_products import PackedProducts
@@ -29,7 +29,9 @@ class Products:
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
-        return self.int8.call(layer, input)
+        patched = gguf.patched_blocks_of(layer)
+        found = None if patched is None else self._by_blocks(layer, patched, input)
+        return self.int8.call(layer, input) if found is None else found
 
     def multiply(
         self, input: torch.Tensor, weight: Any, bias: torch.Tensor | None, act: str = ""
@@ -38,6 +40,18 @@ class Products:
         if isinstance(weight, Packed):
             return self.packed.multiply(activations.activated(input, act), weight, bias)
         return self.int8.multiply(input, weight, bias, act)
+
+    def _by_blocks(
+        self, layer: torch.nn.Module, blocks: gguf.Blocks, input: torch.Tensor
+    ) -> torch.Tensor | None:
+        """By a weight that is unpacked here, and changed as the layer would; None where no graph
+        unpacks it.
+        """
+        device, dtype = input.device, input.dtype
+        values = blocks.values.to(device, non_blocking=True)
+        weight = Packed.of(values, blocks.form, blocks.steps, blocks.shape, dtype)
+        bias = None if blocks.bias is None else blocks.bias.to(device, non_blocking=True)
+        return self.packed.multiply_changed(input, weight, bias, gguf.change_of(layer))
 
     def multiply_several(
         self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""

@@ -7,6 +7,7 @@ is not known here is any pack's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,16 +89,39 @@ def blocks_of(layer: Any) -> Blocks | None:
     None for any other: not while a LoRA is added at each call, and not under dynamic VRAM, where
     another version of the pack brings the weight.
     """
+    return None if _is_patched(layer, "weight") else patched_blocks_of(layer)
+
+
+def patched_blocks_of(layer: Any) -> Blocks | None:
+    """Return the same also of a layer whose weight is changed by a LoRA first (`change_of`)."""
     weight: Any = getattr(layer, "weight", None)
     form = FORMATS.get(getattr(weight, "tensor_type", -1))
-    if form is None or has_place(layer) or not _is_product(layer):
-        return None
-    if getattr(weight, "patches", None) or getattr(layer.bias, "patches", None):
+    if form is None or has_place(layer) or not _is_product(layer) or _is_patched(layer, "bias"):
         return None
     steps = layer.dequant_dtype
     steps = torch.float16 if steps is None else None if steps == "target" else steps
     bias = None if layer.bias is None else _plain(layer.bias)
     return Blocks(form, _plain(weight), torch.Size(weight.tensor_shape), steps, bias)
+
+
+def change_of(layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return what a LoRA makes of such a layer's unpacked weight, in whose memory it may do so;
+    None where there is none.
+    """
+    if not _is_patched(layer, "weight"):
+        return None
+
+    def change(weight: torch.Tensor) -> torch.Tensor:
+        from comfy.lora import calculate_weight
+
+        found, keys = zip(*layer.weight.patches, strict=True)
+        patches = [patch for some in found for patch in some]
+        dtype = getattr(layer, "patch_dtype", None)
+        computed_in = () if dtype is None else (weight.dtype if dtype == "target" else dtype,)
+        changed: torch.Tensor = calculate_weight(patches, weight, keys[-1], *computed_in)
+        return changed.to(weight.dtype)
+
+    return change
 
 
 def plain_parts(layer: Any) -> dict[str, torch.Tensor]:
@@ -122,6 +146,10 @@ def host_class(layer: torch.nn.Module) -> type:
     if any(type(weight) not in plain for weight in (layer.weight, layer.bias)):
         return cls
     return next(base for base in cls.__mro__ if base.__module__ == "comfy.ops")
+
+
+def _is_patched(layer: Any, name: str) -> bool:
+    return bool(getattr(getattr(layer, name, None), "patches", None))
 
 
 def _plain(tensor: Any) -> torch.Tensor:

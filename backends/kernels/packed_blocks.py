@@ -246,6 +246,21 @@ class Packed:
         self.blocks, self.form = blocks, form
         self.steps, self.shape, self.dtype = steps, shape, dtype
 
+    @classmethod
+    def of(
+        cls,
+        values: torch.Tensor,
+        form: str,
+        steps: torch.dtype | None,
+        shape: torch.Size,
+        dtype: torch.dtype,
+    ) -> Packed:
+        """Return a weight by its bytes in any shape and its format's name; steps that are None are
+        rounded to what it is multiplied in.
+        """
+        blocks = values.view(torch.uint8).reshape(-1, FORMATS[form].size)
+        return cls(blocks, FORMATS[form], dtype if steps is None else steps, shape, dtype)
+
     @property
     def device(self) -> torch.device:
         """Where it lies."""

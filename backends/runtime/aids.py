@@ -75,7 +75,7 @@ def _packed(
 ) -> _Wanted:
     """One for each format of weights in blocks."""
     found: dict[tuple[str, torch.dtype], None] = {}
-    for blocks in filter(None, map(gguf.blocks_of, layers)):
+    for blocks in filter(None, map(gguf.patched_blocks_of, layers)):
         if FORMATS[blocks.form].is_packed:
             found[blocks.form, dtype if blocks.steps is None else blocks.steps] = None
     for name, steps in found:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..host_api import gguf
-from ..kernels.packed_blocks import FORMATS, Packed
+from ..kernels.packed_blocks import Packed
 from .source import Brought, Pairs, WeightSource, lies_elsewhere
 from .streamed import Streamed
 
@@ -44,7 +44,5 @@ class InBlocks(WeightSource):
     def _pair(self, module: Any) -> tuple[Packed, torch.Tensor | None]:
         blocks = gguf.blocks_of(module)
         assert blocks is not None, "asked for by `takes`"
-        form = FORMATS[blocks.form]
-        values = blocks.values.view(torch.uint8).reshape(-1, form.size)
-        steps = self._dtype if blocks.steps is None else blocks.steps
-        return Packed(values, form, steps, blocks.shape, self._dtype), blocks.bias
+        values, form, steps = blocks.values, blocks.form, blocks.steps
+        return Packed.of(values, form, steps, blocks.shape, self._dtype), blocks.bias

@@ -58,6 +58,7 @@ def dequantize_tensor(tensor, dtype, dequant_dtype):
 class GGMLLayer(torch.nn.Module):
     comfy_cast_weights = True
     dequant_dtype = None
+    patch_dtype = None
 
     def is_ggml_quantized(self):
         return getattr(self.weight, "tensor_type", None) not in PLAIN
@@ -65,7 +66,8 @@ class GGMLLayer(torch.nn.Module):
     def get_weight(self, tensor, dtype):
         weight = dequantize_tensor(tensor, dtype, self.dequant_dtype)
         for patches, key in getattr(tensor, "patches", ()):
-            weight = comfy.lora.calculate_weight(patches, weight, key)
+            more = () if self.patch_dtype is None else (self.patch_dtype,)
+            weight = comfy.lora.calculate_weight(patches, weight, key, *more)
         return weight
 
     def cast_bias_weight(self, input):

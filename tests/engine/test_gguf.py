@@ -105,20 +105,79 @@ def test_another_file_and_a_restart_build_nothing(
         lab.engine.close()
 
 
-def test_a_lora_at_each_call_is_the_packs_and_off_again_nothing_is_left_of_it(wan: Wan) -> None:
-    wan.images()
-    before, jobs = wan.sample(), wan.lab.jobs()
-    weight = wan.layer.weight
+def added_to(weight: Any) -> torch.Tensor:
+    """Put on a weight what a LoRA is to the pack; returns what that adds."""
     added = 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
     weight.patches = [([(1.0, ("diff", (added,)), 1.0, None, None)], "key")]
+    return added
+
+
+def test_a_lora_at_each_call_changes_what_a_graph_unpacked_and_off_again_nothing_is_left_of_it(
+    wan: Wan, pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wan.images()
+    before, jobs = wan.sample(), wan.lab.jobs()
+    added_to(wan.layer.weight)
     try:
         eager, ours = wan.images()
         assert relative(ours, eager) < TOLERANCE < relative(ours, before)
         found = cuts(wan.sample)
         assert found == {FETCHES: STEPS}, "the one layer"
+        asked = []
+        unpack = pack.dequantize_tensor
+        monkeypatch.setattr(
+            pack, "dequantize_tensor", lambda *given: asked.append(1) or unpack(*given)
+        )
+        wan.sample()
+        assert not asked, "the pack unpacks nothing"
     finally:
-        weight.patches = ()
+        wan.layer.weight.patches = ()
     assert torch.equal(wan.sample(), before) and wan.lab.jobs() == jobs
+
+
+@pytest.mark.parametrize("patch_dtype", [None, torch.bfloat16], ids=str)
+def test_a_patched_product_is_the_packs_to_the_bit(
+    wan: Wan, pack: Any, monkeypatch: pytest.MonkeyPatch, patch_dtype: Any
+) -> None:
+    """Where a LoRA is on the bias, too, and where no graph is there, it is the pack's."""
+    monkeypatch.setattr(pack.Ops.Linear, "patch_dtype", patch_dtype, raising=False)
+    wan.images()
+    layer, products = wan.layer, wan.lab.engine._shared.choices.products
+    x = torch.randn(3, layer.in_features)
+    plain = layer(x)
+    added_to(layer.weight)
+    try:
+        found = products.call(layer, x)
+        assert torch.equal(found, layer(x)) and not torch.equal(found, plain)
+        assert gguf.patched_blocks_of(layer) is not None and gguf.blocks_of(layer) is None
+        assert torch.equal(products.call(layer, x.double()), layer(x.double()))
+        layer.bias.patches = layer.weight.patches
+        assert gguf.patched_blocks_of(layer) is None
+        assert torch.equal(products.call(layer, x), layer(x))
+    finally:
+        layer.weight.patches = layer.bias.patches = ()
+    assert torch.equal(layer(x), plain)
+
+
+def test_a_model_with_a_lora_asks_for_graphs_that_unpack(
+    host: Host, pack: Any, shared: Lab, tmp_path: Any
+) -> None:
+    """All of its products are called."""
+    Wan(host, shared, pack).images()
+    model = gguf_pack.load(pack)
+    for layer in model.model.diffusion_model.modules():
+        if isinstance(layer, pack.Ops.Linear) and layer.weight.tensor_type in (2, 8):
+            added_to(layer.weight)
+    prompt, latent = transformers.conditioning("wan", 13), transformers.latent("wan", 8, 8)
+    lab = shared.copy_to(tmp_path)
+    try:
+        compiled = lab.compiled(model)
+        eager, ours = sampled(host, (model, compiled), prompt, latent)
+        assert relative(ours, eager) < TOLERANCE
+        offered = lab.engine._shared.choices.products.packed._offered.values()
+        assert {graph.description.label for graph in offered if graph.loaded is not None} == AIDS
+    finally:
+        lab.engine.close()
 
 
 @pytest.mark.parametrize("dtype", ["target", torch.float32], ids=str)
