@@ -96,7 +96,8 @@ def attending_by(values: Iterable[Any], function: Any) -> Iterator[None]:
         yield
     finally:
         for each, theirs in zip(asked, before, strict=True):
-            each[ATTENTION] = theirs
+            if each.get(ATTENTION) is function:  # else somebody put another one there meanwhile
+                each[ATTENTION] = theirs
 
 
 def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
