@@ -157,6 +157,7 @@ class Engine:
             Verification() if debugging.verify else None,
             Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
+            lambda: settings.plays_back_attention,
         )
         self._eager_times = EagerTimes(paths.private, machine)
         self._starter = Starter(

@@ -46,6 +46,7 @@ def open_engine(
     user: Path | None = None,
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
+    vouched: bool = False,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
 
@@ -56,6 +57,7 @@ def open_engine(
         user: the user's folder, in which `workflows/` lies; None is nobody's.
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
+        vouched: with whatever attention a node puts there.
     """
     engine = import_engine()
     from warmgraph_backends.debugging import VARIABLE, read_debugging
@@ -66,7 +68,7 @@ def open_engine(
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     share = SETTINGS["captured_vram_percent"].default if captured else 0
-    settings.update({"workers": workers, "captured_vram_percent": share})
+    settings.update({"workers": workers, "captured_vram_percent": share, "play_attention": vouched})
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )

@@ -5,6 +5,7 @@ regions whose graphs are ready.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ class Step(NamedTuple):
         pieces: replays places by themselves where the call is not replayed; None where nothing
             does.
         steps: of the sampler's run; None: not known.
+        vouched: another node's attention that is captured on a user's word; None: none.
+        watch: within which the call is to be made, of which nothing is captured then.
     """
 
     serving: ForwardSet
@@ -55,6 +58,8 @@ class Step(NamedTuple):
     complete: bool = True
     pieces: Pieces | None = None
     steps: int | None = None
+    vouched: Any = None
+    watch: AbstractContextManager[None] = nullcontext()
 
 
 class Making:
@@ -130,7 +135,7 @@ class Making:
         """Make a call that will not be replayed as a whole."""
         if step.pieces is None or self._faults.of(CAPTURES) is not None:
             return run(plain)
-        with step.pieces.open(step.steps, (arithmetic(), step.serving.aids)):
+        with step.pieces.open(step.steps, (arithmetic(), step.serving.aids), step.vouched):
             return run(plain)
 
     def _within_capture(

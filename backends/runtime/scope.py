@@ -21,6 +21,7 @@ from ..cuda_graphs.signatures import (
     read_call,
     run_steps,
 )
+from ..cuda_graphs.vouched import NONE, Vouched
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
@@ -109,6 +110,7 @@ class Scope:
         self._placing = Placing()
         self._making = Making(self._placing, self.forwards, self.faults, self.account)
         self._run_open = False
+        self._vouched = Vouched(shared.vouches)
 
     @property
     def graphs(self) -> list[Graph]:
@@ -249,6 +251,8 @@ class Scope:
             if self._bound is not None:
                 self._bound.begin_run()
                 self._leave_to_others(self._bound)
+            if self._vouched.begin_run():
+                self.drop_captured()
             if self.replays is not None:
                 self.replays.begin_run()
             if self.pieces is not None:
@@ -320,7 +324,8 @@ class Scope:
                 return Made(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
 
             def plain() -> Any:  # not where a replay gives the result
-                with self.forwards.asking_ahead(step.serving, (*args, *kwargs.values())):
+                values = (*args, *kwargs.values())
+                with self.forwards.asking_ahead(step.serving, values), step.watch:
                     return host(*args, **kwargs)
 
             return self._making.make(self.root, host, plain, step)
@@ -336,10 +341,18 @@ class Scope:
         bound.weights.begin_step()
         self.forwards.refresh()
         step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))
-        call = self._read(args, kwargs, no_capture or bound.foreign.code)
+        captures = self.replays is not None or self.pieces is not None
+        attention = self._vouched.look((*args, *kwargs.values())) if captures else NONE
+        if attention.watch is not None:
+            return step._replace(pieces=None, watch=attention.watch)
+        step = step._replace(vouched=attention.function)
+        no_capture = no_capture or bound.foreign.code or attention.problem
+        call = self._read(args, kwargs, no_capture, attention.function)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
+            elif self.pieces is not None and attention.problem is not None:
+                self.pieces.decline(attention.problem)
             return step
         complete = not any(
             kind.graph.is_coming for kind in self.kinds if kind.places and kind.graph is not None
@@ -347,13 +360,17 @@ class Scope:
         return step._replace(call=call, replays=self.replays, book=bound.book, complete=complete)
 
     def _read(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        no_capture: Reason | None,
+        vouched: Any,
     ) -> CallValues | Reason:
         """The call as data, or why it is not to be captured or cannot be known by what it shows."""
         if no_capture is not None:
             return no_capture
         try:
-            call = read_call(args, kwargs, self._unread)
+            call = read_call(args, kwargs, self._unread, vouched)
             return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
             return error.reason

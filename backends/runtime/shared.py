@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +29,7 @@ class Shared:
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
         choices: which of several kernels run in a graph's operators.
+        vouches: whether the user says that other nodes' attention does the same at each step.
         off: features that are off with this host, and what it lacks for them (`present.missing`).
     """
 
@@ -39,6 +40,7 @@ class Shared:
     verification: Verification | None = None
     choices: Choices = HOSTS
     off: Mapping[Feature, Reason] = field(default_factory=dict)
+    vouches: Callable[[], bool] = lambda: False
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
 
     def needs_of(self, model: Any) -> Needs:

@@ -1,6 +1,6 @@
-"""Tensors over memory that they do not own.
+"""Tensors over memory that they do not own, and memory that is followed without being held.
 
-Source: torch/_inductor/cudagraph_trees.py of torch 2.10-2.15, which makes them likewise.
+Source: torch/_inductor/cudagraph_trees.py of torch 2.10-2.15, which does both likewise.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
@@ -28,3 +29,23 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
         return empty.set_(storage, 0, tensor.shape, tensor.stride())
     except (AttributeError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} borrows no memory: {error}") from error
+
+
+class Memory:
+    """What a tensor lies in, followed without being held; equal for tensors that share it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Follow a plain tensor's memory."""
+        make: Any = StorageWeakRef
+        self._storage: Any = make(tensor.untyped_storage())
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any tensor lies in it still."""
+        return not self._storage.expired()
+
+    def __hash__(self) -> int:
+        return hash(self._storage)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Memory) and bool(self._storage == other._storage)
