@@ -196,6 +196,13 @@ def test_a_setting_changed_in_the_page_reaches_the_server(page: Page, server: Se
     set_workers = "await app.extensionManager.setting.set('Warmgraph.Builder.Workers', {})"
     page.run(set_workers.format(1))
     page.wait_for("(await (await fetch('/warmgraph/report')).json()).settings.workers === 1")
+    settings = "app.extensionManager.setting"
+    page.run(  # changed back before the server has answered
+        f"for (const keep of [false, true]) void {settings}.set('Warmgraph.Captured.Keep', keep);"
+        f" void {settings}.set('Warmgraph.Builder.Workers', 3)"
+    )
+    page.wait_for("(await (await fetch('/warmgraph/report')).json()).settings.workers === 3")
+    assert server.report()["settings"]["keep_captured"] is True
     server.request("/warmgraph/settings", {"workers": 2})
     page.open_server()
     page.wait_for("app.extensionManager.setting.get('Warmgraph.Builder.Workers') === 2")
