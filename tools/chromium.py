@@ -31,7 +31,7 @@ FLAGS = (
     "--remote-allow-origins=*",
 )
 
-#: How long the browser may take to start, and for one answer, on a machine that is busy otherwise.
+#: How long the browser may take to start, and what is waited for to come, on a busy machine.
 START_S, ANSWER_S = 180, 300
 
 #: Keys and their codes.
@@ -114,7 +114,7 @@ class Chromium:
             raise RuntimeError(f"the page raised {text}\nin {script}")
         return result["result"].get("value")
 
-    def wait_for(self, condition: str, *, seconds: float = 180) -> Any:
+    def wait_for(self, condition: str, *, seconds: float = ANSWER_S) -> Any:
         """Wait until a JavaScript expression is true and return its value."""
         end = time.monotonic() + seconds
         value = None

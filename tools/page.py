@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import templates
-from .chromium import Chromium
+from .chromium import ANSWER_S, Chromium
 from .host import Server
 
 #: The workflow in front, and the texts on our nodes.
@@ -145,7 +145,7 @@ class Page(Chromium):
         (*_, last) = self.server.get("/history").values()
         assert last["status"]["status_str"] == "success", last["status"]["messages"]
 
-    def click(self, selector: str, *, seconds: float = 180) -> None:
+    def click(self, selector: str, *, seconds: float = ANSWER_S) -> None:
         """Press the mouse's button on the first such element, once it stands still and nothing lies
         over it.
 
@@ -186,7 +186,7 @@ class Page(Chromium):
                 return
         raise TimeoutError(f"no click arrived within {seconds:g} s at {selector}")
 
-    def escape(self, selector: str, *, seconds: float = 180) -> None:
+    def escape(self, selector: str, *, seconds: float = ANSWER_S) -> None:
         """Press Escape until there is no such element: one that still comes in may not hear it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

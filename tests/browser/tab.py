@@ -47,7 +47,7 @@ return faint;
 
 
 def wait_until_idle(page: Page) -> None:
-    page.wait_for(f"!({RUNNING})", seconds=300)
+    page.wait_for(f"!({RUNNING})")
 
 
 def open_tab(page: Page) -> None:

@@ -69,7 +69,7 @@ def test_both_images_are_shown_with_their_times_and_their_difference(
     saved, shown = _pictures(server, "output"), _pictures(server, "temp")
     page.click(".warmgraph-tab-button")
     page.click(BUTTON)
-    page.wait_for(f"!!document.querySelector({DIALOG!r})", seconds=300)
+    page.wait_for(f"!!document.querySelector({DIALOG!r})")
     text = page.run(f"return document.querySelector({DIALOG!r}).innerText")
     sides = page.run(
         f"return [...document.querySelectorAll('{DIALOG} img')].map((e) => [e.src, e.naturalWidth])"
@@ -117,7 +117,7 @@ def test_a_run_that_is_cancelled_is_told(page: Page) -> None:
         " window.isCancelled = true; void app.api.interrupt(); })"
     )
     _compare(page)
-    page.wait_for("window.isCancelled", seconds=300)
+    page.wait_for("window.isCancelled")
     page.toast("was cancelled")
     assert page.run(f"return document.querySelector({DIALOG!r})") is None
 

@@ -145,9 +145,7 @@ def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     other_page.click(f"{TAB} [data-action=resume]")
     page.wait_for(f"!!document.querySelector('{TAB} [data-action=pause]')")
     assert own_server.report()["building"]["paused"] is False
-    running = page.wait_for(
-        f"document.querySelector('{TAB} [data-key=builds] li')?.innerText", seconds=300
-    )
+    running = page.wait_for(f"document.querySelector('{TAB} [data-key=builds] li')?.innerText")
     assert any(word in running for word in ("ResBlock", "Transformer", "sample", "head")), running
     own_server.wait_until_built()
     for each in (page, other_page):
