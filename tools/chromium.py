@@ -31,6 +31,9 @@ FLAGS = (
     "--remote-allow-origins=*",
 )
 
+#: How long the browser may take to start, and what is waited for to come, on a busy machine.
+START_S, ANSWER_S = 180, 300
+
 #: Keys and their codes.
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 
@@ -57,7 +60,9 @@ class Chromium:
         try:
             port = self._wait_for_port(profile / "DevToolsActivePort")
             self._socket = websocket.create_connection(
-                self._wait_for_page(port)["webSocketDebuggerUrl"], timeout=60, suppress_origin=True
+                self._wait_for_page(port)["webSocketDebuggerUrl"],
+                timeout=ANSWER_S,
+                suppress_origin=True,
             )
         except BaseException:
             self._end_process()
@@ -109,7 +114,7 @@ class Chromium:
             raise RuntimeError(f"the page raised {text}\nin {script}")
         return result["result"].get("value")
 
-    def wait_for(self, condition: str, *, seconds: float = 180) -> Any:
+    def wait_for(self, condition: str, *, seconds: float = ANSWER_S) -> Any:
         """Wait until a JavaScript expression is true and return its value."""
         end = time.monotonic() + seconds
         value = None
@@ -168,7 +173,7 @@ class Chromium:
 
     def _wait_for_page(self, port: int) -> dict[str, Any]:
         """What its debugging port says of the page, which may come after the port."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + START_S
         while time.monotonic() < end:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
                 entries: list[dict[str, Any]] = json.load(answer)
@@ -176,10 +181,10 @@ class Chromium:
                 if entry["type"] == "page":
                     return entry
             time.sleep(0.1)
-        raise TimeoutError("the browser opened no page within 60 s")
+        raise TimeoutError(f"the browser opened no page within {START_S} s")
 
     def _wait_for_port(self, file: Path) -> int:
-        end = time.monotonic() + 60
+        end = time.monotonic() + START_S
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the browser ended at once with {self._process.returncode}")
@@ -187,7 +192,7 @@ class Chromium:
             if lines:
                 return int(lines[0])
             time.sleep(0.1)
-        raise TimeoutError("the browser opened no debugging port within 60 s")
+        raise TimeoutError(f"the browser opened no debugging port within {START_S} s")
 
     def _end_process(self) -> None:
         self._process.terminate()

@@ -128,7 +128,7 @@ class Server:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    def start(self, timeout: float = 180.0) -> None:
+    def start(self, timeout: float = 600.0) -> None:
         """Start the server and wait until it answers."""
         if self._process is not None:
             raise HostError("the server must be stopped before it is started, got a running one")
@@ -153,13 +153,13 @@ class Server:
                 self._process = None
                 raise HostError(f"the server ended while starting:\n{self.log[-3000:]}")
             with contextlib.suppress(OSError):
-                self.get("/system_stats", timeout=5)
+                self.get("/system_stats", timeout=30)
                 return
             time.sleep(0.2)
         self.kill()
         raise HostError(f"the server did not answer within {timeout:g} s:\n{self.log[-3000:]}")
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float = 120.0) -> None:
         """Stop the server as Ctrl+C does; kill it if it does not go."""
         if self._process is None:
             return
@@ -184,7 +184,7 @@ class Server:
         self.start()
 
     def request(
-        self, path: str, body: Any = None, *, method: str | None = None, timeout: float = 60.0
+        self, path: str, body: Any = None, *, method: str | None = None, timeout: float = 300.0
     ) -> bytes:
         """Send one request and return the raw answer; `body` goes as JSON unless it is bytes."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -193,7 +193,7 @@ class Server:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             return bytes(answer.read())
 
-    def get(self, path: str, *, timeout: float = 60.0) -> Any:
+    def get(self, path: str, *, timeout: float = 300.0) -> Any:
         """Return the JSON answer of a GET."""
         return json.loads(self.request(path, timeout=timeout))
 
@@ -251,7 +251,7 @@ class Server:
             raise HostError(f"outputs of the prompt were refused: {answer['node_errors']}")
         return str(answer["prompt_id"])
 
-    def wait(self, prompt_id: str, timeout: float = 600.0) -> dict[str, Any]:
+    def wait(self, prompt_id: str, timeout: float = 900.0) -> dict[str, Any]:
         """Return the history entry of a prompt once it has ended, however it ended."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -269,7 +269,7 @@ class Server:
         *,
         workflow: dict[str, Any] | None = None,
         extra_data: dict[str, Any] | None = None,
-        timeout: float = 600.0,
+        timeout: float = 900.0,
     ) -> Run:
         """Queue a prompt, wait for it, and return its outputs and the seconds that it executed.
 

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from . import templates
-from .chromium import Chromium
+from .chromium import ANSWER_S, Chromium
 from .host import Server
 
 #: The workflow in front, and the texts on our nodes.
 OPEN = "app.extensionManager.workflow.activeWorkflow"
 STATUS = "[...document.querySelectorAll('.warmgraph-status')].map(e => e.innerText)"
+
+#: The texts of all toasts that came since they were forgotten, those that have gone among them.
+TOASTS = "window.toasted.map(({ text }) => text)"
+NOTE_TOASTS = """
+window.toasted = [];
+const known = new WeakMap();
+new MutationObserver(() => {
+  for (const toast of document.querySelectorAll('.p-toast-message')) {
+    const { innerText } = toast; // a button comes later, and on its way out it has none
+    if (!known.has(toast)) {
+      known.set(toast, { text: '' });
+      window.toasted.push(known.get(toast));
+    }
+    if (innerText) known.get(toast).text = innerText;
+  }
+}).observe(document, { childList: true, subtree: true, characterData: true });
+"""
 
 HOST_NOISE = (  # what the page logs without this pack as well, for a user who has no files yet
     "/user.css",
@@ -39,12 +57,26 @@ class Page(Chromium):
     def __init__(self, program: str, profile: Path, server: Server) -> None:
         super().__init__(program, profile)
         self.server = server
+        self.send("Page.addScriptToEvaluateOnNewDocument", source=f"{{{NOTE_TOASTS}}}")
 
     def open_server(self) -> None:
-        """Load the server's page anew, and wait until a workflow can be opened."""
+        """Load the server's page anew, and wait until a workflow can be opened, and run."""
+        self.run("window.isLeft = true")
         self.open(self.server.url)
-        self.wait_for("window.app?.vueAppReady && window.app?.isGraphReady")
+        self.wait_for("!window.isLeft && window.app?.vueAppReady && window.app?.isGraphReady")
         self.wait_for(f"!!{OPEN}")
+        # What is queued before the server has given the page its name is told to nobody.
+        self.wait_for("app.api.clientId && app.api.socket?.readyState === WebSocket.OPEN")
+
+    def forget_toasts(self) -> None:
+        """Close all toasts, and forget those that came."""
+        self.run("app.extensionManager.toast.removeAll()")
+        self.wait_for("!document.querySelector('.p-toast-message')")
+        self.run("window.toasted.length = 0")
+
+    def toast(self, text: str) -> str:
+        """Wait for a toast with this text, which may have gone again, and return all of its."""
+        return str(self.wait_for(f"{TOASTS}.find((each) => each.includes({text!r}))"))
 
     def resize(self, width: int, height: int, *, scale: float = 1) -> None:
         """Give the page another size in its own pixels; `scale` of a screenshot's make one."""
@@ -93,17 +125,29 @@ class Page(Chromium):
         self.run(f"await app.extensionManager.setting.set({name!r}, {json.dumps(value)})")
 
     def run_workflow(self) -> None:
-        """Queue the open workflow as Run does, and wait until the server has finished it."""
+        """Queue the open workflow as Run does, and wait until the server has finished it and the
+        page has heard so.
+        """
         before = len(self.server.get("/history"))
-        self.run("await app.queuePrompt(0, 1)")
+        self.run(
+            """
+            window.hasEnded = false;
+            for (const end of ['execution_success', 'execution_error', 'execution_interrupted'])
+              app.api.addEventListener(end, () => { window.hasEnded = true; }, { once: true });
+            await app.queuePrompt(0, 1);
+            """
+        )
         self.wait_for(
-            f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
+            "window.hasEnded &&"
+            f" Object.keys(await (await fetch('/history')).json()).length > {before}",
+            seconds=600,
         )
         (*_, last) = self.server.get("/history").values()
         assert last["status"]["status_str"] == "success", last["status"]["messages"]
 
-    def click(self, selector: str, *, seconds: float = 180) -> None:
-        """Press the mouse's button on the first such element, once nothing lies over it.
+    def click(self, selector: str, *, seconds: float = ANSWER_S) -> None:
+        """Press the mouse's button on the first such element, once it stands still and nothing lies
+        over it.
 
         What moves the element meanwhile, a redrawing or a toast, has the press land elsewhere:
         then it is pressed again, as a user would.
@@ -111,12 +155,19 @@ class Page(Chromium):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             x, y = self.wait_for(
-                f"""(() => {{
+                f"""(async () => {{
                   const wanted = document.querySelector({selector!r});
                   if (!wanted || wanted.disabled) return null;
                   wanted.scrollIntoView({{ block: 'center' }});
-                  const box = wanted.getBoundingClientRect();
-                  const place = [box.x + box.width / 2, box.y + box.height / 2];
+                  const middle = () => {{
+                    const box = wanted.getBoundingClientRect();
+                    return [box.x + box.width / 2, box.y + box.height / 2];
+                  }};
+                  const before = middle();
+                  for (let n = 0; n < 2; n++)
+                    await new Promise((drawn) => requestAnimationFrame(drawn));
+                  const place = middle();
+                  if (`${{place}}` !== `${{before}}`) return null;
                   if (!wanted.contains(document.elementFromPoint(...place))) return null;
                   window.clickArrived = false;
                   addEventListener(
@@ -134,6 +185,16 @@ class Page(Chromium):
             if self.run("return window.clickArrived ?? true"):
                 return
         raise TimeoutError(f"no click arrived within {seconds:g} s at {selector}")
+
+    def escape(self, selector: str, *, seconds: float = ANSWER_S) -> None:
+        """Press Escape until there is no such element: one that still comes in may not hear it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.press("Escape")
+            with suppress(TimeoutError):
+                self.wait_for(f"!document.querySelector({selector!r})", seconds=5)
+                return
+        raise TimeoutError(f"Escape closed no {selector} within {seconds:g} s")
 
     def mouse(self, x: float, y: float, *, button: str = "left") -> None:
         """Press and let go a button of the mouse at a place of the window."""

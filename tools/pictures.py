@@ -128,8 +128,7 @@ def photograph(page: Page) -> Image.Image:
         """
     )
     time.sleep(12)  # what the host says of the last run goes
-    page.run("app.extensionManager.toast.removeAll()")
-    page.wait_for("!document.querySelector('.p-toast-message')")
+    page.forget_toasts()
     return Image.open(io.BytesIO(page.screenshot()))
 
 

@@ -11,8 +11,6 @@ from warmgraph_tools.chromium import find_chromium
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import Page, expect_no_welcome
 
-from .faster import TOASTS
-
 
 @pytest.fixture(scope="module")
 def browse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Server], Page]]:
@@ -42,9 +40,6 @@ def page(browse: Callable[[Server], Page], server: Server, place_model: Callable
 @pytest.fixture
 def quiet(page: Page) -> Page:
     """The page, with nothing said yet and nothing open over its canvas."""
-    page.run(
-        "app.extensionManager.toast.removeAll();"
-        " document.querySelectorAll('.litecontextmenu').forEach((e) => e.remove())"
-    )
-    page.wait_for(f"!{TOASTS}.length")
+    page.run("document.querySelectorAll('.litecontextmenu').forEach((e) => e.remove())")
+    page.forget_toasts()
     return page

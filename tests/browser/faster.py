@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,19 @@ WORKFLOW = """((s) => { delete s.extra?.ds; return s; })(JSON.parse(JSON.stringi
     app.rootGraph.serialize(), (key, value) => key === 'order' ? undefined : value)))"""
 GRAPHS = "[app.rootGraph, ...app.rootGraph.subgraphs.values()]"
 OURS = f"{GRAPHS}.flatMap((g) => g.nodes).filter((n) => /^Warmgraph/.test(n.comfyClass))"
-TOASTS = "[...document.querySelectorAll('.p-toast-message-text')].map((e) => e.innerText)"
+
+
+def settle(page: Page) -> None:
+    """Wait until the workflow stays as it is: the host finds the types of nodes that take any, and
+    sizes, some frames after it has loaded them.
+    """
+    page.wait_for(
+        f"""(async () => {{
+          const before = JSON.stringify({WORKFLOW});
+          for (let n = 0; n < 5; n++) await new Promise((drawn) => requestAnimationFrame(drawn));
+          return before === JSON.stringify({WORKFLOW});
+        }})()"""
+    )
 
 
 def sent(page: Page) -> dict[str, Any]:
@@ -35,10 +46,6 @@ def undo(page: Page, before: dict[str, Any], *, less: tuple[str, ...] = ()) -> N
         less: how the places end at which it may differ.
     """
     do(page, "Comfy.Undo")
-    # The host finds the types of nodes that take any a moment after it has loaded them.
-    deadline = time.monotonic() + 5
-    while state(page) != before and time.monotonic() < deadline:
-        time.sleep(0.1)
     left = _differences(before, state(page))
     assert [text for text in left if not text.split(":")[0].endswith(less)] == []
 
@@ -55,6 +62,7 @@ def _differences(a: Any, b: Any, place: str = "") -> Iterator[str]:
 
 
 def state(page: Page) -> dict[str, Any]:
+    settle(page)
     return dict(page.run(f"return {WORKFLOW}"))
 
 

@@ -8,19 +8,6 @@ TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
 BAR = ".warmgraph-status [role=progressbar]"
 RUNNING = "(await (await fetch('/queue')).json()).queue_running.length > 0"
-#: Keeps the text of each toast that comes.
-NOTE_TOASTS = """
-window.toasts = [];
-new MutationObserver((changes) => {
-  for (const { addedNodes } of changes)
-    for (const node of addedNodes) {
-      const inside = node.querySelector?.('.p-toast-message');
-      const toast = node.matches?.('.p-toast-message') ? node : inside;
-      if (toast) setTimeout(() => window.toasts.push(toast.innerText), 1000);
-    }
-}).observe(document.body, { childList: true, subtree: true });
-"""
-
 #: Finds texts of ours that stand out less than 4.5 to 1 from what lies behind them.
 FAINT = """
 const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
@@ -60,7 +47,7 @@ return faint;
 
 
 def wait_until_idle(page: Page) -> None:
-    page.wait_for(f"!({RUNNING})", seconds=300)
+    page.wait_for(f"!({RUNNING})")
 
 
 def open_tab(page: Page) -> None:

@@ -20,11 +20,11 @@ from .faster import (
     MODEL,
     OURS,
     REMOVE,
-    TOASTS,
     VAE,
     do,
     lies_on_nothing,
     sent,
+    settle,
     state,
     undo,
 )
@@ -107,6 +107,7 @@ def _open(page: Page, workflow: dict[str, Any], name: str = "tried") -> None:
         f"await app.loadGraphData({json.dumps(workflow)}, true, true, {json.dumps(name)},"
         " { openSource: 'template' })"
     )
+    settle(page)
 
 
 def _without(prompt: dict[str, Any], *kinds: str) -> dict[str, dict[str, Any]]:
@@ -152,13 +153,12 @@ def _try_command(
     assert set(_users(faster, takers).values()) <= {MODEL}, _users(faster, takers)
     assert _without(faster, MODEL) == _without(plain), "nothing else is linked in another way"
     lies_on_nothing(page)
-    said = page.wait_for(f"{TOASTS}.at(-1)")
     if wanted:
         count = len(page.run(f"return {OURS}.map((n) => n.id)"))
-        assert f"{count} node{'s' * (count > 1)} added, in " in said
+        page.toast(f"{count} node{'s' * (count > 1)} added, in ")
         undo(page, before, **undone)
     else:
-        assert "No sampler that takes a model was found" in said
+        page.toast("No sampler that takes a model was found")
         assert state(page) == before
 
 
@@ -197,7 +197,7 @@ def test_one_key_does_it_and_the_toast_goes_there(quiet: Page, name: str, nodes:
             type=kind, key="w", code="KeyW", windowsVirtualKeyCode=87, modifiers=1,
         )  # fmt: skip
     quiet.wait_for(f"{OURS}.length === {nodes}")
-    quiet.click_first(".p-toast-message-text .warmgraph-button", "true")
+    quiet.click_first(".p-toast-message-text .warmgraph-button", "e.innerText === 'Show'")
     quiet.wait_for(f"{OURS}.some((n) => n.graph === app.canvas.graph && n.is_selected)")
     in_view = """(({ pos, size }) => {
       const { offset, scale, element } = app.canvas.ds;
@@ -276,7 +276,7 @@ def test_a_compile_model_that_is_there_but_off_is_switched_on(quiet: Page, mode:
     assert MODEL not in {node["class_type"] for node in sent(quiet).values()}
     do(quiet, MAKE)
     assert sent(quiet) == plain
-    assert "1 node switched on, in this workflow" in quiet.wait_for(f"{TOASTS}.at(-1)")
+    quiet.toast("1 node switched on, in this workflow")
     undo(quiet, before)
 
 
@@ -284,17 +284,14 @@ def test_where_there_is_nothing_to_do_it_says_why(quiet: Page) -> None:
     quiet.open_shipped("text_to_image")
     before = state(quiet)
     do(quiet, MAKE)
-    said = quiet.wait_for(f"{TOASTS}.at(-1)")
-    assert "nothing to add" in said and "is there already" in said
+    assert "is there already" in quiet.toast("nothing to add")
     assert state(quiet) == before
-    quiet.run("app.extensionManager.toast.removeAll(); app.rootGraph.clear()")
-    quiet.wait_for(f"!{TOASTS}.length")
+    quiet.run("app.rootGraph.clear()")
+    quiet.forget_toasts()
     do(quiet, MAKE)
-    assert "No sampler that takes a model was found" in quiet.wait_for(f"{TOASTS}.at(-1)")
-    quiet.run("app.extensionManager.toast.removeAll()")
-    quiet.wait_for(f"!{TOASTS}.length")
+    quiet.toast("No sampler that takes a model was found")
     do(quiet, REMOVE)
-    assert "has none of its nodes" in quiet.wait_for(f"{TOASTS}.at(-1)")
+    quiet.toast("has none of its nodes")
 
 
 def test_a_server_that_does_not_answer_is_told_and_nothing_is_changed(quiet: Page) -> None:
@@ -304,7 +301,7 @@ def test_a_server_that_does_not_answer_is_told_and_nothing_is_changed(quiet: Pag
     quiet.send("Network.setBlockedURLs", urls=["*/warmgraph/places"])
     try:
         do(quiet, MAKE)
-        assert "The server does not answer." in quiet.wait_for(f"{TOASTS}.at(-1)")
+        quiet.toast("The server does not answer.")
         assert state(quiet) == before
     finally:
         quiet.send("Network.setBlockedURLs", urls=[])

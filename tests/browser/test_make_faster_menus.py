@@ -13,11 +13,11 @@ from .faster import (
     MODEL,
     OURS,
     REMOVE,
-    TOASTS,
     VAE,
     do,
     lies_on_nothing,
     sent,
+    settle,
     state,
     undo,
 )
@@ -41,11 +41,11 @@ def own(quiet: Page) -> Page:
     """The page with a workflow of a checkpoint and a sampler in view, without a node of ours."""
     quiet.open_shipped("text_to_image")
     do(quiet, REMOVE)
-    quiet.run(
-        "Object.assign(app.canvas.ds, { scale: 0.6, offset: [350, 250] });"
-        " app.canvas.setDirty(true, true); app.extensionManager.toast.removeAll()"
-    )
-    quiet.wait_for(f"!{TOASTS}.length && app.canvas.renderedPaths.size")
+    quiet.forget_toasts()
+    settle(quiet)
+    quiet.run("Object.assign(app.canvas.ds, { scale: 0.6, offset: [350, 250] })")
+    quiet.run("app.canvas.draw(true, true)")  # what is pointed at is found among what was drawn
+    assert quiet.run("return app.canvas.renderedPaths.size")
     return quiet
 
 

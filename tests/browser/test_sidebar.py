@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import STATUS, Page
+from warmgraph_tools.page import STATUS, TOASTS, Page
 
 from .tab import (
     BAR,
     FAINT,
-    NOTE_TOASTS,
     REPORT,
     RUNNING,
     TAB,
@@ -71,8 +70,7 @@ def test_the_tab_of_a_new_server_says_how_to_begin(page: Page) -> None:
     assert "No model runs" in text and "Nothing is being compiled" in text and "No run yet" in text
     page.click(f"{TAB} [data-action=templates]")
     page.wait_for("!!document.querySelector('[role=dialog]')")
-    page.press("Escape")
-    page.wait_for("!document.querySelector('[role=dialog]')")
+    page.escape("[role=dialog]")
 
 
 def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
@@ -92,7 +90,7 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
 
     page.open_server()
     page.open_shipped("text_to_image")
-    assert page.wait_for(f"document.querySelector('{BAR}')?.innerText").endswith(", paused")
+    page.wait_for(f"document.querySelector('{BAR}')?.innerText.endsWith(', paused')")
 
 
 def test_a_workflow_opened_in_a_second_browser_shows_what_goes_on(
@@ -123,7 +121,7 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page.run("void app.queuePrompt(0, 1)")
     page.wait_for(f"{RUNNING} && /^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0])")
     page.wait_for(f"{REPORT}.awaited === {REPORT}.building.total")  # Cancel is for all of them
-    assert page.run("return !!document.querySelector('.warmgraph-status [data-action=resume]')")
+    page.wait_for("!!document.querySelector('.warmgraph-status [data-action=resume]')")
     page.click(f"{TAB} [data-action=cancel]")
     wait_until_idle(page)
     assert own_server.report()["building"]["paused"] is False
@@ -132,8 +130,8 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     page.set_widget("WarmgraphCompileModel", "when_missing", "background")
     page.set_widget("KSampler", "seed", 4)
     page.run_workflow()
-    page.wait_for(f"/^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0])")
-    assert "is being" not in page.run(f"return {STATUS}[0]")
+    text = page.wait_for(f"/^Compiling SDXL: 0 of \\d+, paused/.test({STATUS}[0]) && {STATUS}[0]")
+    assert "is being" not in text
 
 
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
@@ -141,15 +139,13 @@ def test_two_pages_see_the_same_and_either_lets_builds_go_on(
 ) -> None:
     open_tab(page)
     wait_until_idle(page)
-    page.run(NOTE_TOASTS)
+    page.forget_toasts()
     for each in (page, other_page):
         each.wait_for(f"!!document.querySelector('{TAB} [data-action=resume]')")
     other_page.click(f"{TAB} [data-action=resume]")
     page.wait_for(f"!!document.querySelector('{TAB} [data-action=pause]')")
     assert own_server.report()["building"]["paused"] is False
-    running = page.wait_for(
-        f"document.querySelector('{TAB} [data-key=builds] li')?.innerText", seconds=300
-    )
+    running = page.wait_for(f"document.querySelector('{TAB} [data-key=builds] li')?.innerText")
     assert any(word in running for word in ("ResBlock", "Transformer", "sample", "head")), running
     own_server.wait_until_built()
     for each in (page, other_page):
@@ -163,10 +159,7 @@ def test_two_pages_see_the_same_and_either_lets_builds_go_on(
 def test_that_a_model_is_ready_is_told_once_and_runs_again_by_one_click(
     page: Page, own_server: Server
 ) -> None:
-    page.wait_for("window.toasts.length")
-    time.sleep(2)
-    assert page.run("return window.toasts") == ["SDXL: ready\nThe next image is faster.\nRun again"]
-    assert page.run(f"return {STATUS}[0]").startswith("Ready. The next image is faster.")
+    page.wait_for(f"{STATUS}[0].startsWith('Ready. The next image is faster.')")
     weight = page.run(
         "return getComputedStyle(document.querySelector('.warmgraph-headline')).fontWeight"
     )
@@ -174,9 +167,11 @@ def test_that_a_model_is_ready_is_told_once_and_runs_again_by_one_click(
     before = len(own_server.get("/history"))
     page.click_first(".p-toast-message button", "/Run again/.test(e.innerText)")
     page.wait_for(
-        f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=300
+        f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=600
     )
     page.wait_for(f"{STATUS}[0].includes(' a step')")
+    said = page.run(f"return {TOASTS}.filter((text) => /: ready/.test(text))")
+    assert said == ["SDXL: ready\nThe next image is faster.\nRun again"]
 
 
 def test_a_second_run_is_told_on_the_node_in_bars_and_in_the_table(
@@ -224,12 +219,11 @@ def test_the_factor_is_told_once_both_are_measured_and_stays_at_another_size(
             continue
         assert model["stage"] in ("faster", "same") and model["factor_size"] == "128x128"
         if model["stage"] == "faster":
-            where = "" if side == 128 else " at 128x128"
-            said = f"{model['factor']:.1f}x faster{where}"
-            page.wait_for(f"{STATUS}[0].startswith({said!r})".replace("startswith", "startsWith"))
-            page.wait_for(
-                f"document.querySelector('{TAB} .warmgraph-factor')?.innerText === {said!r}"
-            )
+            where = "(?! at)" if side == 128 else " at 128x128"
+            head = f"document.querySelector('{TAB} .warmgraph-factor')?.innerText"
+            for text in (f"{STATUS}[0]", head):
+                said = f"{text}?.match(/^([0-9.]+)x faster{where}/)?.[1]"
+                page.wait_for(f"Math.abs({said} - {model['factor']}) < 0.06")
 
 
 def test_the_whole_report_opens_from_the_node_and_escape_closes_it(page: Page) -> None:
@@ -253,7 +247,7 @@ def test_runs_are_exported_as_a_table(page: Page, own_server: Server, tmp_path: 
     page.run_workflow()  # whose row comes to the tab a moment later
     page.click(f"{TAB} [data-action=export]")
     file = tmp_path / "warmgraph-runs.csv"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     rows = list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
@@ -392,7 +386,7 @@ def test_what_the_server_refuses_is_shown_with_its_reason(page: Page) -> None:
             f"const {{ post }} = await import({url!r});"
             " await post('/warmgraph/builds', { action: 'explode' });"
         )
-        page.wait_for(f"document.querySelector('.p-toast')?.innerText.includes({said!r})")
+        page.toast(said)
     page.set_setting("Comfy.Locale", "en")
     page.errors[:] = [text for text in page.errors if "400 (Bad Request)" not in text]
 
@@ -404,8 +398,7 @@ def test_the_store_is_cleared_once_that_is_confirmed(page: Page, own_server: Ser
     page.click(f"{TAB} [data-action=clear-all]")
     asked = page.wait_for("document.querySelector('[role=dialog]')?.innerText")
     assert f"{files} files" in asked and "stay" in asked
-    page.press("Escape")
-    page.wait_for("!document.querySelector('[role=dialog]')")
+    page.escape("[role=dialog]")
     time.sleep(0.5)
     assert own_server.report()["store"]["files"] == files
 
@@ -433,7 +426,7 @@ def test_the_tab_is_drawn_quickly_with_200_graphs_in_the_store(
         const {{ newestSnapshot }} = await import('/extensions/warmgraph/js/reports.js');
         const place = document.querySelector('{TAB}').parentElement;
         const times = [];
-        for (let n = 0; n < 5; n++) {{
+        for (let n = 0; n < 20; n++) {{
           const copy = place.cloneNode(false);
           place.parentElement.append(copy);
           const start = performance.now();
@@ -469,28 +462,23 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     own_server.start()
     (warning,) = own_server.report()["warnings"]
     page.open_server()
-    told = page.wait_for("document.querySelector('.p-toast-message')?.innerText")
-    assert warning["title"] in told and warning["text"] not in told
-    assert page.run("return document.querySelector('.p-toast-message').offsetHeight") < 130
-    beside = page.run(
-        "const [ours, hosts] = ['.p-toast-message', '[data-testid=error-overlay]'].map((each) =>"
-        " document.querySelector(each)?.getBoundingClientRect());"
-        " return !hosts || ours.top >= hosts.bottom"
+    told, height, beside = page.wait_for(
+        "(([toast, hosts]) => toast?.querySelector('button.warmgraph-button')"
+        " && !toast.getAnimations({ subtree: true }).length && [toast.innerText,"
+        " toast.offsetHeight, !hosts || toast.getBoundingClientRect().top >="
+        " hosts.getBoundingClientRect().bottom])(['.p-toast-message',"
+        " '[data-testid=error-overlay]'].map((each) => document.querySelector(each)))"
     )
-    assert beside, "the host's own error comes first"
+    assert warning["title"] in told and warning["text"] not in told
+    assert height < 130 and beside, "the host's own error comes first"
     page.click_first(".p-toast-message button", "/Show in tab/.test(e.innerText)")
     page.wait_for(f"!!document.querySelector('{TAB}')")
     open_tab(page)
     shown = page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning')?.innerText")
     assert warning["title"] in shown and warning["text"] in shown
     assert text_in(page, f"{TAB} code") == warning["command"] != ""
-    page.run(  # it goes by itself
-        "window.toasts = ''; new MutationObserver(() => {"
-        " window.toasts += document.querySelector('.p-toast')?.innerText ?? ''; })"
-        ".observe(document.body, { childList: true, subtree: true })"
-    )
     page.click(f"{TAB} [data-action=copy]")
-    page.wait_for("/Copied/.test(window.toasts)")
+    page.toast("Copied")
     page.open_server()
     open_tab(page)
     page.wait_for(f"!!document.querySelector('{TAB} .warmgraph-warning')")

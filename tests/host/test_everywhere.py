@@ -185,7 +185,7 @@ def test_places_are_those_of_the_setting(place: Place) -> None:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait until something holds that another thread of the server sees to."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -38,7 +38,7 @@ def prompt(own: Server, place_model: Callable[..., str]) -> Callable[[int], Grap
     return make
 
 
-def _wait(condition: Callable[[], Any], seconds: float = 300) -> Any:
+def _wait(condition: Callable[[], Any], seconds: float = 600) -> Any:
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "it did not come"
@@ -105,7 +105,7 @@ def test_clearing_leaves_what_is_loaded_at_work(
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unused"})["removed"] == 0
     assert own.post("/warmgraph/store", {"action": "clear", "what": "unfit"})["removed"] == 0
     address = own.url.replace("http", "ws") + "/ws?clientId=another"
-    with closing(websocket.create_connection(address, timeout=120)) as other_page:
+    with closing(websocket.create_connection(address, timeout=300)) as other_page:
         cleared = own.post("/warmgraph/store", {"action": "clear", "what": "all"})
         while True:  # a test that waits for ever fails by the socket's time limit
             message = other_page.recv()

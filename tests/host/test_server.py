@@ -193,7 +193,7 @@ def test_the_help_of_each_node_is_where_the_page_asks_for_it_first(
     assert len(ours) >= 8
     for name in ours:
         asked = f"{server.url}/extensions/warmgraph/docs/{name}/{language}.md"
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=180) as answer:
             page = answer.read().decode()
         written = docs / name / f"{language}.md"
         expected = written if written.is_file() else docs / f"{name}.md"
@@ -203,4 +203,4 @@ def test_the_help_of_each_node_is_where_the_page_asks_for_it_first(
 @pytest.mark.parametrize("path", ["Nothing/en.md", "WarmgraphWarmUp/..%2f..%2fjs.md"])
 def test_no_other_page_is_there(server: Server, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{server.url}/extensions/warmgraph/docs/{path}", timeout=30)
+        urllib.request.urlopen(f"{server.url}/extensions/warmgraph/docs/{path}", timeout=180)

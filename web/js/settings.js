@@ -55,8 +55,14 @@ function attrsOf({ minimum, maximum, step, whole }) {
   return { min: minimum, max: maximum, step, ...digits };
 }
 
-/** The server's values, {} until the page shows them: before that nothing is sent. */
+/**
+ * The server's values, and those that it is sent; {} until the page shows them: before that nothing is
+ * sent.
+ */
 let current = {};
+
+/** What is sent: one change after the other, or an older one could come last. */
+let sent = Promise.resolve(/** @type {any} */ (undefined));
 
 /** @param {Record<string, number | boolean>} values */
 async function show(values) {
@@ -74,9 +80,10 @@ async function show(values) {
  */
 async function send(key, value) {
   if (!(key in current) || current[key] === value) return;
-  const answer = await post("/warmgraph/settings", { [key]: value });
-  if (answer) current = answer;
-  else await show(current);
+  const before = current[key];
+  current = { ...current, [key]: value }; // it may be changed back before the server has answered
+  sent = sent.then(() => post("/warmgraph/settings", { [key]: value }));
+  if (!(await sent) && current[key] === value) await show({ ...current, [key]: before });
 }
 
 app.registerExtension({
