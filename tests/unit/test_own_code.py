@@ -30,6 +30,7 @@ ELSEWHERE = {
     "plans/binding.py": "runs around a region in a server; no graph computes anything of it",
     "plans/family.py": "a record",
     "plans/pairs.py": "forms, as in families",
+    "plans/symbols.py": "sizes of forms, which are in descriptions",
     "plans/plan.py": "what a form computes is hashed function by function, too",
     "building/messages.py": "carries bytes from one process to the other",
     "storing/": "what files say of graphs, with format numbers of their own",
