@@ -122,15 +122,20 @@ class RootCall:
         yield from self._lengths([i for i, s in self._tensors[1:] if len(s) == 3])
 
     def _lengths(self, texts: Sequence[int]) -> Iterator[tuple[Variable, ...]]:
-        """Of what has tokens: with what else is as long."""
-        lengths = dict.fromkeys(self._shape(i)[1] for i in texts)
-        for number, length in enumerate(lengths):
-            long = [(i, 1) for i in texts if self._shape(i)[1] == length]
+        """Of what has tokens: with what else is as long, and then with other texts that are."""
+        for number, text in enumerate(texts):
+            length = self._shape(text)[1]
+            own = [(text, 1)]
+            long = [*own, *((i, 1) for i in texts if i != text and self._shape(i)[1] == length)]
             counts = [(i, -1) for i, n in enumerate(self._leaves) if n == length]
             masks = [(i, 1) for i, s in self._tensors if len(s) == 2 and s[1] == length]
             whole = [(i, 1) for i, _ in masks if not self._leaves[i][0].startswith("float")]
-            together = ((*long, *counts, *masks), (*long, *counts, *whole), (*long, *counts), long)
-            yield _ways(f"{TEXT}:{number}", *map(tuple, together))
+            together = [
+                (*several, *others)
+                for several in (own, long)
+                for others in ((*counts, *masks), (*counts, *whole), counts, ())
+            ]
+            yield _ways(f"{TEXT}:{number}", *together)
 
     def _shape(self, leaf: int) -> list[int]:
         shape: list[int] = self._leaves[leaf][1]

@@ -10,15 +10,16 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
-from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward
+from ..plans.binding import TAKEN, Arguments, Forward
 from ..plans.plan import Call, Form
 from ..reasons import Reason
 from .blocks import all_read
 from .calls import by_position
 from .fitting import Fit
 from .notes import BARE, LIVE
+from .options import ABSENT
 from .sizes import PRODUCT, SUM
-from .values import OPTIONS, put_together, take_apart
+from .values import put_together, take_apart
 from .ways import COMPUTE, INT, Way, digest, pieces
 
 #: The family of all forms that were learned.
@@ -77,7 +78,8 @@ class Learned(Form):
         for those that are an argument itself.
         """
         leaves = self._values(inputs)
-        given = dict(host_attention.options()) if self.way["attends"] != BARE else {}
+        read = {n: value for n, value in self.way["reads"]["options"] if value != ABSENT}
+        given = {**read, **(host_attention.options() if self.way["attends"] == LIVE else {})}
         forward = type(module).forward
         named = {n: put_together(each, leaves, given) for n, each in self.way["arguments"]}
         args, kwargs = by_position(forward, named)
@@ -146,4 +148,4 @@ def _arguments(way: Way) -> Arguments:
     names = [name for name, _ in way["arguments"]]
     first = [name for name in names if name.startswith("*")]
     rest = [name for name in names if not name.startswith("*")]
-    return Arguments(*first, **{name: OR_NONE if name == OPTIONS else TAKEN for name in rest})
+    return Arguments(*first, **dict.fromkeys(rest, TAKEN))

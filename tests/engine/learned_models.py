@@ -293,6 +293,24 @@ class GroupedBlock(Block):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+class TextsBlock(Block):
+    def forward(self, x, y, vec, transformer_options={}):
+        return x + self.mix(x, vec, transformer_options) + y.mean(1, keepdim=True)
+
+
+class Texts(Model):
+    block = TextsBlock
+
+    def forward(self, x, timestep, context, other, transformer_options={}):
+        self.other = other
+        return super().forward(x, timestep, context, transformer_options)
+
+    def run(self, h, vec, options):
+        for block in self.blocks:
+            h = block(h, self.other, vec, transformer_options=options)
+        return h
+
+
 class Grouped(Model):
     block = GroupedBlock
 

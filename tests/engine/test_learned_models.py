@@ -142,6 +142,18 @@ def test_calls_that_differ_from_what_was_learned_are_the_hosts(
     assert [why.key for why in regions.declined] == ["learned_another"] * 2
 
 
+def test_an_option_that_counts_is_what_it_was(models: Any) -> None:
+    """Also where a graph is traced, without the step that was watched."""
+    model, given = seeded(models.Option), {"strength": 2.0}
+    record = learned_of(models.Option, *arguments(*CALLS[0]), transformer_options=dict(given))
+    regions = Regions(model, record, exported=True)
+    reference = model(*arguments(*CALLS[1]), transformer_options=dict(given))
+    result = regions.run(lambda: model(*arguments(*CALLS[1]), transformer_options=dict(given)))
+    assert regions.declined == [] and error(result, reference) < 1e-5
+    regions.run(lambda: model(*arguments(*CALLS[1])))
+    assert [why.key for why in regions.declined] == ["learned_option"] * 2
+
+
 def test_attention_that_a_node_chooses_is_called_as_the_block_would(models: Any) -> None:
     """Where a block passes the step's options on; where it passes none, the node's is not asked."""
     called: list[int] = []
@@ -155,6 +167,17 @@ def test_attention_that_a_node_chooses_is_called_as_the_block_would(models: Any)
         called.clear()
         assert declined(models, name, options=options) == []
         assert len(called) == times
+
+
+def test_texts_that_happen_to_be_of_one_length_are_told_apart(models: Any) -> None:
+    """Where the model takes them at others; the record is that of unequal ones."""
+    x, time, context = arguments(*CALLS[0])
+    records = [
+        learned_of(models.Texts, x, time, context, torch.randn(1, tokens, 64)) for tokens in (5, 9)
+    ]
+    assert records[0] == records[1] and outside(records[0]) == set()
+    [[_, way]] = records[0]["ways"]
+    assert [name for name, *_ in way["symbols"]] == ["batch", "tokens", "txt"]
 
 
 def test_a_record_does_not_hang_on_the_call_that_was_watched(models: Any) -> None:
