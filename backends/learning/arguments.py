@@ -141,6 +141,15 @@ class RootCall:
         shape: list[int] = self._leaves[leaf][1]
         return shape
 
+    def must_vary(self, variable: Variable) -> bool:
+        """Tell whether blocks are of little use that were learned at one such size. A side of one
+        element may be one that the model has no more of, and of what comes beside a latent any may
+        be a number of channels: a call of another size is the host's then.
+        """
+        leaf, axis = variable.spots[0]
+        is_latent = leaf == self._tensors[0][0]
+        return variable.kind != SPACE or (is_latent and self._shape(leaf)[axis] > 1)
+
     def changed(self, variables: Sequence[Variable]) -> dict[Spot, int]:
         """Return other sizes for these."""
         found = {}

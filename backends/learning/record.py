@@ -111,7 +111,8 @@ class _Lesson:
                 good.append(variable)
                 break
             else:
-                self._fixed.append(several[0].name)
+                if self._call.must_vary(several[0]):
+                    self._fixed.append(several[0].name)
         for together in (good, [each.smallest() for each in good]):
             try:
                 return self._run(together)

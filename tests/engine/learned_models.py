@@ -282,6 +282,12 @@ class Bare(Model):
         return h
 
 
+class OneFrame(Model):
+    def forward(self, x, timestep, context, transformer_options={}):
+        assert x.shape[2] == 1
+        return super().forward(x[:, :, 0], timestep, context, transformer_options).unsqueeze(2)
+
+
 class GroupedBlock(Block):
     def mix(self, x, vec, transformer_options):
         q, k, v = self.qkv(x).chunk(3, -1)

@@ -180,6 +180,13 @@ def test_texts_that_happen_to_be_of_one_length_are_told_apart(models: Any) -> No
     assert [name for name, *_ in way["symbols"]] == ["batch", "tokens", "txt"]
 
 
+def test_a_side_of_one_element_may_be_all_that_a_model_takes(models: Any) -> None:
+    """As frames of a model for images; a latent's other sides must vary (`OneSize`)."""
+    x, time, context = arguments(*CALLS[0])
+    record = learned_of(models.OneFrame, x.unsqueeze(2), time, context)
+    assert outside(record) == set() and record["ways"] == learned(models, "Model")["ways"]
+
+
 def test_a_record_does_not_hang_on_the_call_that_was_watched(models: Any) -> None:
     for name in ("InPlace", "Indexed"):
         again = learned_of(getattr(models, name), *arguments(*CALLS[3]))
