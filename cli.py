@@ -5,9 +5,10 @@
     python cli.py explain FILE|FOLDER   say what is in graph files and whether they fit here
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
+    python cli.py learn MODEL           say how a model calls its blocks, for who describes it
 
-All but `doctor` do without PyTorch, which takes seconds to import: whether a graph fits is told
-from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch itself.
+All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
+is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
 
 A graph file is code that this machine runs when it is loaded, so trust is given here and nowhere
 else: not by a node, a setting, a workflow or HTTP.
@@ -98,6 +99,18 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(places, options.device)
 
 
+def _learn(options: argparse.Namespace) -> int:
+    from warmgraph_console.learn import Wish, learn_all, learn_one
+    from warmgraph_console.output import stop
+
+    comfyui = options.comfyui or PACK.parents[1]
+    if options.all:
+        return learn_all(comfyui, options.against, as_json=options.json)
+    if options.model is None:
+        return stop("learn takes a MODEL, or --all")
+    return learn_one(options.model, comfyui, Wish(options.json, options.skeleton), options.text)
+
+
 def _base_directory(options: argparse.Namespace) -> Path:
     return Path(options.base_directory or PACK.parents[1])
 
@@ -169,6 +182,41 @@ def _parser() -> argparse.ArgumentParser:
         "--fit", action="store_true", help="import PyTorch and ask it whether they fit (slow)"
     )
     _add_folders(command).set_defaults(run=_explain)
+
+    command = commands.add_parser(
+        "learn",
+        help="say how a model calls its blocks, for who describes it",
+        description="Learn how a model calls its blocks, on a processor and without its weights, "
+        "and say it: what they take, give, write and read, which sizes vary, and which blocks "
+        "cannot be learned and why.",
+    )
+    command.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a checkpoint file, or the name of a small model of the folder tools/",
+    )
+    command.add_argument("--all", action="store_true", help="every small model of tools/")
+    command.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="with --all: say what is learned otherwise than --all --json said in FILE",
+    )
+    command.add_argument("--json", action="store_true", help="the record itself, for machines")
+    command.add_argument(
+        "--skeleton", action="store_true", help="the beginnings of a family's module"
+    )
+    command.add_argument(
+        "--text", type=int, metavar="WIDTH", help="of a text's tokens, where MODEL does not say"
+    )
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    command.set_defaults(run=_learn)
 
     command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"

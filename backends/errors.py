@@ -3,6 +3,7 @@
 WarmgraphError              base: `reason` says why, `remedy` what to do
 ├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
 ├── DescriptionError        a module cannot be written down for a worker
+├── LearnError              how a block or a model is called cannot be learned
 ├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
 ├── BuildError              a build failed, was killed or ran out of time
 ├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
@@ -81,6 +82,10 @@ class RequirementError(WarmgraphError):
 
 class DescriptionError(WarmgraphError):
     """A module cannot be written down as plain data, so no worker can rebuild it."""
+
+
+class LearnError(WarmgraphError):
+    """How a block, or any block of a model, is called cannot be learned."""
 
 
 class ManifestError(WarmgraphError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -176,4 +178,22 @@ def boot(tree: Path, base: Path) -> Host:
         narrow_transformers,
     )
 
-    return Host(tree, base, list(sys.argv), nodes, folder_paths)
+    host = Host(tree, base, list(sys.argv), nodes, folder_paths)
+    _booted.append(host)
+    return host
+
+
+#: That of this process, once there is one.
+_booted: list[Host] = []
+
+
+@contextlib.contextmanager
+def booted(tree: Path) -> Iterator[Host]:
+    """Give the host of this process: as it was booted, or from `tree` with a base directory that is
+    gone afterwards.
+    """
+    if _booted:
+        yield _booted[0]
+        return
+    with tempfile.TemporaryDirectory(prefix="warmgraph-host-") as base:
+        yield boot(tree, Path(base))

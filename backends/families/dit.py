@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from ..contract import InputSpec, Symbol
+from ..contract import InputSpec
 from ..host_api.options import PATCHES, UNREAD
 from ..operators import host_attention, live_arguments
 from ..plans.binding import OR_NONE, Arguments, Forward, Use
 from ..plans.plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
+from ..plans.symbols import SYMBOLS as SYMBOLS
 from ..reasons import Reason, of
 
 #: A step's `transformer_options`.
@@ -31,17 +32,6 @@ FRAMES = of("frames")
 #: Why where some tokens are hidden, or none has a place.
 MASKED = of("masked")
 NOT_ROTATED = of("not_rotated")
-
-#: Tokens of an image or a video, of a text, and of both together.
-SYMBOLS = {
-    s.name: s
-    for s in (
-        Symbol("batch", 1, 64, 2),
-        Symbol("img", 1, 2**17, 4104),
-        Symbol("txt", 1, 2**14, 264),
-        Symbol("tokens", 1, 2**17, 4368),
-    )
-}
 
 #: Options that these models' own forwards do not read.
 UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -95,6 +95,12 @@ class Form:
         it: the region itself, where that takes the same.
         """
         return call
+
+    def reads(self, module: Any) -> Callable[[type], Collection[str]]:
+        """Return what tells, for a class of the module's tree, the attributes that are read of it:
+        they are part of the region.
+        """
+        return attributes_read
 
     def code(self) -> tuple[Callable[..., Any], ...]:
         """Return the host's code that neither `reference` nor the module's names: methods of an
@@ -244,7 +250,7 @@ def describe_place(
 
     described = describe_module(
         module,
-        reads=attributes_read,
+        reads=form.reads(module),
         dtype=weight_dtype,
         children=form.children,
         hidden=form.hidden,

@@ -1,4 +1,5 @@
-"""A worker process: started by the builder as a plain script, builds graphs until it is let go.
+"""A worker process: started by the builder as a plain script, builds graphs, and learns how models
+call their blocks, until it is let go.
 
 Runs outside the host's process, so it makes this pack's `backends` importable under a name of its
 own, and never puts the pack on `sys.path`, where its modules would shadow others.
@@ -33,7 +34,7 @@ def adopt_package() -> None:
 
 
 def main() -> None:
-    """Serve build jobs; torch and the host are imported when the hello has come, never before."""
+    """Serve jobs; torch and the host are imported when the hello has come, never before."""
     adopt_package()
     loop = importlib.import_module(f"{PACKAGE}.worker.loop")
 
@@ -41,8 +42,9 @@ def main() -> None:
         importlib.import_module(f"{PACKAGE}.worker.build").prepare(hello)
 
     def run(task: dict[str, Any], *, measure: Any) -> tuple[bytes, dict[str, Any]]:
+        job = "learn" if "watched" in task else "build"
         output: tuple[bytes, dict[str, Any]] = importlib.import_module(
-            f"{PACKAGE}.worker.build"
+            f"{PACKAGE}.worker.{job}"
         ).run(task, measure=measure)
         return output
 

@@ -1,0 +1,1 @@
+"""Families that nobody described: how their blocks are called, learned from one step."""

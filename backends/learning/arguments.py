@@ -1,0 +1,190 @@
+"""A root module's call as data, and the sizes in it that may be others: those that stand for the
+batch, a side of the latent or the length of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import LearnError
+from .calls import noted
+from .values import OPTIONS, Template, put_together, take_apart
+
+BATCH, SPACE, TEXT = "batch", "space", "text"
+
+#: Where a size stands: a leaf, and the axis of a tensor (-1 for a whole number).
+Spot = tuple[int, int]
+
+
+def write_down(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a root module's call as JSON-plain data: "call" (template of `[args, kwargs]`) and
+    "leaves" (`calls.noted`). Of its options only what is plain is kept.
+
+    Raises:
+        LearnError: an argument cannot be written down.
+    """
+    leaves: list[Any] = []
+    positional = [take_apart(each, leaves) for each in args]
+    named = [
+        [name, _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)]
+        for name, value in kwargs.items()
+    ]
+    call = ["list", [["list", positional], ["dict", named]]]
+    return {"call": call, "leaves": list(map(noted, leaves))}
+
+
+def _options(options: Any, leaves: list[Any]) -> Template:
+    kept = []
+    for name, value in (options or {}).items():
+        found: list[Any] = []
+        try:
+            template = take_apart(value, found)
+        except LearnError:  # a node's functions, and the like
+            continue
+        if not any(type(each) is int for each in found) and not isinstance(value, dict):
+            kept.append([name, take_apart(value, leaves) if found else template])
+    return ["dict", kept]
+
+
+class Growth(NamedTuple):
+    """How another size is made of one: `size * times // over + plus`."""
+
+    times: int = 1
+    plus: int = 0
+    over: int = 1
+
+
+#: Other sizes that are tried: far beyond what a model may round a length up to; then, for models
+#: that have a largest one, near it and below it. Sides are multiples of a patch.
+_GROWTHS = {
+    BATCH: (Growth(times=3),),
+    SPACE: (Growth(times=8), Growth(times=2), Growth(over=2)),
+    TEXT: (Growth(plus=1024), Growth(plus=64), Growth(over=2)),
+}
+
+
+class Variable(NamedTuple):
+    """A size of a call that may be another.
+
+    Attributes:
+        name: what it stands for, and a number.
+        spots: where it stands.
+        growth: how the other size is made.
+    """
+
+    name: str
+    spots: tuple[Spot, ...]
+    growth: Growth
+
+    @property
+    def kind(self) -> str:
+        """`BATCH`, `SPACE` or `TEXT`."""
+        return self.name.partition(":")[0]
+
+    def smallest(self) -> Variable:
+        """Return it with the growth that a model is likeliest to take."""
+        return self._replace(growth=_GROWTHS[self.kind][-1])
+
+
+class RootCall:
+    """A call that was seen, to be made anew at other sizes or in another dtype."""
+
+    def __init__(self, facts: Mapping[str, Any], dtype: str) -> None:
+        """Set up.
+
+        Args:
+            facts: as `write_down` gives them.
+            dtype: that the model computes in.
+        """
+        self._call, self._leaves, self.dtype = facts["call"], facts["leaves"], dtype
+        self._tensors = [(i, each[1]) for i, each in enumerate(self._leaves) if _is_tensor(each)]
+
+    def variables(self) -> Iterator[tuple[Variable, ...]]:
+        """Yield for each size the ways in which it may stand in the call, the widest first: those
+        that are tried until the model takes one of them.
+        """
+        (_, first), *_ = self._tensors or [(0, [])]
+        if not first:
+            return
+        rows = [(i, 0) for i, shape in self._tensors if shape and shape[0] == first[0]]
+        yield _ways(BATCH, tuple(rows))
+        sided = [i for i, shape in self._tensors if len(shape) == len(first)]
+        for axis in range(2, len(first)):
+            alike = tuple((i, axis) for i in sided if self._shape(i)[axis] == first[axis])
+            yield _ways(f"{SPACE}:{axis}", alike, alike[:1])
+        for i, shape in self._tensors[1:]:
+            if len(shape) > 3 and i not in sided:
+                for axis in range(2, len(shape)):
+                    yield _ways(f"{SPACE}:{axis}:{i}", ((i, axis),))
+        yield from self._lengths([i for i, s in self._tensors[1:] if len(s) == 3])
+
+    def _lengths(self, texts: Sequence[int]) -> Iterator[tuple[Variable, ...]]:
+        """Of what has tokens: with what else is as long, and then with other texts that are."""
+        for number, text in enumerate(texts):
+            length = self._shape(text)[1]
+            own = [(text, 1)]
+            long = [*own, *((i, 1) for i in texts if i != text and self._shape(i)[1] == length)]
+            counts = [(i, -1) for i, n in enumerate(self._leaves) if n == length]
+            masks = [(i, 1) for i, s in self._tensors if len(s) == 2 and s[1] == length]
+            whole = [(i, 1) for i, _ in masks if not self._leaves[i][0].startswith("float")]
+            together = [
+                (*several, *others)
+                for several in (own, long)
+                for others in ((*counts, *masks), (*counts, *whole), counts, ())
+            ]
+            yield _ways(f"{TEXT}:{number}", *together)
+
+    def _shape(self, leaf: int) -> list[int]:
+        shape: list[int] = self._leaves[leaf][1]
+        return shape
+
+    def must_vary(self, variable: Variable) -> bool:
+        """Tell whether blocks are of little use that were learned at one such size. A side of one
+        element may be one that the model has no more of, and of what comes beside a latent any may
+        be a number of channels: a call of another size is the host's then.
+        """
+        leaf, axis = variable.spots[0]
+        is_latent = leaf == self._tensors[0][0]
+        return variable.kind != SPACE or (is_latent and self._shape(leaf)[axis] > 1)
+
+    def changed(self, variables: Sequence[Variable]) -> dict[Spot, int]:
+        """Return other sizes for these."""
+        found = {}
+        for variable in variables:
+            times, plus, over = variable.growth
+            for leaf, axis in variable.spots:
+                size = self._leaves[leaf] if axis < 0 else self._shape(leaf)[axis]
+                found[leaf, axis] = size * times // over + plus
+        return found
+
+    def make(self, sizes: Mapping[Spot, int], dtype: str) -> tuple[list[Any], dict[str, Any]]:
+        """Make the arguments, within a mode of fakes.
+
+        Args:
+            sizes: that are to be others.
+            dtype: that the model computes in.
+        """
+        made: list[Any] = []
+        for i, leaf in enumerate(self._leaves):
+            if not _is_tensor(leaf):
+                made.append(sizes.get((i, -1), leaf))
+                continue
+            kind, shape = leaf
+            if kind == self.dtype and len(shape) > 1:  # a timestep is float32 in any model
+                kind = dtype
+            shape = [sizes.get((i, axis), size) for axis, size in enumerate(shape)]
+            made.append(torch.empty(shape, dtype=getattr(torch, kind)))
+        args, kwargs = put_together(self._call, made)
+        return args, kwargs
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, list)
+
+
+def _ways(name: str, *spots: tuple[Spot, ...]) -> tuple[Variable, ...]:
+    growths = _GROWTHS[name.partition(":")[0]]
+    return tuple(Variable(name, each, how) for how in growths for each in dict.fromkeys(spots))

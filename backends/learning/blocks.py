@@ -1,0 +1,141 @@
+"""The repeated blocks of a model, and what of their code or settings no graph could stand for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..code.bytecode import codes
+from ..code.packs import foreign_class
+from ..code.purity import objection
+from ..code.sources import attributes_read, fingerprint
+from ..errors import DescriptionError
+from ..host_api import attention, kitchen, layers
+from ..plans.describe import describe_module
+from ..reasons import Reason, of
+from ..storing.canonical_json import canonical_json
+from .values import name_of
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+_PLAIN = (bool, int, float, str, type(None))
+#: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
+_FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
+#: What the host's code may do that a pack's may not: attributes are described, whoever asks.
+_DESCRIBED = ("getattr", "hasattr")
+
+
+def blocks_of(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the repeated blocks of a model by their names: what stands twice and more, by its
+    class, in one list of the model's; the outermost ones.
+    """
+    found: dict[str, torch.nn.Module] = {}
+
+    def search(module: torch.nn.Module, path: str) -> None:
+        children = {name: each for name, each in module._modules.items() if each is not None}
+        counts = Counter(map(type, children.values()))
+        for name, child in children.items():
+            below = f"{path}.{name}".lstrip(".")
+            if isinstance(module, _CONTAINERS) and counts[type(child)] > 1 and _is_block(child):
+                found[below] = child
+            else:
+                search(child, below)
+
+    search(root, "")
+    return found
+
+
+def _is_block(module: torch.nn.Module) -> bool:
+    return (
+        not type(module).__module__.startswith("torch.")
+        and not layers.is_operator(module)
+        and sum(1 for _ in module.parameters()) > 3
+        and any(child is not None for child in module._modules.values())
+    )
+
+
+def why_not(block: torch.nn.Module) -> Reason | None:
+    """Say why no graph can stand for a block, as its classes and their code show; None where
+    nothing does.
+    """
+    classes = sorted({type(part) for part in block.modules()}, key=name_of)
+    for cls in classes:
+        if "<locals>" in cls.__qualname__:
+            return of("class_at_run_time", name=name_of(cls))
+        if (owner := foreign_class(cls)) is not None:
+            return owner
+    return _objection(tuple(classes))
+
+
+@lru_cache(maxsize=256)
+def _objection(classes: tuple[type, ...]) -> Reason | None:
+    """Why the code of these classes may compute something else the next time."""
+    through: list[Callable[..., Any]] = []
+    fingerprint([], classes, through=through, live=attention.replaceable())
+    for function in through:
+        if str(function.__module__).startswith(_FETCHING):
+            continue
+        problem = _problem(function)
+        if problem is not None:
+            return of("learned_code", name=function.__qualname__, why=problem)
+    return None
+
+
+def _problem(function: Any) -> Reason | None:
+    if any(isinstance(each, torch.Tensor) for each in function.__defaults__ or ()):
+        return of("default_may_change")
+    problem = objection(function)
+    if problem is None or problem.key == "default_may_change":
+        return None  # `transformer_options={}`: what is written there is seen when it runs
+    if problem.key == "calls" and problem.values["name"] in _DESCRIBED:
+        return None
+    return problem
+
+
+def settings(module: torch.nn.Module) -> list[Any]:
+    """Return what the layers of a block have as attributes, but for what the host notes there."""
+    return [
+        {
+            name: value if isinstance(value, _PLAIN) else id(value)
+            for name, value in part.__dict__.items()
+            if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
+        }
+        for part in module.modules()
+    ]
+
+
+def all_read(block: torch.nn.Module) -> frozenset[str]:
+    """Return the names of attributes that any code of a block's layers may read, of itself or of
+    one another, also by a text.
+    """
+    classes: set[Any] = {type(part) for part in block.modules()}
+    return frozenset().union(*(attributes_read(cls) | _texts(cls) for cls in classes))
+
+
+@lru_cache(maxsize=1024)
+def _texts(cls: type) -> frozenset[str]:
+    """The texts in methods that ask for attributes by them."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        for function in vars(base).values():
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
+            for inner in codes(code) if code is not None else ():
+                if {"getattr", "hasattr"} & set(inner.co_names):
+                    found.update(each for each in inner.co_consts if isinstance(each, str))
+    return frozenset(found)
+
+
+def mark(block: torch.nn.Module) -> str:
+    """Return what is equal for blocks that compute the same of the same."""
+    wanted = all_read(block)
+    try:
+        return canonical_json(describe_module(block, reads=lambda _: wanted, dtype=_as_it_is))
+    except DescriptionError:
+        return f"{id(block)}"
+
+
+def _as_it_is(_module: torch.nn.Module, _name: str, tensor: torch.Tensor) -> torch.dtype:
+    return tensor.dtype

@@ -1,0 +1,169 @@
+"""Whether a call is made in the way that was learned, and what a region takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
+from ..reasons import Reason, of
+from ..torch_api.fakes import memory_of
+from .notes import BARE, LIVE
+from .options import ABSENT
+from .sizes import SUM
+from .values import OPTIONS, Template, name_of, put_together
+from .ways import INT, Way
+
+
+class Fitted(NamedTuple):
+    """A call that is made in a way.
+
+    Attributes:
+        inputs: of the region.
+        leaves: of the call.
+        options: of the step.
+    """
+
+    inputs: list[Any]
+    leaves: list[Any]
+    options: dict[str, Any]
+
+
+class _OtherError(Exception):
+    """A call is another one; the text is the argument's name."""
+
+
+class Fit:
+    """Compares calls with one way."""
+
+    def __init__(self, way: Way) -> None:
+        """Set up.
+
+        Args:
+            way: `ways.learn_way`.
+        """
+        self._way, self._leaves = way, way["leaves"]
+        arguments = sorted(way["arguments"], key=lambda each: each[0] != OPTIONS)
+        self._arguments = arguments  # as they are taken (`plans.binding`)
+        self._carriers = {name: (leaf, axis) for name, leaf, axis in way["carriers"]}
+        self._ranges = {name: (low, high) for name, low, high, _ in way["symbols"]}
+
+    def of_call(self, taken: Sequence[Any], idle: Mapping[int, int]) -> Fitted | Reason:
+        """Return what a region takes of a call; or why the host must make it.
+
+        Args:
+            taken: its arguments.
+            idle: numbers of that place by leaf, as they were.
+        """
+        leaves: list[Any] = [None] * len(self._leaves)
+        options: list[dict[str, Any]] = []
+        try:
+            for (name, template), value in zip(self._arguments, taken, strict=True):
+                _fill(template, value, leaves, options, name)
+            given = options[0] if options else {}
+            if (problem := self._problem(given)) is not None:
+                return problem
+            self._compare(leaves, idle)
+            inputs = [self._input(leaves, *each) for each in self._way["order"]]
+        except _OtherError as error:
+            return of("learned_another", name=error)
+        return Fitted(inputs, leaves, given)
+
+    def unpacked(self, results: Any, leaves: Sequence[Any]) -> Any:
+        """Return what the host's block would.
+
+        Args:
+            results: of the region.
+            leaves: of the call.
+        """
+        given = iter(results if isinstance(results, tuple) else (results,))
+        for _ in self._way["writes"]:
+            next(given)  # it is where it was written into
+        values = [leaves[at] if at >= 0 else next(given) for at in self._way["same"]]
+        return put_together(self._way["results"], values)
+
+    def _problem(self, options: Mapping[str, Any]) -> Reason | None:
+        """Why the host must compute a block in a step with these options."""
+        reads = self._way["reads"]
+        for name, value in reads["options"]:
+            if options.get(name, ABSENT) != value:
+                return of("learned_option", name=name)
+        for part in (PATCHES, REPLACEMENTS):
+            found = options.get(part) or {}
+            names = found if part in reads["whole"] else reads["patches"]
+            for name in names:
+                if name in found:
+                    return of("patches", name=name)
+        if self._way["attends"] not in (LIVE, BARE) and options.get(ATTENTION) is not None:
+            return of("learned_attention")
+        return None
+
+    def _compare(self, leaves: Sequence[Any], idle: Mapping[int, int]) -> None:
+        for i, (leaf, value) in enumerate(zip(self._leaves, leaves, strict=True)):
+            if leaf["dtype"] != INT:
+                if not isinstance(value, torch.Tensor) or value.dim() != len(leaf["dims"]):
+                    raise _OtherError(leaf["in"])
+                continue
+            at, axis = leaf.get("size", (i, -1))
+            wanted = leaves[at].shape[axis] if "size" in leaf else leaf.get("value", value)
+            if type(value) is not int or value != wanted or idle.get(i, value) != value:
+                raise _OtherError(leaf["in"])
+        for name, (low, high) in self._ranges.items():
+            if name in self._carriers and not low <= self._size(name, leaves) <= high:
+                raise _OtherError(name)
+        memories = [memory_of(v) if torch.is_tensor(v) else 0 for v in leaves]
+        if any(memories.count(memories[i]) > 1 for i in self._way["writes"]):
+            raise _OtherError(self._leaves[self._way["writes"][0]]["in"])
+
+    def _size(self, part: Any, leaves: Sequence[Any]) -> int:
+        if isinstance(part, int):
+            return part
+        leaf, axis = self._carriers[part]
+        return int(leaves[leaf] if axis < 0 else leaves[leaf].shape[axis])
+
+    def _input(self, leaves: Sequence[Any], i: int, piece: int) -> Any:
+        leaf, value = self._leaves[i], leaves[i]
+        if "axis" not in leaf:
+            return value
+        axis, parts = leaf["axis"], [self._size(part, leaves) for part in leaf["of"]]
+        whole = sum(parts) if leaf["how"] == SUM else prod(parts)
+        if value.shape[axis] != whole:
+            raise _OtherError(leaf["in"])
+        if leaf["how"] == SUM:
+            return value.narrow(axis, sum(parts[:piece]), parts[piece])
+        return value.unflatten(axis, parts)
+
+
+def _fill(
+    template: Template, value: Any, leaves: list[Any], options: list[dict[str, Any]], name: str
+) -> None:
+    """Find the leaves of an argument, and see that all else is equal."""
+    tag, *content = template
+    if tag == "leaf":
+        leaves[content[0]] = value
+        is_same = isinstance(value, (torch.Tensor, int))
+    elif tag == "options":
+        is_same = isinstance(value, dict)
+        options.append(value)
+    elif tag == "plain":
+        is_same = type(value) is type(content[0]) and value == content[0]
+    elif tag == "dtype":
+        is_same = value is getattr(torch, content[0])
+    elif tag in ("list", "tuple"):
+        kind = list if tag == "list" else tuple
+        is_same = isinstance(value, kind) and len(value) == len(content[0])
+        for each, part in zip(content[0], value if is_same else (), strict=False):
+            _fill(each, part, leaves, options, name)
+    elif tag == "dict":
+        is_same = type(value) is dict and list(value) == [key for key, _ in content[0]]
+        for key, each in content[0] if is_same else ():
+            _fill(each, value[key], leaves, options, key)
+    else:
+        is_same = name_of(type(value)) == content[0]
+        for key, each in content[1] if is_same else ():
+            _fill(each, getattr(value, key), leaves, options, key)
+    if not is_same:
+        raise _OtherError(name)

@@ -1,0 +1,151 @@
+"""The form of a block that was learned: as the written ones of families, made of a way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..contract import InputSpec, Symbol
+from ..operators import host_attention
+from ..plans.binding import TAKEN, Arguments, Forward
+from ..plans.plan import Call, Form
+from ..reasons import Reason
+from .blocks import all_read
+from .calls import by_position
+from .fitting import Fit
+from .notes import BARE, LIVE
+from .options import ABSENT
+from .sizes import PRODUCT, SUM
+from .values import put_together, take_apart
+from .ways import COMPUTE, INT, Way, digest, pieces
+
+#: The family of all forms that were learned.
+NAME = "learned"
+
+
+class Learned(Form):
+    """A block as it is called in one way."""
+
+    family = NAME
+
+    def __init__(self, way: Way) -> None:
+        """Set up.
+
+        Args:
+            way: `ways.learn_way`.
+        """
+        self.way = way
+        self.name = digest(way)
+        self.live_attention = way["attends"] in (LIVE, BARE)
+        self.arguments = _arguments(way)
+        self.writes = tuple(range(len(way["writes"])))
+        self._leaves = way["leaves"]
+        self._position = {tuple(each): i for i, each in enumerate(way["order"])}
+        self._fit = Fit(way)
+
+    @property
+    def symbols(self) -> dict[str, Symbol]:
+        """Its sizes by name."""
+        return {name: Symbol(name, *rest) for name, *rest in self.way["symbols"]}
+
+    def label(self, module: Any) -> str:
+        first = self._leaves[self.way["order"][0][0]]
+        widths = [dim for dim in first["dims"] if isinstance(dim, int)]
+        return f"{type(module).__name__} {widths[-1] if widths else ''}".strip()
+
+    def reads(self, module: Any) -> Callable[[type], Collection[str]]:
+        """Layers may read one another's."""
+        wanted = all_read(module)
+        return lambda _: wanted
+
+    def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
+        found = []
+        for i, piece in self.way["order"]:
+            leaf = self._leaves[i]
+            if leaf["dtype"] == INT:
+                found.append(InputSpec(f"n{i}", INT, (leaf["symbol"],)))
+                continue
+            kind = dtype if leaf["dtype"] == COMPUTE else leaf["dtype"]
+            name = f"a{i}_{piece}" if leaf.get("how") == SUM else f"a{i}"
+            found.append(InputSpec(name, kind, tuple(pieces(leaf)[piece])))
+        return tuple(found)
+
+    def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Compute the block: what it leaves in the inputs that it writes into, and its results, but
+        for those that are an argument itself.
+        """
+        leaves = self._values(inputs)
+        read = {n: value for n, value in self.way["reads"]["options"] if value != ABSENT}
+        given = {**read, **(host_attention.options() if self.way["attends"] == LIVE else {})}
+        forward = type(module).forward
+        named = {n: put_together(each, leaves, given) for n, each in self.way["arguments"]}
+        args, kwargs = by_position(forward, named)
+        returned: list[Any] = []
+        take_apart(forward(module, *args, **kwargs), returned)
+        own = [r for r, at in zip(returned, self.way["same"], strict=True) if at < 0]
+        return (*(inputs[i] for i in self.writes), *own)
+
+    def _values(self, inputs: Sequence[Any]) -> list[Any]:
+        """The leaves of a call, from the inputs."""
+        found: list[Any] = []
+        for i, leaf in enumerate(self._leaves):
+            first: Any = inputs[self._position[i, 0]] if (i, 0) in self._position else None
+            if leaf.get("how") == SUM:
+                parts = [inputs[self._position[i, p]] for p in range(len(leaf["of"]))]
+                first = torch.cat(parts, leaf["axis"])
+            elif leaf.get("how") == PRODUCT:
+                axis = leaf["axis"]
+                first = first.flatten(axis, axis + len(leaf["of"]) - 1)
+            elif leaf["dtype"] == INT and first is None:
+                first = leaf.get("value", 0)
+            found.append(first)
+        for i, leaf in enumerate(self._leaves):
+            if "size" in leaf:
+                at, axis = leaf["size"]
+                found[i] = found[at].shape[axis]
+            elif "factor" in leaf:
+                at, axis = leaf["factor"]
+                found[i] = inputs[self._position[at, 0]].shape[axis]
+        return found
+
+    def serving(self, call: Call, module: Any) -> Forward:
+        return partial(serve, [self], [call], {})
+
+
+def serve(
+    forms: Sequence[Learned], calls: Sequence[Call], idle: dict[str, Any], *taken: Any
+) -> Any:
+    """Compute a block of what is taken of a call, in the first way that the call is made in; None
+    where the host must.
+
+    Args:
+        forms: of the ways.
+        calls: that run each.
+        idle: by the name of a form, numbers of that place that count for nothing: they are equal
+            at each call, or it is another one.
+        taken: the arguments, the step's options first where the block takes them.
+    """
+    reasons: list[Reason] = []
+    for form, call in zip(forms, calls, strict=True):
+        fitted = form._fit.of_call(taken, idle.get(form.name, {}))
+        if isinstance(fitted, Reason):
+            reasons.append(fitted)
+            continue
+        options = fitted.options if form.way["attends"] == LIVE else {}
+        with host_attention.attending_with(options):
+            results = call(*fitted.inputs)
+        if results is None:
+            return None
+        return form._fit.unpacked(results, fitted.leaves)
+    return calls[0].decline(reasons[0])
+
+
+def _arguments(way: Way) -> Arguments:
+    """What becomes of a block's arguments: all are taken, to be compared with the way."""
+    names = [name for name, _ in way["arguments"]]
+    first = [name for name in names if name.startswith("*")]
+    rest = [name for name in names if not name.startswith("*")]
+    return Arguments(*first, **dict.fromkeys(rest, TAKEN))

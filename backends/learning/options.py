@@ -1,0 +1,124 @@
+"""What a block reads of its step's options: noted as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import LearnError
+from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
+from ..reasons import of
+
+#: Stands for what is not there.
+ABSENT = "<absent>"
+_OF_NODES = (PATCHES, REPLACEMENTS)
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class ReadOptions(dict[str, Any]):
+    """A step's options; nothing may be written but into a copy."""
+
+    def __init__(self, values: Mapping[str, Any], reads: Reads, part: str = "") -> None:
+        super().__init__(values)
+        self._reads, self._part = reads, part
+        #: Of a copy: what was written into it.
+        self._own: set[Any] | None = None
+
+    def _note(self, key: Any) -> None:
+        if self._own is None or key not in self._own:
+            self._reads.note(self._part, key, dict.get(self, key, ABSENT))
+
+    def _inner(self, key: Any, value: Any) -> Any:
+        if key in _OF_NODES and not self._part:
+            return ReadOptions(value or {}, self._reads, key)
+        return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return self._inner(key, dict.get(self, key, default))
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return self._inner(key, dict.__getitem__(self, key))
+
+    def __contains__(self, key: Any) -> bool:
+        self._note(key)
+        return dict.__contains__(self, key)
+
+    def copy(self) -> Any:
+        made = ReadOptions(dict(dict.items(self)), self._reads, self._part)
+        made._own = set(self._own or ())
+        return made
+
+    __copy__ = copy
+
+    def _all(self, what: str) -> Any:
+        self._reads.whole.add(self._part)
+        return getattr(dict, what)(self)
+
+    def items(self) -> Any:
+        return self._all("items")
+
+    def keys(self) -> Any:
+        return self._all("keys")
+
+    def values(self) -> Any:
+        return self._all("values")
+
+    def __iter__(self) -> Any:
+        return self._all("__iter__")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._own is None:
+            raise LearnError(of("learned_writes_options"))
+        self._own.add(key)
+        dict.__setitem__(self, key, value)
+
+    def _write(self, *_: Any, **__: Any) -> Any:
+        raise LearnError(of("learned_writes_options"))
+
+    __delitem__ = update = pop = popitem = setdefault = clear = __ior__ = _write
+
+
+class Reads:
+    """What was read in one call.
+
+    Attributes:
+        values: of the options, by name.
+        patches: names that were looked for among patches and replacements of other nodes.
+        whole: which of them were looked through as a whole; "" stands for the options themselves.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.patches: set[str] = set()
+        self.whole: set[str] = set()
+
+    def note(self, part: str, key: str, value: Any) -> None:
+        """Note one read."""
+        if part:
+            self.patches.add(key)
+        elif key not in _OF_NODES and key != ATTENTION:
+            self.values.setdefault(key, value)
+
+    def facts(self, idle: Iterable[str]) -> dict[str, Any]:
+        """Return it as JSON-plain data: "options" (name and value of each that counts), "patches",
+        and "whole".
+
+        Args:
+            idle: names of options that change nothing of what is computed.
+
+        Raises:
+            LearnError: it is more than can be compared at each call.
+        """
+        if "" in self.whole:
+            raise LearnError(of("learned_all_options"))
+        counting = [(n, self.values[n]) for n in sorted(self.values.keys() - set(idle))]
+        for name, value in counting:
+            if not isinstance(value, _PLAIN):
+                raise LearnError(of("learned_option_sort", name=name, sort=type(value).__name__))
+        return {
+            "options": [[name, value] for name, value in counting],
+            "patches": sorted(self.patches),
+            "whole": sorted(self.whole),
+        }

@@ -1,0 +1,254 @@
+"""A record: what was learned of a model, as JSON-plain data, and the family that is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import LearnError
+from ..host_api.detected import root_of
+from ..plans.family import Family
+from ..plans.plan import Dispatch, Place, Plan, dispatch_several
+from ..reasons import Reason, of
+from .arguments import RootCall, Variable
+from .blocks import why_not
+from .branches import by_ranges
+from .form import Learned, serve
+from .notes import Listener
+from .steps import Made, Twin
+from .values import name_of, put_together
+from .ways import Way, digest, learn_way
+
+#: Ways in which one block may be called, and all of a model's together.
+MAX_WAYS, MAX_ALL_WAYS = 3, 12
+#: In what is told of each.
+Record = dict[str, Any]
+
+
+def learn(task: Mapping[str, Any]) -> Record:
+    """Learn how a model calls its blocks.
+
+    Args:
+        task: `watching.task`: the model's class and settings, and what was watched.
+
+    Returns:
+        As `learn_root`.
+
+    Raises:
+        LearnError: nothing can be learned of this model.
+    """
+    settings = put_together(task["settings"], ())
+    return learn_root(partial(root_of, task["model"], settings), task["watched"], task["dtype"])
+
+
+def learn_root(
+    make: Callable[[torch.dtype], torch.nn.Module], watched: Mapping[str, Any], dtype: str
+) -> Record:
+    """As `learn`, of a root module.
+
+    Args:
+        make: builds it, in a dtype that it computes in.
+        watched: a call of it (`watching.Watched`).
+        dtype: in which it computed then.
+
+    Returns:
+        "root" (the name of its class), "ways" (digest and contents of each), "blocks" (of each that
+        was learned its name, class, and ways: digest, and the numbers of its call that count for
+        nothing), and "outside" (name and reason of each other one).
+
+    Raises:
+        LearnError: nothing can be learned of this model.
+    """
+    listener = Listener()
+    lesson = _Lesson(make, watched, dtype, listener)
+    with listener.attending():
+        lesson.make_steps()
+        return lesson.record()
+
+
+class _Lesson:
+    """What the runs of one model's step showed."""
+
+    def __init__(
+        self, make: Any, watched: Mapping[str, Any], dtype: str, listener: Listener
+    ) -> None:
+        self._listener = listener
+        self._twin = Twin(make, dtype, listener)
+        self._call = RootCall(watched, dtype)
+        self._watched = dict(watched["blocks"])
+        self._other_dtype = "bfloat16" if dtype == "float32" else "float32"
+        self._other_twin = Twin(make, self._other_dtype, listener)
+        self._objections = {name: why_not(block) for name, block in self._twin.blocks.items()}
+        self._base: dict[str, list[Made]] = {}
+        self._other: dict[str, list[Made]] = {}
+        self._runs: list[tuple[list[Variable], dict[str, list[Made]]]] = []
+        #: Sizes of the step that the model takes no others for.
+        self._fixed: list[str] = []
+        self._ways: dict[str, Way] = {}
+        self._ranges: dict[tuple[str, str], list[Way]] = {}
+        self._streams: dict[tuple[str, str], str] = {}
+
+    def make_steps(self) -> None:
+        """Make the step as it was, in another dtype, and at other sizes."""
+        self._base = self._twin.step(self._call, trying=True)
+        self._other = self._other_twin.step(self._call)
+        self._vary()
+
+    def _vary(self) -> None:
+        good: list[Variable] = []
+        for several in self._call.variables():
+            if any(several[0].spots[0] in each.spots for each in good):
+                continue  # it varies with one of these
+            for variable in several:
+                try:
+                    self._run([variable])
+                except LearnError:
+                    continue
+                good.append(variable)
+                break
+            else:
+                if self._call.must_vary(several[0]):
+                    self._fixed.append(several[0].name)
+        for together in (good, [each.smallest() for each in good]):
+            try:
+                return self._run(together)
+            except LearnError:
+                continue
+        self._fixed += [each.name for each in good]
+
+    def _run(self, variables: list[Variable]) -> None:
+        sizes = self._call.changed(variables)
+        self._runs.append((variables, self._twin.step(self._call, sizes)))
+
+    def record(self) -> Record:
+        """What was learned."""
+        blocks, outside = [], []
+        for name, block in self._twin.blocks.items():
+            try:
+                ways = self._of_block(name, block)
+            except LearnError as error:
+                outside.append([name, error.reason.to_plain()])
+                continue
+            blocks.append([name, name_of(type(block)), ways])
+        if len(self._ways) > MAX_ALL_WAYS:
+            reason = of("learned_ways", most=MAX_ALL_WAYS).to_plain()
+            outside += [[name, reason] for name, *_ in blocks]
+            blocks, self._ways = [], {}
+        return {
+            "root": name_of(type(self._twin.root)),
+            "ways": [[key, way] for key, way in self._ways.items()],
+            "blocks": blocks,
+            "outside": outside,
+        }
+
+    def _of_block(self, name: str, block: torch.nn.Module) -> list[Any]:
+        if (reason := self._objections[name]) is not None:
+            raise LearnError(reason)
+        calls, seen = self._base.get(name, []), self._watched.get(name, [])
+        if not seen:
+            raise LearnError(of("learned_not_called"))
+        for each in seen:
+            if each["problem"] is not None:
+                raise LearnError(_read(each["problem"]))
+        for made in calls:
+            if made.problem is not None:
+                raise LearnError(made.problem)
+        if [_plain(made.to_plain()) for made in calls] != seen:
+            raise LearnError(of("learned_unlike"))
+        if self._fixed:
+            raise LearnError(of("learned_one_size", name=", ".join(self._fixed)))
+        found: list[Any] = []
+        learned: dict[str, Way] = {}
+        for number, call in enumerate(calls):
+            for way in self._ways_of_call(name, number, block):
+                key = digest(way)
+                learned[key] = way
+                idle = [[i, call.call.leaves[i]] for i in call.tried.numbers]  # type: ignore[union-attr]
+                if [key, idle] not in found:
+                    found.append([key, idle])
+        if len(found) > MAX_WAYS:
+            raise LearnError(of("learned_ways", most=MAX_WAYS))
+        if len({tuple(n for n, _ in way["arguments"]) for way in learned.values()}) > 1:
+            raise LearnError(of("learned_ways", most=1))
+        self._ways.update(learned)
+        return found
+
+    def _ways_of_call(self, name: str, number: int, block: torch.nn.Module) -> list[Way]:
+        made = self._base[name][number]
+        runs = [(changed, seen.get(name, [])) for changed, seen in self._runs]
+        others = self._other.get(name, [])
+        if any(len(calls) != len(self._base[name]) for _, calls in (*runs, ((), others))):
+            raise LearnError(of("learned_other_size"))
+        way = learn_way(
+            [made, *(calls[number] for _, calls in runs)],
+            [changed for changed, _ in runs],
+            others[number],
+            (self._other_dtype, self._twin.dtype),
+        )
+        mark = self._twin.mark(name)
+        self._compare(made, mark)
+        key = (digest(way), mark)
+        if key not in self._ranges:
+            self._ranges[key] = by_ranges(way, block, self._twin, self._listener)
+        return self._ranges[key]
+
+    def _compare(self, made: Made, mark: str) -> None:
+        """Of numbers that count for nothing each that the model gives must."""
+        if not made.tried.numbers or made.call is None:
+            return
+        leaves = list(made.call.facts["leaves"])
+        for i in made.tried.numbers:
+            leaves[i] = None
+        operators = self._streams.setdefault((mark, repr(leaves)), made.tried.operators)
+        if operators != made.tried.operators:
+            raise LearnError(of("learned_numbers"))
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _read(problem: Mapping[str, Any]) -> Reason:
+    """A reason that came as data."""
+    return Reason(problem["text"], problem["key"], problem["values"])
+
+
+def family_of(record: Record) -> Family:
+    """Make the family of the model that a record is of, as the written ones."""
+    forms = {key: Learned(way) for key, way in record["ways"]}
+    return Family(
+        title=record["root"].rpartition(":")[2],
+        roots={record["root"]: partial(_cut, record, forms)},
+        forms=forms,
+    )
+
+
+def _cut(record: Record, forms: Mapping[str, Learned], root: torch.nn.Module) -> Plan:
+    """Cut a model as it was learned."""
+    plan = Plan(outside=[(name, _read(why)) for name, why in record["outside"]])
+    for form in forms.values():
+        plan.symbols.update(form.symbols)
+    for name, cls, ways in record["blocks"]:
+        block = root.get_submodule(name)
+        if name_of(type(block)) == cls:
+            plan.dispatches.append(_dispatch(name, block, [(forms[key], i) for key, i in ways]))
+    return plan
+
+
+def _dispatch(
+    name: str, block: torch.nn.Module, ways: Sequence[tuple[Learned, list[Any]]]
+) -> Dispatch:
+    places = [
+        Place(name if number == 0 else f"{name}:{number}", block, form)
+        for number, (form, _) in enumerate(ways)
+    ]
+    idle = {form.name: dict(numbers) for form, numbers in ways}
+
+    def compute(calls: Any, *taken: Any) -> Any:
+        return serve([form for form, _ in ways], calls, idle, *taken)
+
+    return dispatch_several(places, compute)

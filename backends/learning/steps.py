@@ -1,0 +1,227 @@
+"""Steps of a model without data: the host's own code on fakes, at any sizes and in any dtype."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..code.packs import foreign_class
+from ..errors import LearnError
+from ..plans.plan import FORWARD
+from ..reasons import of
+from ..torch_api.fakes import asks_for_values, errors_unsaid, sized_fakes
+from .arguments import RootCall, Spot
+from .blocks import mark
+from .calls import by_position
+from .notes import Listener, Notes
+from .options import ReadOptions, Reads
+from .tries import Tried, try_others
+from .values import OPTIONS
+from .watching import Seen, Watcher
+
+
+class Made(Seen):
+    """One call of a block on fakes.
+
+    Attributes:
+        writes: the leaves that it writes into.
+        attends: how (`notes`).
+        reads: what of its step's options.
+        tried: what counts for nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[int] = []
+        self.attends = ""
+        self.reads = Reads()
+        self.tried = Tried()
+
+
+class Twin:
+    """A root module on fakes."""
+
+    def __init__(
+        self, make: Callable[[torch.dtype], torch.nn.Module], dtype: str, listener: Listener
+    ) -> None:
+        """Build it.
+
+        Args:
+            make: builds the host's module, in a dtype that it computes in.
+            dtype: that one.
+            listener: notes what its blocks compute.
+
+        Raises:
+            LearnError: it cannot be built without data, or is another pack's.
+        """
+        self.dtype = dtype
+        self._mode = sized_fakes()
+        try:
+            with self.fakes():
+                self.root = make(getattr(torch, dtype))
+        except Exception as error:  # the host's code, of any version
+            raise _failed(error) from error
+        if (owner := foreign_class(type(self.root))) is not None:
+            raise LearnError(owner)
+        self._watcher = _Steps(self.root, listener)
+        self.blocks = self._watcher.blocks
+        if not self.blocks:
+            raise LearnError(of("learned_no_blocks", model=type(self.root).__name__))
+
+    def mark(self, name: str) -> str:
+        """Return what is equal for blocks that compute the same of the same."""
+        return self._watcher.marks[name]
+
+    @contextlib.contextmanager
+    def fakes(self) -> Iterator[None]:
+        """Until this ends, tensors are fakes of this twin's."""
+        with self._mode, torch.no_grad(), errors_unsaid():
+            yield
+
+    def step(
+        self, call: RootCall, sizes: Mapping[Spot, int] | None = None, *, trying: bool = False
+    ) -> dict[str, list[Made]]:
+        """Make a step; returns the calls of each block.
+
+        Args:
+            call: that was watched.
+            sizes: that are to be others.
+            trying: whether to find out what counts for nothing.
+
+        Raises:
+            LearnError: it cannot be made without data.
+        """
+        with self.fakes(), _put_back(self.root):
+            try:
+                args, kwargs = call.make(sizes or {}, self.dtype)
+                return self._watcher.step(args, kwargs, trying=trying)
+            except LearnError:
+                raise
+            except Exception as error:  # the host's code, of any version
+                raise _failed(error) from error
+
+
+class _Steps(Watcher):
+    """Makes steps and watches them."""
+
+    def __init__(self, root: torch.nn.Module, listener: Listener) -> None:
+        super().__init__(root)
+        self._listener = listener
+        self._trying = False
+        #: By what a block is and how it is called: equal ones are tried once.
+        self._tried: dict[tuple[str, str], Tried] = {}
+        self.marks = {name: mark(block) for name, block in self.blocks.items()}
+
+    def step(self, args: Any, kwargs: Any, *, trying: bool) -> dict[str, list[Any]]:
+        """Make one."""
+        self.seen, self._trying = {}, trying
+        for block, name, forward in self.placed():
+            block.__dict__[name] = forward
+        try:
+            with self._listener.operators():
+                type(self.root).forward(self.root, *args, **kwargs)
+        finally:
+            for block in self.blocks.values():
+                block.__dict__.pop(FORWARD, None)
+        return self.seen
+
+    def _new(self) -> Seen:
+        return Made()
+
+    def _make(self, name: str, block: torch.nn.Module, seen: Seen, own: Callable[[], Any]) -> Any:
+        assert isinstance(seen, Made)
+        if seen.call is None:
+            return self._of_block(block, own)
+        reads, named = Reads(), seen.call.named
+        forward = type(block).forward
+
+        def run(changed: Mapping[str, Any], options: Mapping[str, Any], into: Reads) -> Any:
+            given = {n: _told(n, v, options, into) for n, v in {**named, **changed}.items()}
+            args, kwargs = by_position(forward, given)
+            return forward(block, *args, **kwargs)
+
+        def again(changed: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+            return self._noted(block, lambda: run(changed, options, Reads()))[0].stream
+
+        try:
+            notes, result = self._noted(block, lambda: run({}, {}, reads))
+        except LearnError as error:
+            if error.reason.key == "learned_reads_data":
+                raise
+            seen.object_to(error.reason)
+            return self._of_block(block, own)
+        if self._trying:
+            key = self.marks[name], repr((seen.call.facts, reads.values))
+            if key not in self._tried:
+                self._tried[key] = try_others(again, notes.stream, seen.call, reads)
+            seen.tried = self._tried[key]
+        try:
+            seen.attends, seen.reads = notes.attends, reads
+            seen.writes = seen.call.written(notes.written)
+        except LearnError as error:
+            seen.object_to(error.reason)
+        if notes.is_random:
+            seen.object_to(of("learned_random"))
+        return result
+
+    def _noted(self, block: torch.nn.Module, run: Callable[[], Any]) -> tuple[Notes, Any]:
+        with self._listener.noting() as notes:
+            return notes, self._of_block(block, run)
+
+    def _of_block(self, block: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """Run a block's code; what reads values is told by its name."""
+        try:
+            return run()
+        except Exception as error:
+            if asks_for_values(error):
+                raise LearnError(of("learned_reads_data", name=type(block).__name__)) from error
+            raise
+
+
+def _told(name: str, value: Any, options: Mapping[str, Any], reads: Reads) -> Any:
+    """An argument in which a step's options note what is read."""
+    if name == OPTIONS and isinstance(value, dict):
+        return ReadOptions({**value, **options}, reads)
+    if type(value) is dict:
+        return {key: _told(key, each, options, reads) for key, each in value.items()}
+    return value
+
+
+def _failed(error: Exception) -> LearnError:
+    if asks_for_values(error):
+        return LearnError(of("learned_reads_data", name=_where(error)))
+    line = next(iter(str(error).splitlines()), "")[:160]
+    return LearnError(of("learned_no_step", sort=type(error).__name__, error=line))
+
+
+def _where(error: BaseException) -> str:
+    """The host's function that was running."""
+    name, trace = "the model", error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.startswith("comfy."):
+            name = trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+    return name
+
+
+@contextlib.contextmanager
+def _put_back(root: torch.nn.Module) -> Iterator[None]:
+    """What a step sets in a model's parts is put back after it."""
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [
+        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in tables})
+        for part in root.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, own, contents in before:
+            part.__dict__.clear()
+            part.__dict__.update(own)
+            for name, content in contents.items():
+                part.__dict__[name].clear()
+                part.__dict__[name].update(content)

@@ -1,0 +1,161 @@
+"""A call's arguments as plain data: taken apart into a template and leaves, and put together.
+
+Leaves are tensors and whole numbers, all that may differ from call to call. A template is lists
+only, so that it stands in the same order after a trip through JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..code.packs import is_known
+from ..errors import LearnError
+from ..plans.describe import import_named
+from ..reasons import of
+
+#: The step's options: what a block reads of them is learned apart (`options`).
+OPTIONS = "transformer_options"
+
+Template = list[Any]
+#: Takes a leaf and returns its number; None for what stays in the template.
+Keep = Callable[[Any], int | None]
+
+
+def take_apart(value: Any, leaves: list[Any], name: str = "") -> Template:
+    """Write a value down; its tensors and whole numbers go into `leaves`.
+
+    Args:
+        value: an argument, or a result.
+        leaves: what was taken so far.
+        name: of the argument.
+
+    Raises:
+        LearnError: it cannot be written down.
+    """
+
+    def keep(leaf: Any) -> int | None:
+        leaves.append(leaf)
+        return len(leaves) - 1
+
+    return _apart(value, keep, name)
+
+
+def plain(value: Any) -> Template:
+    """Write a value down that has no leaves: its whole numbers are in the template.
+
+    Raises:
+        LearnError: it cannot be written down.
+    """
+    return _apart(value, lambda leaf: None, "")
+
+
+def _apart(value: Any, keep: Keep, name: str) -> Template:
+    if name == OPTIONS and isinstance(value, dict):
+        return ["options"]
+    if isinstance(value, torch.Tensor) or type(value) is int:
+        number = keep(value)
+        if number is not None:
+            return ["leaf", number]
+    if type(value) is float and not math.isfinite(value):
+        raise LearnError(of("learned_takes", sort=f"number {value}"))
+    if value is None or type(value) in (bool, int, float, str):
+        return ["plain", value]
+    if isinstance(value, torch.dtype):
+        return ["dtype", str(value).removeprefix("torch.")]
+    if type(value) in (list, tuple, torch.Size):
+        kind = "list" if type(value) is list else "tuple"
+        return [kind, [_apart(each, keep, "") for each in value]]
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return ["dict", [[key, _apart(each, keep, key)] for key, each in value.items()]]
+    for how, names in (("fields", _fields(value)), ("attributes", _attributes(value))):
+        if names:
+            parts = [[each, _apart(getattr(value, each), keep, each)] for each in names]
+            return [how, name_of(type(value)), parts]
+    raise LearnError(of("learned_takes", sort=type(value).__qualname__))
+
+
+def put_together(template: Template, leaves: Sequence[Any], options: Any = None) -> Any:
+    """Rebuild a value.
+
+    Args:
+        template: as `take_apart` gives it.
+        leaves: what stands in for its leaves.
+        options: what stands in for the step's options.
+    """
+    tag, content, parts = (*template, None, None)[:3]
+    if tag == "options":
+        return options
+    if tag == "leaf":
+        return leaves[content]
+    if tag == "plain":
+        return content
+    if tag == "dtype":
+        return getattr(torch, content)
+    if tag in ("list", "tuple"):
+        items = [put_together(each, leaves, options) for each in content]
+        return items if tag == "list" else tuple(items)
+    if tag == "dict":
+        return {name: put_together(each, leaves, options) for name, each in content}
+    made = {name: put_together(each, leaves, options) for name, each in parts or ()}
+    cls = import_named(content)
+    if tag == "fields":
+        return cls(**made)
+    value = cls.__new__(cls)
+    for name, each in made.items():
+        setattr(value, name, each)
+    return value
+
+
+def name_of(cls: type) -> str:
+    """Return the name by which a class is imported, "module:Class"."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:
+    """Return for each leaf of a call the name of the argument that it is in.
+
+    Args:
+        arguments: (name, template) of each.
+    """
+    found: dict[int, str] = {}
+
+    def walk(template: Template, name: str) -> None:
+        tag, *content = template
+        if tag == "leaf":
+            found[content[0]] = name
+        elif tag in ("list", "tuple"):
+            for each in content[0]:
+                walk(each, name)
+        elif tag in ("dict", "fields", "attributes"):
+            for inner, each in content[-1]:
+                walk(each, f"{name}.{inner}")
+
+    for name, template in arguments:
+        walk(template, name)
+    return found
+
+
+def _fields(value: Any) -> list[str]:
+    """The fields of a value that its class makes from them: data classes, named tuples."""
+    if isinstance(value, type) or not is_known(type(value).__module__):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return list(getattr(value, "_fields", ()))
+
+
+def _attributes(value: Any) -> list[str]:
+    """The attributes of a plain object of the host's, by which it can be made again."""
+    cls = type(value)
+    if not is_known(cls.__module__) or isinstance(value, (type, torch.nn.Module)):
+        return []
+    if callable(value) or len(cls.__mro__) != 2 or "<locals>" in cls.__qualname__:
+        return []
+    slots = cls.__dict__.get("__slots__")
+    names = list(slots) if slots is not None else sorted(getattr(value, "__dict__", {}))
+    return names if all(hasattr(value, name) for name in names) else []

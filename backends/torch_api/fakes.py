@@ -1,0 +1,94 @@
+"""Code that runs on torch's fakes of known sizes, and what its operators do.
+
+Sources: torch/_subclasses/fake_tensor.py and torch/utils/_python_dispatch.py of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Attention's operators, some of which could drop elements at random.
+_ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
+#: What torch says of a tensor that it would have to copy out of its own hands.
+_NO_NUMPY = "numpy() is not supported for tensor subclasses"
+
+
+def sized_fakes() -> Any:
+    """Return a fresh FakeTensorMode whose tensors have plain numbers for sizes, and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def errors_unsaid() -> Iterator[None]:
+    """Until this ends, have torch not log what fails on fakes: the error itself says it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def asks_for_values(error: BaseException) -> bool:
+    """Tell whether code failed on fakes because it reads what is in a tensor."""
+    from torch._subclasses import fake_tensor
+
+    names = ("DataDependentOutputException", "DynamicOutputShapeException")
+    kinds = tuple(getattr(fake_tensor, name) for name in names)
+    return isinstance(error, kinds) or _NO_NUMPY in str(error)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return what is equal for tensors that share memory, while they are there."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each operator that is called meanwhile."""
+
+    def __init__(self, tell: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        """Set up.
+
+        Args:
+            tell: gets the operator and what it is called with, before it is.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tell = tell
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        self._tell(func, args, named)
+        return func(*args, **named)
+
+
+def is_random(function: Any) -> bool:
+    """Tell whether an operator draws random numbers."""
+    name = function._schema.name
+    drawn = torch.Tag.nondeterministic_seeded in function.tags
+    return drawn and not any(each in name for each in _ATTENTION)
+
+
+def written_by(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tensors that an operator writes into."""
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[i] if i < len(args) else named.get(argument.name)
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, torch.Tensor):
+                yield each
+
+
+def operator_text(function: Any) -> str:
+    """Return the name of an operator, "library::operator"."""
+    return str(function._schema.name)

@@ -1,0 +1,116 @@
+"""Models whose blocks' calls are learned, and whole steps by what was learned beside the host's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from warmgraph_backends.learning.form import Learned
+from warmgraph_backends.learning.record import family_of, learn_root
+from warmgraph_backends.plans.describe import make_twin
+from warmgraph_backends.plans.plan import Place, Plan, describe_place
+from warmgraph_backends.reasons import Reason
+from warmgraph_backends.runtime.placing import Placing
+from warmgraph_backends.runtime.written import leave
+from warmgraph_backends.worker.export import export
+from warmgraph_tools.watched import watched
+
+from .lab import relative
+
+Record = dict[str, Any]
+
+
+def learned_of(make: Callable[[], torch.nn.Module], *args: Any, **kwargs: Any) -> Record:
+    """The record of a made-up model from one call of it."""
+    root = make()
+    facts = watched(root, lambda: root(*args, **kwargs))
+
+    def in_dtype(dtype: torch.dtype) -> torch.nn.Module:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return make()
+        finally:
+            torch.set_default_dtype(before)
+
+    record: Record = json.loads(json.dumps(learn_root(in_dtype, facts, "float32")))
+    return record
+
+
+class Regions:
+    """What was learned of a root module, in place of its blocks.
+
+    Attributes:
+        declined: why calls were the host's.
+        served: how many were not.
+    """
+
+    def __init__(self, root: torch.nn.Module, record: Record, *, exported: bool) -> None:
+        """Set up.
+
+        Args:
+            exported: whether blocks are computed by a worker's export, or by the form's reference
+                over a twin.
+        """
+        [cut] = family_of(record).roots.values()
+        plan = cut(root)
+        assert isinstance(plan, Plan)
+        self.plan, self.declined, self.served = plan, [], 0
+        self._exported = exported
+        self._made: dict[str, Any] = {}
+        self._placed = [
+            each
+            for dispatch in plan.dispatches
+            for each in dispatch.forwards([_Call(self, place) for place in dispatch.regions])
+        ]
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Make a call with the blocks computed so."""
+        self.declined, self.served = [], 0
+        return Placing().run(call, self._placed)
+
+    def compute(self, place: Place, inputs: Any) -> Any:
+        """Compute a region; kinds that are equal are made once."""
+        form, block = place.form, place.module
+        assert isinstance(form, Learned)
+        description = describe_place(place, self.plan, dtype=torch.float32, device="cpu")
+        key = repr((description.form, description.module))
+        weights = dict(block.named_parameters())
+        if not self._exported:
+            pending = iter(weights.values())
+            twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
+            return leave(form, inputs, form.computed(twin, inputs))
+        if key not in self._made:
+            self._made[key] = export(description, form)
+        program = self._made[key]
+        values = [weights[spec.name] for spec in program.weights]
+        return leave(form, inputs, tuple(program.graph_module(*values, *inputs)))
+
+
+class _Call:
+    """Runs one place."""
+
+    def __init__(self, regions: Regions, place: Place) -> None:
+        self._regions, self._place = regions, place
+
+    def __call__(self, *inputs: Any) -> Any:
+        self._regions.served += 1
+        return self._regions.compute(self._place, inputs)
+
+    def decline(self, reason: Reason) -> None:
+        self._regions.declined.append(reason)
+
+
+def outside(record: Record) -> set[str]:
+    """Why blocks were refused."""
+    return {why["text"] for _, why in record["outside"]}
+
+
+def error(result: Any, reference: Any) -> float:
+    """The largest relative difference."""
+    if isinstance(reference, (tuple, list)):
+        return max(error(one, other) for one, other in zip(result, reference, strict=True))
+    return float(relative(result, reference))

@@ -1,0 +1,158 @@
+"""What is learned of the host's own models: as families describe them, or where nobody did; and a
+whole step by a worker's export of it is the host's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.building.worker_process import WorkerProcess
+from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.host_api.process import host_arguments
+from warmgraph_backends.learning.form import Learned
+from warmgraph_backends.learning.record import learn
+from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.storing.canonical_json import canonical_json
+from warmgraph_backends.storing.graph_file import CompressedPayload, unpack_payload
+from warmgraph_backends.worker import main as worker
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+from warmgraph_tools.watched import FIRST, lesson, sample
+
+from .learned import Regions, error, outside
+
+#: Another first call: height, width, batch, tokens of the text, frames.
+OTHER = (16, 24, 2, 77, 1)
+#: Calls that were not watched.
+CALLS = ((12, 8, 1, 1, 1), (16, 10, 2, 40, 1), (4, 6, 3, 300, 1))
+#: Models that nobody described: ways, blocks, and how these attend.
+UNDESCRIBED = {
+    "aura": (2, 4, {"live"}),
+    "kandinsky": (2, 2, {"live"}),
+    "omnigen": (1, 2, {"live"}),
+    "ernie": (1, 2, {"bare"}),
+}
+
+
+class Models:
+    """Small transformers of the host, and what was learned of them, each once."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._models: dict[str, Any] = {}
+        self._records: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def model(self, kind: str) -> Any:
+        if kind not in self._models:
+            self._models[kind] = transformers.load(kind)
+        return self._models[kind]
+
+    def root(self, kind: str) -> torch.nn.Module:
+        root: torch.nn.Module = self.model(kind).model.diffusion_model
+        return root
+
+    def task(self, kind: str, sizes: tuple[int, ...] = FIRST) -> dict[str, Any]:
+        return lesson(self.host, kind, model=self.model(kind), sizes=sizes)
+
+    def record(self, kind: str, sizes: tuple[int, ...] = FIRST) -> Any:
+        if (kind, sizes) not in self._records:
+            self._records[kind, sizes] = learn(self.task(kind, sizes))
+        return self._records[kind, sizes]
+
+    def step(self, kind: str, sizes: tuple[int, ...]) -> torch.Tensor:
+        return sample(self.host, kind, self.model(kind), sizes)
+
+
+@pytest.fixture(scope="module")
+def models(host: Host) -> Iterator[Models]:
+    found = Models(host)
+    yield found
+    found.host.unload()
+
+
+def inputs_of(form: Any, block: torch.nn.Module) -> Counter[Any]:
+    """What a region takes, whatever it is called and in which order."""
+    return Counter((spec.dtype, spec.dims) for spec in form.inputs(block, "float32"))
+
+
+@pytest.mark.parametrize(("kind", "places"), [("flux1", 4), ("zimage", 6)])
+def test_a_described_model_is_learned_as_it_is_described(
+    models: Models, kind: str, places: int
+) -> None:
+    """Sizes, the rotation table in its parts, what is written into, whose attention it is."""
+    root = models.root(kind)
+    written = plan_model(root)
+    assert isinstance(written, Plan)
+    by_name = {place.name: place for place in written.places}
+    learned = Regions(root, models.record(kind), exported=False).plan.places
+    assert len(learned) == places
+    for place in learned:
+        assert isinstance(place.form, Learned)
+        form = by_name[place.name].form
+        assert inputs_of(place.form, place.module) == inputs_of(form, place.module)
+        assert (place.form.writes, place.form.live_attention) == (form.writes, form.live_attention)
+
+
+@pytest.mark.parametrize("kind", UNDESCRIBED)
+def test_a_model_that_nobody_described_is_learned(models: Models, kind: str) -> None:
+    ways, blocks, attends = UNDESCRIBED[kind]
+    record = models.record(kind)
+    assert outside(record) == set()
+    assert (len(record["ways"]), len(record["blocks"])) == (ways, blocks)
+    assert {way["attends"] for _, way in record["ways"]} == attends
+
+
+@pytest.mark.parametrize("kind", ["aura", "omnigen", "ernie"])
+def test_a_step_by_a_workers_export_of_what_was_learned_is_the_hosts(
+    models: Models, kind: str
+) -> None:
+    record = models.record(kind)
+    regions = Regions(models.root(kind), record, exported=True)
+    for sizes in CALLS:
+        reference = models.step(kind, sizes)
+        result = regions.run(lambda sizes=sizes: models.step(kind, sizes))
+        assert regions.declined == [] and regions.served == len(record["blocks"])
+        assert error(result, reference) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["zimage", "ernie"])
+def test_a_record_of_a_model_does_not_hang_on_the_first_call(models: Models, kind: str) -> None:
+    assert models.record(kind, OTHER) == models.record(kind)
+
+
+def test_a_worker_learns_from_data_alone(models: Models, tmp_path: Path) -> None:
+    """The same record as here; and what it cannot learn it says as a job's failure."""
+    task = models.task("ernie")
+    process = WorkerProcess(Path(worker.__file__))
+    try:
+        process.send({**host_arguments(), "cache": str(process.cache), "spool": str(tmp_path)})
+        assert "ready" in process.receive()
+        process.send({"job": 1, "task": task})
+        answer = process.receive()
+        assert answer["ok"], answer
+        data = (tmp_path / answer["file"]).read_bytes()
+        raw = unpack_payload(CompressedPayload(data, answer["sha256"], answer["raw_bytes"]))
+        assert raw.decode() == canonical_json(models.record("ernie"))
+        process.send({"job": 2, "task": {**task, "model": "NoSuchModel"}})
+        answer = process.receive()
+        assert answer["error"]["key"] == "learned_no_step" and answer["clean"]
+    finally:
+        process.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kandinsky", "cosmos", "sd3", "wan", "ltxv", "hunyuan"])
+def test_a_step_of_further_models_is_the_hosts(models: Models, kind: str) -> None:
+    record = models.record(kind)
+    regions = Regions(models.root(kind), record, exported=True)
+    for sizes in CALLS:
+        reference = models.step(kind, sizes)
+        result = regions.run(lambda sizes=sizes: models.step(kind, sizes))
+        assert regions.declined == [] and regions.served >= len(record["blocks"])
+        assert error(result, reference) < 1e-5
