@@ -130,6 +130,8 @@ def _record(task: dict[str, Any]) -> dict[str, Any]:
 
 def _of_file(path: Path, comfyui: Path, text: int | None) -> dict[str, Any]:
     """The record of a file's model: by its settings, without its weights."""
+    from safetensors import SafetensorError
+
     from warmgraph_backends.families.catalogue import empty_inputs
     from warmgraph_backends.host_api.detected import detected_file
     from warmgraph_backends.host_api.process import import_host
@@ -137,7 +139,10 @@ def _of_file(path: Path, comfyui: Path, text: int | None) -> dict[str, Any]:
 
     if "comfy.ops" not in sys.modules:
         import_host(["main.py", "--cpu"], str(comfyui))
-    found = detected_file(str(path))
+    try:
+        found = detected_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise _UnknownError(f"{path}: MODEL must be a safetensors file: {error}") from error
     if found is None:
         raise _UnknownError(f"{path}: ComfyUI knows no model of this kind")
     return _record(lesson(*found, empty_inputs, text))

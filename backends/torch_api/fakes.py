@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,10 +40,11 @@ def errors_unsaid() -> Iterator[None]:
 
 def asks_for_values(error: BaseException) -> bool:
     """Tell whether code failed on fakes because it reads what is in a tensor."""
-    from torch._subclasses import fake_tensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
+    beside = sys.modules[FakeTensorMode.__module__]
     names = ("DataDependentOutputException", "DynamicOutputShapeException")
-    kinds = tuple(getattr(fake_tensor, name) for name in names)
+    kinds = tuple(getattr(beside, name) for name in names)
     return isinstance(error, kinds) or _NO_NUMPY in str(error)
 
 

@@ -97,8 +97,12 @@ def test_a_file_is_learned_by_its_header(host: Host, tmp_path: Path) -> None:
     assert done.returncode == 2 and "knows no model of this kind" in done.stderr
 
 
-def test_what_is_no_model_is_refused(host: Host) -> None:
+def test_what_is_no_model_is_refused(host: Host, tmp_path: Path) -> None:
     assert run("learn").returncode == 2
+    other = tmp_path / "model.gguf"
+    other.write_bytes(b"GGUF" + bytes(64))
+    done = run("learn", other, "--comfyui", host.tree)
+    assert done.returncode == 2 and "must be a safetensors file" in done.stderr
     done = run("learn", "no_such", "--comfyui", host.tree)
     assert done.returncode == 2 and "flux1" in done.stderr and "no_such" in done.stderr
 
