@@ -127,7 +127,7 @@ def test_a_model_asks_for_the_graphs_of_its_products(
         assert set(chosen.values()) == {"ours"} and len(chosen) > 5
         lab.settle()
         (folder,) = lab.workflows.rglob("mine*")
-        assert {large["key"], small["key"]} <= folder_keys(folder)
+        assert {large["key"], small["key"]} <= set(folder_keys(folder))
     finally:
         lab.engine.close()
     again = lab.copy_to(tmp_path / "again")
