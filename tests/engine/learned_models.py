@@ -232,13 +232,8 @@ class CountBlock(Block):
         return x + self.mix(x, vec, transformer_options), x.shape[1]
 
 
-class Count(Model):
+class Count(Views):
     block = CountBlock
-
-    def run(self, h, vec, options):
-        for block in self.blocks:
-            h, _ = block(h, vec, transformer_options=options)
-        return h
 
 
 class NotesBlock(Block):
