@@ -22,13 +22,13 @@ SHAPES = {
     "Wan feed-forward": (14040, 13824, 5120),
     "LTX feed-forward": (14080, 16384, 4096),
 }
-#: Of a smoke run, by which the graphs are tuned, too.
+#: Of a smoke run, by which the graph is tuned, too.
 _SMOKE_SHAPES = {"small": (64, 96, 256), "odd": (17, 48, 512)}
 _SMOKE_EXAMPLE = {"rows": 8, "columns": 3, "width": 16}
 
 
 def int8_product(lab: Lab) -> Result:
-    """Each shape in each way, and the geometric mean of what ours gain over the library."""
+    """Each shape in each way, and the geometric mean of what ours gains over the library."""
     shapes = _SMOKE_SHAPES if lab.smoke else SHAPES
     result = lab.run(
         "int8_product",
@@ -49,8 +49,7 @@ def int8_product(lab: Lab) -> Result:
     ]
     return {
         "meaning": "ms: bfloat16 rows rotated, quantised and multiplied by a ConvRot weight; "
-        "alone: rows that are int8 already; ours and small: in large tiles and in small ones; "
-        "ratio: library / the quicker of ours; medians, by the GPU's clock",
+        "alone: rows that are int8 already; ratio: library / ours; medians, by the GPU's clock",
         "int8_product_ratio": ratio,
         **result,
         "lines": lines,

@@ -100,7 +100,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
     found: list[str] = []
     _pretend(found)
     if kind == INT8_PRODUCT:
-        description = int8_product.describe(torch.bfloat16, "cuda", form)
+        description = int8_product.describe(torch.bfloat16, "cuda")
     elif kind == PACKED_WEIGHT:
         name, *dtypes = form.split()
         steps, dtype = (getattr(torch, each) for each in dtypes)

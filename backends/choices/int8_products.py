@@ -9,8 +9,8 @@ code puts one there, and rotated where the weight's rows were (ConvRot). The lib
 that take several times what their reads and writes would on some cards. There a kernel of ours is
 quicker (`int8_rows`). Rows that it does not take are the library's.
 
-The product itself is the library's, too, or that of a graph of ours, where one is loaded: in large
-tiles or in small ones (`own_products`). All ways that there are get timed (`ways`).
+The product itself is the library's, too, or that of a graph of ours, where one is loaded
+(`own_products`). All ways that there are get timed (`ways`).
 
 What several products multiply, as those of queries, keys and values, is quantised once for all of
 them where they are not the library's.
@@ -22,7 +22,6 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
 from ..kernels.int8_rows import GROUP, Int8Rows
 from ..torch_api.cuda_queue import current_stream
-from .own_products import OURS, SMALL, OwnProduct, OwnProducts
+from .own_products import OwnProduct, OwnProducts
 from .ways import HOST, KEPT, Ways
 
 logger = logging.getLogger(__name__)
@@ -41,6 +40,8 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "products.json"
 #: Quantised by a kernel of ours.
 APART = "apart"
+#: Multiplied by a graph of ours.
+OURS = "ours"
 #: Of fewer rows the weight takes longer to read than the rows to quantise.
 FEWEST_ROWS = 1024
 #: Times differ by as much by themselves.
@@ -66,7 +67,7 @@ class Int8Products:
             machine: a name for this machine's card and PyTorch.
         """
         path = directory / FILE_NAME
-        self.ways = Ways(path, machine, (APART, OURS, SMALL), are_short=True)
+        self.ways = Ways(path, machine, (APART, OURS), are_short=True)
         #: The graphs of ours that there are.
         self.own = OwnProducts()
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
@@ -142,17 +143,14 @@ class Int8Products:
         kernel, rotated = self._rows[input.device], group is not None
         rows = kernel if kernel.takes(input, act=act, rotated=rotated) else None
         others: dict[str, Callable[[], list[torch.Tensor]]] = {}
-        names: list[str] = []
+        names = []
         if rows is not None:
             others[APART] = lambda: _apart(input, rows, layers, act)
-        elif rotated:
-            return others, names
-        for way in (OURS, SMALL):
-            found = (self.own.of(input, layer.parts, way) for layer in layers)
-            products = [product for product in found if product is not None]
-            if len(products) == len(layers):
-                others[way] = partial(_ours, products, input, rows, layers, act)
-                names += [way if APART in others else f"{way} alone", products[0].name]
+        found = (self.own.of(input, layer.parts) for layer in layers)
+        products = [product for product in found if product is not None]
+        if len(products) == len(layers) and (rows is not None or not rotated):
+            others[OURS] = lambda: _ours(products, input, rows, layers, act)
+            names = [OURS if APART in others else f"{OURS} alone", products[0].name]
         return others, names
 
     def _by_library(self, input: torch.Tensor, layer: _Layer, act: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Products of int8 rows by graphs of our own, where they are loaded (`families.int8_product`)."""
+"""Products of int8 rows by a graph of our own, wherever one is loaded (`families.int8_product`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from .first_results import Call, FirstResults, Offered, ends
 SIXTEEN = 16
 #: So many rows, and as many sixteens of columns, are compared at either end of a first result.
 _ROWS, _COLUMNS16 = 8, 1
-#: Multiplied by a graph of ours: in large tiles, in small ones.
-OURS, SMALL = "ours", "small"
 
 
 class OwnProduct(NamedTuple):
@@ -40,24 +38,20 @@ class OwnProducts:
 
     def __init__(self) -> None:
         """Nothing is offered yet."""
-        self._offered: dict[tuple[str, torch.dtype, str], Offered] = {}
+        self._offered: dict[tuple[str, torch.dtype], Offered] = {}
         self._compared = FirstResults()
         #: In the place of a bias. Captured calls read them at each replay, so none is let go.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
 
-    def offer(self, device: str, dtype: torch.dtype, graph: Offered, way: str = OURS) -> None:
-        """Have a graph compute products of a dtype on a type of device, once it is loaded.
+    def offer(self, device: str, dtype: torch.dtype, graph: Offered) -> None:
+        """Have a graph compute products of a dtype on a type of device, once it is loaded."""
+        self._offered[device, dtype] = graph
 
-        Args:
-            way: `OURS` or `SMALL`.
-        """
-        self._offered[device, dtype, way] = graph
-
-    def of(self, like: torch.Tensor, weight: Int8Weight, way: str = OURS) -> OwnProduct | None:
+    def of(self, like: torch.Tensor, weight: Int8Weight) -> OwnProduct | None:
         """Return what multiplies by a weight, and gives what is on the device and of the dtype of
         this tensor; None where there is no such graph, or it cannot take the weight at this moment.
         """
-        graph = self._offered.get((like.device.type, like.dtype, way))
+        graph = self._offered.get((like.device.type, like.dtype))
         loaded = None if graph is None else graph.loaded
         if graph is None or loaded is None or not _is_taken(weight.values):
             return None

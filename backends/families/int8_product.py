@@ -1,8 +1,7 @@
-"""Products of int8 rows by int8 weights: graphs at no place of any model, for all sizes. One's
-tiles are large, the other's small; which is quicker hangs on a product's sizes.
+"""Products of int8 rows by int8 weights: one graph, at no place of any model, for all sizes.
 
 Layers that multiply so stay the host's within other graphs (`host_layer`). What computes them when
-such a graph runs may choose one of these (`choices.int8_products`).
+such a graph runs may choose this one (`choices.int8_products`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Product(Form):
 
     family = NAME
     name = "product"
-    small_tiles = False
 
     def label(self, module: Any) -> str:
         return LABEL
@@ -60,21 +58,11 @@ class Product(Form):
         if is_traced and is_gpu(inputs[0].device) and compiling.launches_own_kernels():
             from ..kernels.int8_product import OPERATOR  # needs Triton
 
-            return OPERATOR(*inputs, self.small_tiles)  # type: ignore[no-any-return]
+            return OPERATOR(*inputs)  # type: ignore[no-any-return]
         return int8_sums.multiply(*inputs)
 
 
-class SmallTiles(Product):
-    """The same, in small tiles."""
-
-    name = "product_small_tiles"
-    small_tiles = True
-
-    def label(self, module: Any) -> str:
-        return f"{LABEL} in small tiles"
-
-
-FORMS: dict[str, Form] = {form.name: form for form in (Product(), SmallTiles())}
+FORMS: dict[str, Form] = {form.name: form for form in (Product(),)}
 
 
 def is_for(device: torch.device) -> bool:
@@ -86,15 +74,14 @@ def is_for(device: torch.device) -> bool:
     )
 
 
-def describe(dtype: torch.dtype, device: str, form: str = Product.name) -> Description:
-    """Write a kind down.
+def describe(dtype: torch.dtype, device: str) -> Description:
+    """Write the kind down.
 
     Args:
         dtype: of the results.
         device: its type, as PyTorch names it.
-        form: one of `FORMS`.
     """
-    place = Place(LABEL, torch.nn.Identity(), FORMS[form])
+    place = Place(LABEL, torch.nn.Identity(), FORMS["product"])
     return describe_place(place, Plan(symbols=SYMBOLS), dtype=dtype, device=device)
 
 

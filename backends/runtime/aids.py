@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from ..choices.choices import Choices
-from ..choices.own_products import OURS, SMALL
 from ..choices.products import Products
 from ..contract import Description
 from ..families import int8_product, packed_weight
@@ -51,8 +50,6 @@ def aids_of(
     return aids
 
 
-#: Of graphs for int8 products, by the way that they are.
-INT8_FORMS = {OURS: "product", SMALL: "product_small_tiles"}
 #: What a graph is to be, and who is offered it.
 _Wanted = Iterator[tuple[Description, Callable[[Graph], None]]]
 
@@ -60,14 +57,13 @@ _Wanted = Iterator[tuple[Description, Callable[[Graph], None]]]
 def _int8(
     layers: Sequence[torch.nn.Module], products: Products, device: torch.device, dtype: torch.dtype
 ) -> _Wanted:
-    """Those for int8 products."""
+    """One for int8 products."""
     known = (formats.of(layer) for layer in layers)
     if not any(form is not None and form.quantises_rows for form in known):
         return
     if int8_product.is_for(device):
-        for way, form in INT8_FORMS.items():
-            offer = partial(products.int8.own.offer, device.type, dtype, way=way)
-            yield int8_product.describe(dtype, device.type, form), offer
+        offer = partial(products.int8.own.offer, device.type, dtype)
+        yield int8_product.describe(dtype, device.type), offer
 
 
 def _packed(

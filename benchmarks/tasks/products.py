@@ -25,33 +25,31 @@ def int8_product(
     example: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Rotate, quantise and multiply bfloat16 rows in each way by turns: the library's layer, its
-    product of rows that our kernel quantised, and our graphs' of the same. Then rows that are int8
+    product of rows that our kernel quantised, and our graph's of the same. Then rows that are int8
     already: products alone. On a processor, which has no such kernel, nothing is rotated.
 
     Args:
         shapes: rows, columns and depth, by name.
-        example: what the graphs are tuned for, by symbol, where that is not the usual.
+        example: what the graph is tuned for, by symbol, where that is not the usual.
 
     Returns:
         {"rows": {name: {"ms": by way, "alone_ms", "tops": of products alone, "ratio": the library's
-        time by that of the quicker graph of ours, "rel_l2": of each way from the library's}},
-        "tile": of each graph, "build_seconds": of both}
+        time by ours, "rel_l2": of each way from the library's}}, "tile", "build_seconds"}
     """
     import torch
     from comfy.model_management import get_torch_device
 
     engine = open_engine(Path(store), workers=workers)
-    from warmgraph_backends.runtime.aids import INT8_FORMS  # there is no such package before
-
     device = get_torch_device()
     try:
+        graph = _graph(engine, device, example)
         products = engine._shared.choices.products.int8
-        result: dict[str, Any] = {"tile": [], "build_seconds": 0.0, "rows": {}}
-        for way, form in INT8_FORMS.items():
-            graph = _graph(engine, device, form, example)
-            products.own.offer(device.type, torch.bfloat16, graph, way=way)
-            result["tile"] += _tile(engine, graph)
-            result["build_seconds"] += graph.loaded.build_seconds
+        products.own.offer(device.type, torch.bfloat16, graph)
+        result: dict[str, Any] = {
+            "tile": _tile(engine, graph),
+            "build_seconds": graph.loaded.build_seconds,
+            "rows": {},
+        }
         for name, (rows, columns, depth) in shapes.items():
             result["rows"][name] = _row(products, device, rows, columns, depth, rounds)
             partial(result)
@@ -60,8 +58,8 @@ def int8_product(
     return result
 
 
-def _graph(engine: Any, device: Any, form: str, example: Mapping[str, int] | None) -> Any:
-    """Our graph of a form for a device, loaded or built."""
+def _graph(engine: Any, device: Any, example: Mapping[str, int] | None) -> Any:
+    """Our graph for a device, loaded or built."""
     from dataclasses import replace
 
     import torch
@@ -70,7 +68,7 @@ def _graph(engine: Any, device: Any, form: str, example: Mapping[str, int] | Non
     from warmgraph_backends.families import int8_product
     from warmgraph_backends.target import keys
 
-    description = int8_product.describe(torch.bfloat16, device.type, form)
+    description = int8_product.describe(torch.bfloat16, device.type)
     if example is not None:
         symbols = (replace(each, example=example[each.name]) for each in description.symbols)
         description = replace(description, symbols=tuple(symbols))
@@ -99,7 +97,7 @@ def _row(
     import torch
     from comfy_kitchen.tensor import QuantizedTensor
 
-    from warmgraph_backends.choices import int8_products, own_products
+    from warmgraph_backends.choices import int8_products
     from warmgraph_backends.host_api import kitchen
     from warmgraph_backends.kernels.int8_rows import GROUP, Int8Rows
     from warmgraph_backends.torch_api.cuda_queue import current_stream
@@ -118,17 +116,12 @@ def _row(
         convrot_groupsize=GROUP,
     )
     x, parts = random(rows, depth), kitchen.int8_weight(weight)
-    library = kitchen.int8_product(x, parts, None)
-    ways = own_products.OURS, own_products.SMALL
-    ours = {way: products.own.of(x, parts, way) for way in ways}
+    library, own = kitchen.int8_product(x, parts, None), products.own.of(x, parts)
     layer = int8_products._Layer(weight, None, parts)
     kernel = Int8Rows(device) if on_gpu else None
     runs = {
         "library": lambda: library(x, parts, None),
-        **{
-            way: lambda own=own: int8_products._ours([own], x, kernel, [layer], "")[0]
-            for way, own in ours.items()
-        },
+        int8_products.OURS: lambda: int8_products._ours([own], x, kernel, [layer], "")[0],
     }
     if kernel is not None:
         runs[int8_products.APART] = lambda: int8_products._apart(x, kernel, [layer], "")[0]
@@ -138,14 +131,14 @@ def _row(
     ms = _by_turns(runs, rounds)
     values, scales = kitchen.int8_rows(x)
     given = values, scales, parts.values, parts.scale, None
-    alone = {way: lambda own=own: own.multiply(*given) for way, own in ours.items()}
+    alone = {int8_products.OURS: lambda: own.multiply(*given)}
     if on_gpu:
         stream = current_stream(torch.cuda.current_device())
         alone["library"] = lambda: kitchen.multiply_int8_rows(*given, x.dtype, stream)
     alone_ms = _by_turns(alone, rounds)
     return {
         "ms": ms,
-        "ratio": round(ms["library"] / min(ms[way] for way in ways), 3),
+        "ratio": round(ms["library"] / ms[int8_products.OURS], 3),
         "alone_ms": alone_ms,
         "tops": {name: round(2e-9 * rows * columns * depth / t) for name, t in alone_ms.items()},
         "rel_l2": {name: float(f"{error:.2e}") for name, error in errors.items()},

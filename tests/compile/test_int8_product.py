@@ -36,11 +36,8 @@ draw = torch.Generator().manual_seed(0)
 def whole(*shape):
     return torch.randint(-127, 128, shape, dtype=torch.int8, generator=draw)
 
-tiles = (*module.TILES, *module.SMALL_TILES)
 for number, count, columns, width in shapes:
-    small = number >= len(module.TILES)
-    fit = {small: tiles[number:][:1]}
-    module.tiles_for = lambda _, *, small: fit[small]
+    module.tiles_for = lambda _: module.TILES[number:][:1]
     rows, weight = whole(count, width), whole(columns, width)
     rows[0], weight[0], weight[-1] = 127, -127, 127
     sums = rows.long() @ weight.long().T
@@ -54,7 +51,6 @@ for number, count, columns, width in shapes:
             weight.view(-1, 16, width // 16, 16),
             columns_scales.view(-1, 16),
             bias.view(-1, 16),
-            small,
         )
         assert found.dtype is bias.dtype and found.shape == (count, columns // 16, 16)
         return found.view(count, columns)
@@ -78,9 +74,8 @@ _SHAPES = [
     (1, 17, 272, 144),
     (2, 257, 48, 80),
     (3, 100, 528, 64),
-    (4, 16, 32, 28672),
-    (4, 129, 256, 208),
-    (5, 257, 144, 272),
+    (1, 16, 32, 28672),
+    (0, 129, 256, 208),
 ]
 #: By dtypes: the interpreter cuts bfloat16 off where a GPU rounds.
 _BOUNDS = {"torch.float32": 1e-6, "torch.float16": 1e-4, "torch.bfloat16": 2**-7}
@@ -97,18 +92,15 @@ def test_any_sizes_give_exact_sums(interpreted: Any) -> None:
 _CARDS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 
 
-@pytest.mark.parametrize(("small", "count"), [(False, 3), (True, 2)], ids=["large", "small"])
 @pytest.mark.parametrize("card", _CARDS)
-def test_each_card_reads_sixteen_bytes_at_once_in_tiles_that_fit(
-    card: int, small: bool, count: int
-) -> None:
+def test_each_card_reads_sixteen_bytes_at_once_in_tiles_that_fit(card: int) -> None:
     """As Triton compiles it for a card that need not be there."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    tiles = product.tiles_for(_CARDS[card], small=small)
-    assert len(tiles) == count
+    tiles = product.tiles_for(_CARDS[card])
+    assert len(tiles) == 3
     for tile in tiles:
         chosen = {"tile_rows": tile.rows, "tile_columns": tile.columns, "tile_depth": tile.depth}
         pointers = {"rows": "*i8", "weight": "*i8", "bias": "*bf16", "result": "*bf16"}
@@ -135,8 +127,7 @@ def test_each_card_reads_sixteen_bytes_at_once_in_tiles_that_fit(
 
 
 def test_a_card_with_little_memory_takes_the_smallest_tile() -> None:
-    for small in (False, True):
-        assert product.tiles_for(48 << 10, small=small) == product.TILES[-1:]
+    assert product.tiles_for(32 << 10) == (product.TILES[1],)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import torch
 
 from warmgraph_backends.choices import int8_products, ways
 from warmgraph_backends.choices.int8_products import Int8Products
-from warmgraph_backends.choices.own_products import SMALL
 from warmgraph_backends.host_api import kitchen
 from warmgraph_backends.kernels import int8_rows, int8_sums
 from warmgraph_tools import cuda_on_cpu
@@ -22,7 +21,7 @@ from warmgraph_tools import small_transformers as transformers
 MACHINE = "card/torch"
 PATH = "double_blocks.0.img_mlp.2"
 #: In milliseconds, by way.
-TIMES = {"host": 1.0, "apart": 0.5, "ours": 0.25, "small": 0.35}
+TIMES = {"host": 1.0, "apart": 0.5, "ours": 0.25}
 #: Of 1024 features each.
 SEVERAL = ("double_blocks.0.img_mlp.2", "double_blocks.1.img_mlp.2", "double_blocks.0.txt_mlp.2")
 
@@ -115,18 +114,9 @@ class Graph:
         return (self.factor * result,)
 
 
-def offered(
-    graph: Graph,
-    directory: Path,
-    dtype: torch.dtype = torch.bfloat16,
-    *,
-    small: Graph | None = None,
-) -> Int8Products:
-    """Products that may choose a graph, and another of small tiles."""
+def offered(graph: Graph, directory: Path, dtype: torch.dtype = torch.bfloat16) -> Int8Products:
     products = Int8Products(directory, MACHINE)
     products.own.offer("cpu", dtype, graph)
-    if small is not None:
-        products.own.offer("cpu", dtype, small, way=SMALL)
     return products
 
 

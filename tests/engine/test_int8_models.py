@@ -14,7 +14,7 @@ import torch
 
 from warmgraph_backends.choices.int8_products import Int8Products
 from warmgraph_backends.families import int8_product
-from warmgraph_backends.families.int8_product import FORMS, LABEL
+from warmgraph_backends.families.int8_product import LABEL
 from warmgraph_backends.host_api import kitchen
 from warmgraph_backends.reasons import of
 from warmgraph_backends.storing.folders import folder_keys
@@ -98,10 +98,7 @@ def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_product, "SYMBOLS", small)
 
 
-SMALL_TILES = FORMS["product_small_tiles"].label(None)
-
-
-def test_a_model_asks_for_the_graphs_of_its_products(
+def test_a_model_asks_for_the_graph_of_its_products(
     card: Card, host: Host, shared: Lab, helped: None, tmp_path: Path
 ) -> None:
     """As for those of its blocks: it is waited for, told of, filed, and loaded after a restart."""
@@ -114,39 +111,37 @@ def test_a_model_asks_for_the_graphs_of_its_products(
     try:
         compiled = lab.compiled(model, graphs="mine")
         report = lab.engine.report(compiled)
-        *blocks, large, small = report["kinds"]
-        for product, label in ((large, LABEL), (small, SMALL_TILES)):
-            assert (product["kind"], product["places"], product["source"]) == (label, 0, "built")
-        assert report["builds"] == 2 and len(blocks) == EXPECTED["flux1"].kinds
+        *blocks, product = report["kinds"]
+        assert (product["kind"], product["places"], product["source"]) == (LABEL, 0, "built")
+        assert report["builds"] == 1 and len(blocks) == EXPECTED["flux1"].kinds
         eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert relative(ours, eager) < 2e-2
         report = lab.engine.report(compiled)
         assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
-        assert report["misses"] == [] and card.ways == {"host", "ours", "small"}
+        assert report["misses"] == [] and card.ways == {"host", "ours"}
         chosen = lab.engine._shared.choices.products.int8.ways.chosen
         assert set(chosen.values()) == {"ours"} and len(chosen) > 5
         lab.settle()
         (folder,) = lab.workflows.rglob("mine*")
-        assert {large["key"], small["key"]} <= set(folder_keys(folder))
+        assert product["key"] in folder_keys(folder)
     finally:
         lab.engine.close()
     again = lab.copy_to(tmp_path / "again")
     try:
         compiled = again.compiled(model)
-        assert again.counts(compiled) == (0, EXPECTED["flux1"].kinds + 2, 0)
+        assert again.counts(compiled) == (0, EXPECTED["flux1"].kinds + 1, 0)
         timed = card.timed
         (image,) = sampled(host, (compiled,), prompt, latent)
         assert torch.equal(image, ours) and card.timed == timed
         scope = compiled.get_attachment("warmgraph").scope
         served = scope.forwards.now.served
-        for kind in scope.kinds[-2:]:
-            kind.graph.drop(of("dropped"))
+        scope.kinds[-1].graph.drop(of("dropped"))
         (image,) = sampled(host, (compiled,), prompt, latent)
         assert scope.forwards.now.served != served  # calls are captured anew
         report = again.engine.report(compiled)
         assert relative(image, eager) < 2e-2 and not torch.equal(image, ours)
         assert report["regions"] == {"total": places, "compiled": places, "eager": 0}
-        assert [miss["kind"] for miss in report["misses"]] == [LABEL, SMALL_TILES]
+        assert [miss["kind"] for miss in report["misses"]] == [LABEL]
         assert f"{LABEL}: " in report["text"]
     finally:
         again.engine.close()

@@ -130,28 +130,6 @@ def test_a_graph_that_comes_later_is_timed_with_the_others_then(
 
 
 @torch.no_grad()
-def test_of_large_and_small_tiles_those_are_taken_that_are_quicker_for_a_size(
-    card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kitchen, "version", lambda: "1.2")
-    large, small = Graph(), Graph()
-    small.key = "fedcba9876543210"
-    products = offered(large, tmp_path, small=small)
-    products.call(layer, rows(64))
-    assert card.ways == card.times.keys() and (large.calls, small.calls) == (1, 0)
-    card.times["small"] = 0.1
-    products.call(layer, rows(640))
-    products.call(layer, rows(64))
-    assert (card.timed, large.calls, small.calls, card.apart) == (2, 2, 1, 0)
-    kept = json.loads((tmp_path / FILE_NAME).read_text())[MACHINE]
-    named = "1.2 rotated bfloat16 1024 256 {} ours 01234567 small fedcba98"
-    assert {name: times["small"] for name, times in kept.items()} == {
-        named.format(12): 0.35,
-        named.format(19): 0.1,
-    }
-
-
-@torch.no_grad()
 def test_a_graph_that_computes_something_else_is_dropped(
     card: Card, layer: Any, tmp_path: Path
 ) -> None:

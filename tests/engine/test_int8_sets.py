@@ -58,9 +58,9 @@ def test_a_graph_of_ours_multiplies_all_of_a_set_or_none(
     class Graphs:
         """As where one of the weights does not lie in memory as it must."""
 
-        def of(self, like: torch.Tensor, weight: Any, way: str) -> Any:
+        def of(self, like: torch.Tensor, weight: Any) -> Any:
             is_second = weight.values is unfit._qdata
-            return None if is_second else products.own.of(like, weight, way)
+            return None if is_second else products.own.of(like, weight)
 
     other = Int8Products(tmp_path, MACHINE)
     other.own = Graphs()  # type: ignore[assignment]
