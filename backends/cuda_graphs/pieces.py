@@ -20,6 +20,7 @@ import torch
 
 from ..device import gpu
 from ..host_api.execution import is_interrupt, passes
+from ..host_api.memory import empty_cache
 from ..operators import host_attention, host_layer, registering
 from ..reasons import Reason, of
 from ..weights.fetching import Fetched
@@ -68,6 +69,8 @@ class Pieces:
         #: Calls that were made since the step began, and at how many of them the GPU kept up.
         self._made = self._idle = 0
         self._pays = False
+        #: Whether nobody could make room for a capture in this run.
+        self._is_crowded = False
         self._mark: Any = None
         #: Whether a call is under way whose places may be replayed.
         self.is_open = False
@@ -90,7 +93,7 @@ class Pieces:
     def begin_run(self) -> None:
         """Try again what had no room in the last run."""
         self._steps_begun, self._made, self._idle = 0, 0, 0
-        self._pays, self._mark = False, None
+        self._pays, self._is_crowded, self._mark = False, False, None
         for known in self._known.values():
             if known.refused is not None and known.refused.retry:
                 known.refused = None
@@ -135,6 +138,7 @@ class Pieces:
         fetched: Fetched,
         inputs: Sequence[Any],
         live: Mapping[str, Any],
+        make_room: Callable[[int], None],
         *,
         shared: bool = False,
         own_stream: Hashable = None,
@@ -148,6 +152,7 @@ class Pieces:
             fetched: its weights.
             inputs: its activations.
             live: what the call brings along for its attention.
+            make_room: has so many bytes of the model's weights make room, if they can.
             shared: whether they are copied into the piece at each call, since they come anew; else
                 they stay where they are until the epoch ends.
             own_stream: what calls have in common that need a stream of their own, since a library
@@ -169,7 +174,7 @@ class Pieces:
                     self._memory.drop(piece)
             elif (results := self._replay(piece, inputs, live)) is not None:
                 return results
-        elif self._is_due(known):
+        elif self._is_due(known) and self._has_room(known, inputs, make_room):
             own = own_stream, form
             with host_attention.vouching(self._vouched):
                 results = self._capture(known, call, fetched, inputs, live, shared, own)
@@ -216,6 +221,21 @@ class Pieces:
         needed = 1 if self._left >= STEPS_LEFT else CLEAN_CALLS
         return self._pays and known.refused is None and known.clean >= needed
 
+    def _has_room(
+        self, known: _Known, inputs: Sequence[Any], make_room: Callable[[int], None]
+    ) -> bool:
+        """Whether the driver has room for a capture, once others have made some."""
+        device = tensors_of(inputs)[0].device
+        if not self._is_crowded:
+            for make in (lambda _: empty_cache(), make_room):
+                if (missing := MIN_FREE_BYTES - driver.free_bytes(device)) > 0:
+                    make(missing)
+        if driver.free_bytes(device) >= MIN_FREE_BYTES:
+            return True
+        self._is_crowded = True
+        self._refuse(known, of("no_room"))
+        return False
+
     def _capture(
         self,
         known: _Known,
@@ -228,9 +248,6 @@ class Pieces:
     ) -> tuple[torch.Tensor, ...] | None:
         """Capture a call and compute it; None where it cannot be captured."""
         device = tensors_of(inputs)[0].device
-        if driver.free_bytes(device) < MIN_FREE_BYTES:
-            self._refuse(known, of("no_room"))
-            return None
         piece = None
         try:
             weights: Weights = Copies(fetched) if shared else InPlace(fetched)

@@ -216,6 +216,13 @@ def hold(pages: Any, size: int) -> bytes | None:
     return bytes(signature)
 
 
+def give_up(pages: Any, size: int) -> None:
+    """Give so many bytes of a range's pages back to the device: the last ones that nobody holds.
+    They stay empty until the host loads the model again.
+    """
+    pages.free_memory(size)
+
+
 def let_go(pages: Any, size: int) -> None:
     """Let go of the pages that `hold` holds."""
     pages.set_watermark_limit(0)

@@ -232,6 +232,7 @@ NEEDS = (
     Need(f"{_VBAR}:ModelVBAR.fault", _TOGETHER, "self, address, size"),
     Need(f"{_VBAR}:ModelVBAR.unpin", _TOGETHER, "self, address, size"),
     Need(f"{_VBAR}:ModelVBAR.set_watermark_limit", _TOGETHER, "self, size"),
+    Need(f"{_VBAR}:ModelVBAR.free_memory", _TOGETHER, "self, size"),
 )
 
 _NOT_FOR_OTHERS = frozenset(
@@ -250,6 +251,7 @@ _NOT_FOR_OTHERS = frozenset(
         "current_weight_patches_uuid",
         "currently_used",
         "dynamic_vbars",
+        "free_memory",
         "get_current_queue_volatile",
         "inner_model",
         "model_load",

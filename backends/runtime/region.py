@@ -274,6 +274,7 @@ class Region:
             weights,
             ready,
             live_arguments.of_call(),
+            self._source.make_room,
             shared=not is_kept,
             own_stream=self.graph.key if self._by_stream else None,
         )

@@ -111,6 +111,12 @@ class Dynamic(WeightSource):
             dynamic_vram.let_go(self._pages, self._held)
             self._pages, self._held = None, 0
 
+    def make_room(self, size: int) -> None:
+        """Have weights of so many bytes come anew at each call: their room is needed more."""
+        pages, used = dynamic_vram.page_range(self._model, self._device)
+        if used and not self._holders:
+            dynamic_vram.give_up(pages, size)
+
     def begin_run(self) -> None:
         self._fits = self._may_hold
         if self._holders:  # an exception came between

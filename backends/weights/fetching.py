@@ -129,6 +129,11 @@ class ModelWeights:
         """
         self._short_epoch = self.epoch
 
+    def make_room(self, size: int) -> None:
+        """Give up so many bytes of the device's memory, if weights may come anew at each call."""
+        if self.together:
+            self.dynamic.make_room(size)
+
     @property
     def gives_to_layers(self) -> bool:
         """Whether such layers are given their weights, where they are no more than a product."""

@@ -20,6 +20,7 @@ class Range:
         self.floor = 0
         self.faults = 0
         self.fits = True
+        self.given_up = 0
 
     def fault(self, address: int, size: int) -> list[int] | None:
         assert (address, size) == (self.base_addr, self.offset)
@@ -33,6 +34,9 @@ class Range:
 
     def set_watermark_limit(self, size: int) -> None:
         self.floor = size
+
+    def free_memory(self, size: int) -> None:
+        self.given_up += size
 
 
 class Memory(Range):

@@ -68,6 +68,18 @@ def test_pages_that_do_not_fit_are_not_asked_for_again_in_a_run(
     assert pages.pins == 0
 
 
+def test_only_pages_that_nobody_holds_are_given_up(weights: ModelWeights, pages: Range) -> None:
+    weights.make_room(3)
+    assert pages.given_up == 3
+    weights.dynamic.hold()
+    weights.make_room(4)
+    assert pages.given_up == 3
+    weights.dynamic.release()
+    pages.offset = 0
+    weights.make_room(5)
+    assert pages.given_up == 3
+
+
 def test_where_weights_may_not_come_together_no_page_is_asked_for(pages: Range) -> None:
     model = SimpleNamespace(dynamic_vbars={DEVICE: pages})
     weights = ModelWeights(model, DEVICE, torch.float16, together=False)

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers import registry
+from warmgraph_backends.cuda_graphs import pieces as pieces_room
 from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_backends.weights.source import Brought, WeightSource
 from warmgraph_backends.weights.streamed import copy_of, parts_of
 from warmgraph_tools import small_transformers as transformers
@@ -391,6 +393,30 @@ def test_what_cannot_be_captured_runs_as_calls_and_says_why(
     assert "operation not permitted" in reason and pieced.pieces.refused[reason] == PLACES
     assert "operation not permitted" in log.text
     assert not pieced.scope.faults
+
+
+@pytest.mark.parametrize("who", ["cache", "weights", "nobody"])
+def test_where_there_is_no_room_the_cache_and_then_weights_make_some(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Asked once a run where nobody has any."""
+    free, asked = [0], []
+
+    def make(name: str, size: int) -> None:
+        asked.append(name)
+        free[0] += size if who == name else 0
+
+    monkeypatch.setattr(pieces_room.driver, "free_bytes", lambda device: free[0])
+    monkeypatch.setattr(pieces_room, "empty_cache", lambda: make("cache", 2**30))
+    monkeypatch.setattr(ModelWeights, "make_room", lambda _, size: make("weights", size))
+    for run in range(1, 3):
+        assert torch.equal(pieced.sample(), pieced.as_calls)
+        if who == "nobody":
+            assert asked == run * ["cache", "weights"]
+            assert pieced.pieces.captures == 0 and pieced.pieces.refused[of("no_room")] > 0
+        else:
+            assert asked == ["cache", "weights"][: 1 + (who == "weights")]
+            assert pieced.pieces.captures == PLACES and not pieced.pieces.refused
 
 
 @pytest.mark.parametrize("form", ["", "int8"])

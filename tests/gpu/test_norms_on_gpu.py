@@ -27,6 +27,7 @@ class _Block(torch.nn.Module):
         where = {"device": "cuda", "dtype": dtype}
         self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, **where)
         self.norm = torch.nn.GroupNorm(GROUPS, CHANNELS, **where)
+        self.to(memory_format=torch.channels_last)  # as workers lay weights out; cuDNN goes by it
 
     def forward(self, x: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
         y = self.conv(x) + term[:, :, None, None]
