@@ -166,14 +166,20 @@ class Pieces:
         known = self._known.get(key)
         if known is None:
             known = self._known_anew(key)
-        piece = known.piece
+        piece, weights = known.piece, known.weights
         if piece is not None:
-            assert known.weights is not None
-            if not known.weights.take(fetched):
-                if not shared:  # else it serves other places
-                    self._memory.drop(piece)
-            elif (results := self._replay(piece, inputs, live)) is not None:
-                return results
+            assert weights is not None
+            if weights.take(fetched):
+                if shared and fetched.release is not None:
+                    fetched.release()  # the next weights may come while this place computes
+                with host_layer.multiplying_by(weights.given):
+                    results = self._replay(piece, inputs, live)
+                    if results is None and shared:  # what was fetched may be gone
+                        results = tuple(call([*weights.tensors, *inputs]))
+                if results is not None:
+                    return results
+            elif not shared:  # else it serves other places
+                self._memory.drop(piece)
         elif self._is_due(known) and self._has_room(known, inputs, make_room):
             own = own_stream, form
             with host_attention.vouching(self._vouched):

@@ -35,8 +35,8 @@ _OF_A_LAYER = ("weight", "bias")
 
 
 class Fetched(NamedTuple):
-    """Weights for one call in the graph's order; `release` must be called once the call is
-    queued.
+    """Weights for one call in the graph's order; `release` must be called once what reads them is
+    queued: the call, or copies of them. Called again, it does nothing.
 
     Attributes:
         given: (weight, bias) of layers that the graph leaves to the host, by their paths: of those
@@ -319,5 +319,6 @@ class RegionWeights:
 
 
 def _all(releases: list[Callable[[], None]]) -> None:
-    for release in releases:
+    begun, releases[:] = releases[:], []
+    for release in begun:
         release()

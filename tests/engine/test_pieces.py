@@ -104,6 +104,7 @@ class Fresh(WeightSource):
 
     def __init__(self) -> None:
         self.brought: list[Any] = []
+        self.replayed_at: list[int] = []
 
     def takes(self, module: Any) -> bool:
         return getattr(module, "weight", None) is not None
@@ -120,6 +121,7 @@ class Fresh(WeightSource):
 
     def _spoil(self) -> None:
         """The room is another's once the work is queued; here it is done by then."""
+        self.replayed_at.append(RecordedGraph.replayed)
         for part in self.brought:
             part.zero_()
         self.brought.clear()
@@ -434,6 +436,32 @@ def test_places_whose_weights_come_anew_share_the_piece_of_their_kind(
     # Of a kind one call is compared, one is clean, and one is captured.
     assert pieces.replayed == STEPS * PLACES - 3 * KINDS and not pieces.cuts
     assert torch.equal(pieced.sample(), pieced.as_calls) and pieces.captures == KINDS
+    traced.engine._captured.drop_all()
+
+
+@pytest.mark.parametrize("form", ["", "int8"])
+def test_the_next_weights_may_come_while_a_shared_piece_computes(
+    host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Also where the piece finds no memory, and its copies are what a call has."""
+    model = transformers.load_quantised("flux1", form) if form else None
+    pieced = Pieced(host, traced, monkeypatch, "flux1", model)
+    fresh = Fresh()
+    pieced.sample(steps=1)
+    weights = pieced.scope._bound.weights  # type: ignore[union-attr]
+    weights.sources = (*weights.sources, fresh)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    fresh.replayed_at.clear()
+    before = RecordedGraph.replayed
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert fresh.replayed_at == list(range(before, before + STEPS * PLACES))
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(recorded_graphs, "on_replay", fail)
+    assert torch.equal(pieced.sample(steps=1), pieced.sample(pieced.calls, steps=1))
+    assert pieced.pieces.refused[of("no_memory")] == 1
     traced.engine._captured.drop_all()
 
 
