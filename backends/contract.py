@@ -126,6 +126,8 @@ class Description:
         wide: whether elements are counted with 64 bits, for calls of 2**31 of them and more.
         packs: files that a worker runs first, in this order; not part of the key, which `sources`
             ties to the functions that they put in place.
+        way: how the block is called, where that was learned (`learning.ways`); not part of the
+            key, for `form` is its digest.
     """
 
     family: str
@@ -139,6 +141,7 @@ class Description:
     layout: str = CONTIGUOUS
     wide: bool = False
     packs: tuple[PackFile, ...] = field(default=(), compare=False)
+    way: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON-plain data."""

@@ -111,7 +111,7 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
         if form not in places:
             raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
         description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
-    program = export(description, form_of(description.family, description.form))
+    program = export(description, form_of(description.family, description.form, description.way))
     _cuda().is_available = lambda: True  # now Inductor asks
     try:
         compiling.compile_wrapper(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..code.packs import foreign_class, is_known
 from ..host_api.options import UNREAD
+from ..learning.form import Learned
 from ..plans.family import Family, Inputs
 from ..plans.plan import Form, Plan
 from ..reasons import Reason, joined, of
@@ -59,6 +61,8 @@ FAMILIES = (
     packed_weight.FAMILY,
 )
 
+#: What is told of a form that was not learned.
+_WRITTEN: Mapping[str, Any] = MappingProxyType({})
 #: What a model raises that is built in another way, by another version of the host.
 _UNLIKE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 
@@ -72,9 +76,19 @@ _TITLES: dict[str, str] = {
 _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 
 
-def form_of(family: str, name: str) -> Form:
-    """Return a form by the names that a description carries."""
-    return _FORMS[family, name]
+def form_of(family: str, name: str, way: Mapping[str, Any] = _WRITTEN) -> Form:
+    """Return a form by what a description carries: its names, and the way in which its block is
+    called where that was learned.
+
+    Raises:
+        KeyError: there is no such form, or a learned one is of another name.
+    """
+    if not way:
+        return _FORMS[family, name]
+    form = Learned(dict(way))
+    if (form.family, form.name) != (family, name):
+        raise KeyError(f"the form must be {family} {name}, got {form.family} {form.name}")
+    return form
 
 
 def family_title(name: str) -> str | None:

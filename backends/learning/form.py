@@ -88,6 +88,10 @@ class Learned(Form):
         own = [r for r, at in zip(returned, self.way["same"], strict=True) if at < 0]
         return (*(inputs[i] for i in self.writes), *own)
 
+    def code(self) -> tuple[Callable[..., Any], ...]:
+        """What `reference` does to its inputs decides a graph, too."""
+        return (Learned._values,)
+
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves of a call, from the inputs."""
         found: list[Any] = []

@@ -78,6 +78,8 @@ class Form:
     #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
     #: their first one's shape: where others replace one, a graph calls it when it runs.
     parts: tuple[str, ...] = ()
+    #: How its block is called, as data, where that was learned.
+    way: Mapping[str, Any] = types.MappingProxyType({})
     #: Sizes that a comparison on a part of a call leaves whole, where its inputs may be cut though
     #: one of them holds indices; None where such a call is compared as it is.
     whole: tuple[str, ...] | None = None
@@ -268,6 +270,7 @@ def describe_place(
         device=device,
         layout=form.layout,
         packs=describe_packs(described, named_code(described)[0], through),
+        way=dict(form.way),
     )
 
 

@@ -84,7 +84,7 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
         named_code(description.module)
     backend = backend_named(task["backend"])
     _check_requirements(backend, description.device)
-    form = form_of(description.family, description.form)
+    form = form_of(description.family, description.form, description.way)
     started = time.monotonic()
     with transplanted(description.packs) as guests:
         _check_key(task, description, form, guests)

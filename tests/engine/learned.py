@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from warmgraph_backends.contract import Description
+from warmgraph_backends.graphs.graph import Graph
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import family_of, learn_root
 from warmgraph_backends.plans.describe import make_twin
@@ -48,18 +50,26 @@ class Regions:
         served: how many were not.
     """
 
-    def __init__(self, root: torch.nn.Module, record: Record, *, exported: bool) -> None:
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        record: Record,
+        *,
+        exported: bool = False,
+        built: Callable[[Description], Graph] | None = None,
+    ) -> None:
         """Set up.
 
         Args:
             exported: whether blocks are computed by a worker's export, or by the form's reference
                 over a twin.
+            built: gives the graph that computes them.
         """
         [cut] = family_of(record).roots.values()
         plan = cut(root)
         assert isinstance(plan, Plan)
         self.plan, self.declined, self.served = plan, [], 0
-        self._exported = exported
+        self._exported, self._built = exported, built
         self._made: dict[str, Any] = {}
         self._placed = [
             each
@@ -79,6 +89,12 @@ class Regions:
         description = describe_place(place, self.plan, dtype=torch.float32, device="cpu")
         key = repr((description.form, description.module))
         weights = dict(block.named_parameters())
+        if self._built is not None:
+            if key not in self._made:
+                self._made[key] = self._built(description).loaded
+            loaded = self._made[key]
+            values = [weights[spec.name] for spec in loaded.weights]
+            return leave(form, inputs, tuple(loaded.call([*values, *inputs])))
         if not self._exported:
             pending = iter(weights.values())
             twin = make_twin(description.module, lambda _shape, _dtype: next(pending))

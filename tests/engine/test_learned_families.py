@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.host_api.process import host_arguments
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn
-from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.plans.plan import Plan, describe_place
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import CompressedPayload, unpack_payload
 from warmgraph_backends.worker import main as worker
@@ -25,6 +26,7 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.watched import FIRST, lesson, sample
 
+from .lab import Lab
 from .learned import Regions, error, outside
 
 #: Another first call: height, width, batch, tokens of the text, frames.
@@ -90,7 +92,7 @@ def test_a_described_model_is_learned_as_it_is_described(
     written = plan_model(root)
     assert isinstance(written, Plan)
     by_name = {place.name: place for place in written.places}
-    learned = Regions(root, models.record(kind), exported=False).plan.places
+    learned = Regions(root, models.record(kind)).plan.places
     assert len(learned) == places
     for place in learned:
         assert isinstance(place.form, Learned)
@@ -119,6 +121,31 @@ def test_a_step_by_a_workers_export_of_what_was_learned_is_the_hosts(
         result = regions.run(lambda sizes=sizes: models.step(kind, sizes))
         assert regions.declined == [] and regions.served == len(record["blocks"])
         assert error(result, reference) < 1e-5
+
+
+def test_graphs_of_what_was_learned_are_filed_and_serve_a_new_server(
+    models: Models, tmp_path: Path
+) -> None:
+    """The worker gets the way with the description, and makes the form of it."""
+    record, root = models.record("ernie"), models.root("ernie")
+    first = Lab(tmp_path / "first")
+    for builds in (1, 0):
+        lab = first if builds else first.copy_to(tmp_path / "second")
+        try:
+            regions = Regions(root, record, built=partial(lab.graph, build=builds > 0))
+            for sizes in CALLS:
+                reference = models.step("ernie", sizes)
+                result = regions.run(lambda sizes=sizes: models.step("ernie", sizes))
+                assert regions.declined == [] and regions.served == len(record["blocks"])
+                assert error(result, reference) < 1e-5
+            description = describe_place(
+                regions.plan.places[0], regions.plan, dtype=torch.float32, device="cpu"
+            )
+            own = {f"warmgraph.learning.form:Learned.{name}" for name in ("reference", "_values")}
+            assert own <= description.sources.keys()
+            assert lab.builds() == builds
+        finally:
+            lab.engine.close()
 
 
 @pytest.mark.parametrize("kind", ["zimage", "ernie"])

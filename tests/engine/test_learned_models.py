@@ -121,7 +121,7 @@ def test_a_class_of_another_pack_is_refused(models: Any) -> None:
 def declined(models: Any, name: str, *, options: dict[str, Any]) -> list[str]:
     """Why a model's blocks are the host's in a call with these options; its result is right."""
     model = seeded(getattr(models, name))
-    regions = Regions(model, learned(models, name), exported=False)
+    regions = Regions(model, learned(models, name))
     given = arguments(*CALLS[1])
     reference = model(*given, transformer_options=dict(options))
     result = regions.run(lambda: model(*given, transformer_options=dict(options)))
@@ -136,7 +136,7 @@ def test_calls_that_differ_from_what_was_learned_are_the_hosts(
     assert declined(models, "Option", options={"strength": 2.0}) == ["learned_option"] * 2
     assert declined(models, "Model", options={"strength": 2.0}) == []
     model = seeded(models.Number)
-    regions = Regions(model, learned(models, "Number"), exported=False)
+    regions = Regions(model, learned(models, "Number"))
     monkeypatch.setattr(models, "STATE", [0.7])
     regions.run(lambda: model(*arguments(*CALLS[1])))
     assert [why.key for why in regions.declined] == ["learned_another"] * 2
@@ -208,7 +208,7 @@ def wrong(seed: int) -> str | None:
     if record["outside"]:
         return f"{seed}: {outside(record)} of {drawn.drawn}"
     model = module.Model().eval()
-    regions = Regions(model, record, exported=False)
+    regions = Regions(model, record)
     for sizes in (first, *others):
         reference = model(*narrow(sizes))
         result = regions.run(lambda sizes=sizes: model(*narrow(sizes)))
