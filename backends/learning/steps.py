@@ -12,7 +12,7 @@ from ..code.packs import foreign_class
 from ..errors import LearnError
 from ..plans.plan import FORWARD
 from ..reasons import of
-from ..torch_api.fakes import asks_for_values, errors_unsaid, sized_fakes
+from ..torch_api.fakes import asks_for_values, errors_unsaid, modules_stay, sized_fakes
 from .arguments import RootCall, Spot
 from .blocks import mark
 from .calls import by_position
@@ -78,7 +78,7 @@ class Twin:
     @contextlib.contextmanager
     def fakes(self) -> Iterator[None]:
         """Until this ends, tensors are fakes of this twin's."""
-        with self._mode, torch.no_grad(), errors_unsaid():
+        with self._mode, torch.no_grad(), errors_unsaid(), modules_stay():
             yield
 
     def step(

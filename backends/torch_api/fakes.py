@@ -38,6 +38,28 @@ def errors_unsaid() -> Iterator[None]:
         log.disabled = before
 
 
+@contextlib.contextmanager
+def modules_stay() -> Iterator[None]:
+    """Until this ends, a module that is moved to where it is stays as it is, as one with weights
+    does: torch would put something in the place of each fake, and cannot.
+    """
+    module: Any = torch.nn.Module
+    move = module._apply
+
+    def moved(self: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
+        for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
+            other = change(tensor)
+            if (other.dtype, other.device) != (tensor.dtype, tensor.device):
+                return move(self, change, recurse)
+        return self
+
+    module._apply = moved
+    try:
+        yield
+    finally:
+        module._apply = move
+
+
 def asks_for_values(error: BaseException) -> bool:
     """Tell whether code failed on fakes because it reads what is in a tensor."""
     from torch._subclasses.fake_tensor import FakeTensorMode

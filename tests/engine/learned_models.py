@@ -86,6 +86,16 @@ class Keeps(Model):
         return h + 0.5 * kept
 
 
+class Moves(Model):
+    def __init__(self):
+        super().__init__()
+        self.kinds = torch.nn.Embedding(2, 64)
+
+    def run(self, h, vec, options):
+        self.kinds.to(h.device)
+        return super().run(h, vec + self.kinds(torch.zeros_like(vec[:, :1]).long())[:, 0], options)
+
+
 class SetsBlock(Block):
     def forward(self, x, vec, transformer_options={}):
         return x + self.scale * self.mix(x, vec, transformer_options)

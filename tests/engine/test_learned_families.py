@@ -174,7 +174,9 @@ def test_a_worker_learns_from_data_alone(models: Models, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kandinsky", "cosmos", "sd3", "wan", "ltxv", "hunyuan"])
+@pytest.mark.parametrize(
+    "kind", ["kandinsky", "cosmos", "sd3", "wan", "ltxv", "hunyuan", "hunyuan_15"]
+)
 def test_a_step_of_further_models_is_the_hosts(models: Models, kind: str) -> None:
     record = models.record(kind)
     regions = Regions(models.root(kind), record, exported=True)

@@ -24,6 +24,7 @@ SERVED = {
     "Model": (1, "live"),
     "InPlace": (1, "live"),
     "Keeps": (1, "live"),
+    "Moves": (1, "live"),
     "Number": (1, "live"),
     "Option": (1, "live"),
     "Sizes": (2, "live"),
