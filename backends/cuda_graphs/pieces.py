@@ -169,17 +169,13 @@ class Pieces:
         piece, weights = known.piece, known.weights
         if piece is not None:
             assert weights is not None
-            if weights.take(fetched):
-                if shared and fetched.release is not None:
-                    fetched.release()  # the next weights may come while this place computes
-                with host_layer.multiplying_by(weights.given):
-                    results = self._replay(piece, inputs, live)
-                    if results is None and shared:  # what was fetched may be gone
-                        results = tuple(call([*weights.tensors, *inputs]))
-                if results is not None:
-                    return results
-            elif not shared:  # else it serves other places
-                self._memory.drop(piece)
+            if not weights.take(fetched):
+                if not shared:  # else it serves other places
+                    self._memory.drop(piece)
+            elif shared:
+                return self._by_copies(piece, weights, call, fetched, inputs, live)
+            elif (results := self._replay(piece, inputs, live)) is not None:
+                return results
         elif self._is_due(known) and self._has_room(known, inputs, make_room):
             own = own_stream, form
             with host_attention.vouching(self._vouched):
@@ -193,6 +189,24 @@ class Pieces:
         self._mark = gpu.mark(tensors_of(inputs)[0].device)
         known.clean += 1
         return results
+
+    def _by_copies(
+        self,
+        piece: Piece,
+        weights: Weights,
+        call: Call,
+        fetched: Fetched,
+        inputs: Sequence[Any],
+        live: Mapping[str, Any],
+    ) -> tuple[torch.Tensor, ...]:
+        """The results by a piece that has copies of what was fetched, which is let go before: so
+        the next weights may come while this place computes.
+        """
+        if fetched.release is not None:
+            fetched.release()
+        with host_layer.multiplying_by(weights.given):
+            results = self._replay(piece, inputs, live)
+            return tuple(call([*weights.tensors, *inputs])) if results is None else results
 
     def _replay(
         self, piece: Piece, inputs: Sequence[Any], live: Mapping[str, Any]

@@ -112,7 +112,6 @@ class Dynamic(WeightSource):
             self._pages, self._held = None, 0
 
     def make_room(self, size: int) -> None:
-        """Have weights of so many bytes come anew at each call: their room is needed more."""
         pages, used = dynamic_vram.page_range(self._model, self._device)
         if used and not self._holders:
             dynamic_vram.give_up(pages, size)

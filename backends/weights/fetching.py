@@ -130,9 +130,9 @@ class ModelWeights:
         self._short_epoch = self.epoch
 
     def make_room(self, size: int) -> None:
-        """Give up so many bytes of the device's memory, if weights may come anew at each call."""
-        if self.together:
-            self.dynamic.make_room(size)
+        """Have the sources give up so many bytes of the device's memory."""
+        for source in self.sources:
+            source.make_room(size)
 
     @property
     def gives_to_layers(self) -> bool:
@@ -319,6 +319,5 @@ class RegionWeights:
 
 
 def _all(releases: list[Callable[[], None]]) -> None:
-    begun, releases[:] = releases[:], []
-    for release in begun:
-        release()
+    while releases:
+        releases.pop(0)()

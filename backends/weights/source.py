@@ -67,6 +67,12 @@ class WeightSource(Protocol):
         """Undo one `hold` that gave a signature."""
         return
 
+    def make_room(self, size: int) -> None:
+        """Give up so many bytes of the device's memory, where weights may come anew at each call
+        just as well.
+        """
+        return
+
     def begin_run(self) -> None:
         """Hold nothing: the host may have loaded, moved or patched anything."""
         return

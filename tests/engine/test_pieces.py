@@ -127,6 +127,18 @@ class Fresh(WeightSource):
         self.brought.clear()
 
 
+def with_fresh_weights(
+    host: Host, lab: Lab, monkeypatch: pytest.MonkeyPatch, form: str
+) -> tuple[Pieced, Fresh]:
+    """A small Flux in a format, "" for none, whose weights come anew at each call."""
+    model = transformers.load_quantised("flux1", form) if form else None
+    made, fresh = Pieced(host, lab, monkeypatch, "flux1", model), Fresh()
+    made.sample(steps=1)
+    weights = made.scope._bound.weights  # type: ignore[union-attr]
+    weights.sources = (*weights.sources, fresh)
+    return made, fresh
+
+
 @pytest.fixture
 def pieced(host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pieced]:
     made = Pieced(host, traced, monkeypatch)
@@ -425,11 +437,7 @@ def test_where_there_is_no_room_the_cache_and_then_weights_make_some(
 def test_places_whose_weights_come_anew_share_the_piece_of_their_kind(
     host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    model = transformers.load_quantised("flux1", form) if form else None
-    pieced = Pieced(host, traced, monkeypatch, "flux1", model)
-    pieced.sample(steps=1)
-    weights = pieced.scope._bound.weights  # type: ignore[union-attr]
-    weights.sources = (*weights.sources, Fresh())
+    pieced, _ = with_fresh_weights(host, traced, monkeypatch, form)
     assert torch.equal(pieced.sample(), pieced.as_calls)
     pieces = pieced.pieces
     assert pieces.captures == pieces.captured == KINDS and not pieces.refused
@@ -444,12 +452,7 @@ def test_the_next_weights_may_come_while_a_shared_piece_computes(
     host: Host, traced: Lab, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Also where the piece finds no memory, and its copies are what a call has."""
-    model = transformers.load_quantised("flux1", form) if form else None
-    pieced = Pieced(host, traced, monkeypatch, "flux1", model)
-    fresh = Fresh()
-    pieced.sample(steps=1)
-    weights = pieced.scope._bound.weights  # type: ignore[union-attr]
-    weights.sources = (*weights.sources, fresh)
+    pieced, fresh = with_fresh_weights(host, traced, monkeypatch, form)
     assert torch.equal(pieced.sample(), pieced.as_calls)
     fresh.replayed_at.clear()
     before = RecordedGraph.replayed
