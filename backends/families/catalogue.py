@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from ..code.packs import foreign_class, is_known
 from ..host_api.options import UNREAD
 from ..learning.form import Learned
+from ..learning.values import name_of
 from ..plans.family import Family, Inputs
 from ..plans.plan import Form, Plan
 from ..reasons import Reason, joined, of
@@ -61,8 +61,6 @@ FAMILIES = (
     packed_weight.FAMILY,
 )
 
-#: What is told of a form that was not learned.
-_WRITTEN: Mapping[str, Any] = MappingProxyType({})
 #: What a model raises that is built in another way, by another version of the host.
 _UNLIKE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 
@@ -76,7 +74,7 @@ _TITLES: dict[str, str] = {
 _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 
 
-def form_of(family: str, name: str, way: Mapping[str, Any] = _WRITTEN) -> Form:
+def form_of(family: str, name: str, way: Mapping[str, Any] | None = None) -> Form:
     """Return a form by what a description carries: its names, and the way in which its block is
     called where that was learned.
 
@@ -105,7 +103,7 @@ def plan_model(root: torch.nn.Module) -> Plan | Reason:
     if family is None:
         return of("at_normal_speed", why=of("no_plan", model=cls.__name__))
     try:
-        plan = family.roots[_full_name(cls)](root)
+        plan = family.roots[name_of(cls)](root)
     except _UNLIKE as error:
         told = {"model": cls.__name__, "sort": type(error).__name__, "error": error}
         return of("at_normal_speed", why=of("built_unlike", **told))
@@ -166,8 +164,4 @@ def _families(root: torch.nn.Module) -> list[Family]:
 
 
 def _family(cls: type) -> Family | None:
-    return _BY_ROOT.get(_full_name(cls))
-
-
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return _BY_ROOT.get(name_of(cls))

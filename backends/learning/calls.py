@@ -86,7 +86,7 @@ class Call:
         self.named = by_name(type(module).forward, args, kwargs)
         self.leaves: list[Any] = []
         arguments = [[n, take_apart(v, self.leaves, n)] for n, v in self.named.items()]
-        self._memories = [_memory(leaf) for leaf in self.leaves]
+        self._memories = list(map(memory, self.leaves))
         self.facts: dict[str, Any] = {
             "arguments": arguments,
             "leaves": list(map(noted, self.leaves)),
@@ -110,7 +110,7 @@ class Call:
         if any(not isinstance(each, torch.Tensor) for each in returned):
             raise LearnError(of("learned_returns", sort="number"))
         same = [next((i for i, v in enumerate(self.leaves) if v is r), -1) for r in returned]
-        memories = [_memory(each) for each, at in zip(returned, same, strict=True) if at < 0]
+        memories = [memory(each) for each, at in zip(returned, same, strict=True) if at < 0]
         if len({*memories}) < len(memories) or {*memories} & {*self._memories}:
             raise LearnError(of("learned_alias"))
         self.facts.update(results=results, returned=list(map(noted, returned)), same=same)
@@ -128,7 +128,7 @@ class Call:
         Raises:
             LearnError: two of them share it.
         """
-        found = [i for i, memory in enumerate(self._memories) if memory in memories]
+        found = [i for i, each in enumerate(self._memories) if each in memories]
         if any(self._memories.count(self._memories[i]) > 1 for i in found):
             raise LearnError(of("learned_shared"))
         return found
@@ -141,5 +141,6 @@ def noted(leaf: Any) -> Any:
     return leaf
 
 
-def _memory(leaf: Any) -> int:
+def memory(leaf: Any) -> int:
+    """Return what is equal for tensors that share memory; 0 of anything else."""
     return memory_of(leaf) if isinstance(leaf, torch.Tensor) else 0

@@ -10,7 +10,7 @@ import torch
 
 from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
 from ..reasons import Reason, of
-from ..torch_api.fakes import memory_of
+from .calls import memory
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import SUM
@@ -114,7 +114,7 @@ class Fit:
         for name, (low, high) in self._ranges.items():
             if name in self._carriers and not low <= self._size(name, leaves) <= high:
                 raise _OtherError(name)
-        memories = [memory_of(v) if torch.is_tensor(v) else 0 for v in leaves]
+        memories = list(map(memory, leaves))
         if any(memories.count(memories[i]) > 1 for i in self._way["writes"]):
             raise _OtherError(self._leaves[self._way["writes"][0]]["in"])
 

@@ -89,21 +89,24 @@ class Regions:
         description = describe_place(place, self.plan, dtype=torch.float32, device="cpu")
         key = repr((description.form, description.module))
         weights = dict(block.named_parameters())
-        if self._built is not None:
-            if key not in self._made:
-                self._made[key] = self._built(description).loaded
-            loaded = self._made[key]
-            values = [weights[spec.name] for spec in loaded.weights]
-            return leave(form, inputs, tuple(loaded.call([*values, *inputs])))
-        if not self._exported:
+        if not self._exported and self._built is None:
             pending = iter(weights.values())
             twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
             return leave(form, inputs, form.computed(twin, inputs))
         if key not in self._made:
-            self._made[key] = export(description, form)
-        program = self._made[key]
-        values = [weights[spec.name] for spec in program.weights]
-        return leave(form, inputs, tuple(program.graph_module(*values, *inputs)))
+            self._made[key] = self._graph(description, form)
+        specs, call = self._made[key]
+        values = [weights[spec.name] for spec in specs]
+        return leave(form, inputs, tuple(call([*values, *inputs])))
+
+    def _graph(self, description: Description, form: Learned) -> tuple[Any, Callable[[Any], Any]]:
+        """The weights that a kind's graph takes, and its call."""
+        if self._built is not None:
+            loaded = self._built(description).loaded
+            assert loaded is not None
+            return loaded.weights, loaded.call
+        program = export(description, form)
+        return program.weights, lambda values: program.graph_module(*values)
 
 
 class _Call:
