@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..device.gpu import is_capturing
+from ..host_api.dynamic_vram import no_page_taken
 from ..host_api.execution import is_interrupt
 from ..reasons import Reason, of
 from ..weights.addresses import Addresses
@@ -120,7 +121,7 @@ class CapturedCall:
         """
         with _told():
             torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream), no_collection():
+            with torch.cuda.stream(self._stream), undisturbed():
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     with capturing():
@@ -232,12 +233,15 @@ def forget_frames(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Hold garbage collection off: what it frees may belong to the GPU, and ends a capture."""
+def undisturbed() -> Iterator[None]:
+    """Hold off what ends a capture and is not of the call: garbage collection, since what it frees
+    may belong to the GPU, and the host's taking of a model's pages.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with no_page_taken():
+            yield
     finally:
         if was_enabled:
             gc.enable()

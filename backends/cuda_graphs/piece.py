@@ -21,7 +21,7 @@ from ..device import gpu
 from ..operators import live_arguments, registering
 from ..reasons import Reason
 from ..torch_api.memory import borrowed
-from .captured_call import capturing, forget_frames, no_collection
+from .captured_call import capturing, forget_frames, undisturbed
 
 #: A place's graph, as its compiler made it.
 Call = Callable[[list[Any]], Any]
@@ -113,7 +113,7 @@ class Piece:
         self._fill(tensors_of(inputs, live.values()))
         current = gpu.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with gpu.on_stream(self._stream), no_collection(), registering.recorded_by(self):
+        with gpu.on_stream(self._stream), undisturbed(), registering.recorded_by(self):
             self._begin()
             try:
                 with (

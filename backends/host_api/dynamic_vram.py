@@ -10,6 +10,7 @@ notes between the begin of a copy and its end.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from . import formats
 
 _NONE: dict[Any, Any] = {}
+#: Of ranges that `hold` holds: how many bytes from their start are never taken for room.
+_floors: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
@@ -212,6 +215,7 @@ def hold(pages: Any, size: int) -> bytes | None:
     if signature is None:
         return None
     # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
+    _floors[pages] = size
     pages.set_watermark_limit(size)
     return bytes(signature)
 
@@ -225,5 +229,26 @@ def give_up(pages: Any, size: int) -> None:
 
 def let_go(pages: Any, size: int) -> None:
     """Let go of the pages that `hold` holds."""
+    _floors.pop(pages, None)
     pages.set_watermark_limit(0)
     pages.unpin(pages.base_addr, size)
+
+
+@contextlib.contextmanager
+def no_page_taken() -> Iterator[None]:
+    """Have no page of any loaded model be taken for room until this ends.
+
+    comfy-aimdo takes pages where memory is asked for, and waits for the device before: while a call
+    is captured that is a fault, and PyTorch ends the process when it frees what the capture had.
+    """
+    import comfy.model_management as management
+
+    models = [each.real_model() for each in management.current_loaded_models if each.real_model]
+    ranges = [pages for m in models for pages in getattr(m, "dynamic_vbars", _NONE).values()]
+    for pages in ranges:
+        pages.set_watermark_limit(pages.max_size)
+    try:
+        yield
+    finally:
+        for pages in ranges:
+            pages.set_watermark_limit(_floors.get(pages, 0))

@@ -13,7 +13,7 @@ from .quantised_runs import Flux
 class Range:
     """Counts as the host's `ModelVBAR` does: each fault holds all pages once more."""
 
-    base_addr, offset = 4096, 100
+    base_addr, offset, max_size = 4096, 100, 1000
 
     def __init__(self) -> None:
         self.pins = 0

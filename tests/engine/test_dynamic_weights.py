@@ -4,12 +4,14 @@ there is the weight with its LoRA. The host's own functions run over a range in 
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from warmgraph_backends.cuda_graphs.captured_call import undisturbed
 from warmgraph_backends.weights.addresses import AddressBook
 from warmgraph_backends.weights.casting import OneByOne
 from warmgraph_backends.weights.dynamic import Dynamic
@@ -85,6 +87,40 @@ def test_where_weights_may_not_come_together_no_page_is_asked_for(pages: Range) 
     weights = ModelWeights(model, DEVICE, torch.float16, together=False)
     assert weights.dynamic.hold() is None
     assert (pages.pins, pages.faults, pages.floor) == (0, 0, 0)
+
+
+def test_no_page_is_taken_while_a_call_is_captured(
+    host: Host, weights: ModelWeights, pages: Range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any loaded model: one that is held, and one that is not, beside one that was unloaded."""
+    import comfy.model_management as management
+    from comfy.model_patcher import ModelPatcher
+
+    def loaded(ranges: dict[torch.device, Range]) -> Any:
+        module = torch.nn.Module()
+        module.dynamic_vbars = ranges
+        patchers.append(ModelPatcher(module, DEVICE, DEVICE))
+        entry = management.LoadedModel(patchers[-1])
+        entry.real_model = weakref.ref(module)
+        return entry
+
+    patchers: list[Any] = []
+    other, gone = Range(), loaded({})
+    gone.real_model = None
+    entries = [loaded({DEVICE: pages}), gone, loaded({DEVICE: other})]
+    monkeypatch.setattr(management, "current_loaded_models", entries)
+    weights.dynamic.hold()
+    for failure in (None, RuntimeError("broken off")):
+        try:
+            with undisturbed():
+                assert (pages.floor, other.floor) == (pages.max_size, other.max_size)
+                if failure:
+                    raise failure
+        except RuntimeError as error:
+            assert error is failure
+        assert (pages.floor, other.floor) == (pages.offset, 0)
+    weights.dynamic.release()
+    assert pages.floor == 0
 
 
 # --- through the host's own functions -------------------------------------------------------------

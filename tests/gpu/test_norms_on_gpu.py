@@ -27,7 +27,9 @@ class _Block(torch.nn.Module):
         where = {"device": "cuda", "dtype": dtype}
         self.conv = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, **where)
         self.norm = torch.nn.GroupNorm(GROUPS, CHANNELS, **where)
-        self.to(memory_format=torch.channels_last)  # as workers lay weights out; cuDNN goes by it
+        # As workers lay weights out: cuDNN goes by it. (A module of fakes cannot be moved.)
+        weight = self.conv.weight.detach().contiguous(memory_format=torch.channels_last)
+        self.conv.weight = torch.nn.Parameter(weight)
 
     def forward(self, x: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
         y = self.conv(x) + term[:, :, None, None]
