@@ -23,6 +23,8 @@ from ..reasons import Reason
 from ..torch_api.memory import borrowed
 from .captured_call import capturing, forget_frames, undisturbed
 
+#: In bytes, from one tensor to the next: any kernel reads at such an address.
+_APART = 256
 #: A place's graph, as its compiler made it.
 Call = Callable[[list[Any]], Any]
 
@@ -35,6 +37,9 @@ class Statics:
     def __init__(self) -> None:
         self._tensors: weakref.WeakValueDictionary[Hashable, torch.Tensor]
         self._tensors = weakref.WeakValueDictionary()
+        #: By device and size.
+        self._rooms: weakref.WeakValueDictionary[Hashable, torch.Tensor]
+        self._rooms = weakref.WeakValueDictionary()
 
     def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
         """Return the one of such a form for a use, made now if need be."""
@@ -48,10 +53,34 @@ class Statics:
             self._tensors[form] = found
         return found
 
+    def side_by_side(
+        self, likes: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return tensors of such forms, side by side in memory that all who ask for some share, as
+        long as it is large enough; and that memory, to be kept as long as they are.
+        """
+        starts, size = [], 0
+        for like in likes:
+            starts.append(size)
+            size += -(-_extent(like) * like.element_size() // _APART) * _APART
+        device = likes[0].device if likes else torch.device("cpu")
+        rooms = self._rooms.values()
+        room = next((r for r in rooms if r.nbytes >= size and r.device == device), None)
+        with torch.inference_mode(False):
+            if room is None:
+                room = torch.empty(size, dtype=torch.uint8, device=device)
+                self._rooms[device, size] = room
+            return room, [
+                room[start : start + _extent(like) * like.element_size()]
+                .view(like.dtype)
+                .as_strided(like.shape, like.stride())
+                for start, like in zip(starts, likes, strict=True)
+            ]
+
     @property
     def held_bytes(self) -> int:
         """What they hold of the device's memory."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
+        return sum(each.nbytes for each in (*self._tensors.values(), *self._rooms.values()))
 
 
 class _Apart(NamedTuple):
@@ -206,6 +235,12 @@ class Piece:
         for step in steps:
             if not isinstance(step, _Apart):
                 step.reset()
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements lie between a tensor's first and its last."""
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((n - 1) * step for n, step in sides) if tensor.numel() else 0
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:

@@ -1,20 +1,22 @@
 """The weights that a piece reads: where they lie, or copies of its own that they are written into.
 
 Where weights come anew at each call, all places of a kind share one piece over one set of copies:
-to copy them on the GPU takes a hundredth of what it takes to bring them there.
+to copy them on the GPU takes a hundredth of what it takes to bring them there. All kinds have their
+copies in the same memory: each is done with them when the next one comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from ..operators.host_layer import Given
+from ..torch_api.memory import copy_each
 from ..weights.fetching import Fetched
-from ..weights.streamed import copy_of, parts_of, rest_of
-from .piece import form_of
+from ..weights.streamed import made_of, parts_and_rest
+from .piece import Statics, form_of
 
 #: Weights of so many bytes are kept as copies in any case.
 _SMALL = 2**16
@@ -39,7 +41,7 @@ class Weights(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What the copies hold of the device's memory."""
+        """What of the copies is their own, of the device's memory."""
 
 
 class InPlace(Weights):
@@ -92,62 +94,79 @@ class InPlace(Weights):
 class Copies(Weights):
     """Copies that the weights of any place of a kind are written into."""
 
-    def __init__(self, fetched: Fetched) -> None:
-        """Make room for such weights as a call had, with these in it."""
-        with torch.inference_mode(False):
-            self.tensors = [tensor.detach().clone() for tensor in fetched.tensors]
-            pairs = {
-                path: (_copy_of(weight), _copy_of(bias))
-                for path, (weight, bias) in fetched.given.items()
-            }
-        self.given = pairs
-        self._copies = [*self.tensors, *_parts(fetched._replace(given=pairs))]
-        self._forms = _forms(fetched)
+    held_bytes = 0  # they lie where other kinds' lie
+
+    def __init__(self, fetched: Fetched, statics: Statics) -> None:
+        """Make room for such weights as a call had, with these in it.
+
+        Args:
+            statics: where they lie.
+        """
+        live, self._forms = _apart(fetched)
+        self._room, self._copies = statics.side_by_side(live)
+        _write(live, self._copies)
+        left = iter(self._copies)
+        self.tensors = [next(left) for _ in fetched.tensors]
+        self.given = {
+            path: (_made_of(weight, left), _made_of(bias, left))
+            for path, (weight, bias) in fetched.given.items()
+        }
 
     def take(self, fetched: Fetched) -> bool:
-        if _forms(fetched) != self._forms:
+        live, forms = _apart(fetched)
+        if forms != self._forms:
             return False
-        _write([*fetched.tensors, *_parts(fetched)], self._copies)
+        _write(live, self._copies)
         return True
 
     def forget(self) -> None:
         return
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._copies)
-
 
 def _write(live: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
+    """Copy what lies elsewhere, all small tensors of a dtype at once."""
+    small: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for mine, now in zip(kept, live, strict=True):
-        if mine is not now:
+        if mine is now:
+            continue
+        if _is_small(mine):
+            into, values = small.setdefault(mine.dtype, ([], []))
+            into.append(mine)
+            values.append(now)
+        else:
             mine.copy_(now)
+    for into, values in small.values():
+        copy_each(into, values)
 
 
-def _forms(fetched: Fetched) -> list[Any]:
-    """All that weights are beside their numbers."""
-    given = [
-        (path, [each if each is None else rest_of(each) for each in pair])
-        for path, pair in fetched.given.items()
-    ]
-    return [*map(form_of, fetched.tensors), *map(form_of, _parts(fetched)), *given]
+def _apart(fetched: Fetched) -> tuple[list[torch.Tensor], list[Any]]:
+    """The plain tensors that weights consist of, and all that they are beside their numbers."""
+    tensors = list(fetched.tensors)
+    rests: list[Any] = []
+    for path, pair in fetched.given.items():
+        rests.append(path)
+        for tensor in pair:
+            parts, rest = ([], None) if tensor is None else _known(tensor)
+            tensors += parts
+            rests.append((len(parts), rest))
+    return tensors, [*map(form_of, tensors), *rests]
 
 
 def _parts(fetched: Fetched) -> list[torch.Tensor]:
     """The plain tensors that layers are multiplied by which a graph leaves to the host."""
-    found: list[torch.Tensor] = []
-    for pair in fetched.given.values():
-        for tensor in pair:
-            if tensor is not None:
-                parts = parts_of(tensor)
-                if parts is None:
-                    raise RuntimeError(f"the parts of a {type(tensor).__name__} are not known")
-                found += parts
-    return found
+    pairs = fetched.given.values()
+    return [p for pair in pairs for each in pair if each is not None for p in _known(each)[0]]
 
 
-def _copy_of(tensor: Any) -> Any:
-    return None if tensor is None else copy_of(tensor)
+def _known(tensor: Any) -> tuple[list[torch.Tensor], Any]:
+    apart = parts_and_rest(tensor)
+    if apart is None:
+        raise RuntimeError(f"the parts of a {type(tensor).__name__} are not known")
+    return apart
+
+
+def _made_of(tensor: Any, parts: Iterator[torch.Tensor]) -> Any:
+    return None if tensor is None else made_of(tensor, parts)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

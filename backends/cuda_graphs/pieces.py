@@ -270,9 +270,9 @@ class Pieces:
         device = tensors_of(inputs)[0].device
         piece = None
         try:
-            weights: Weights = Copies(fetched) if shared else InPlace(fetched)
-            stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
+            weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
+            stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             piece = Piece(stream, self._memory.pool(), self._statics, driver.make_graph)
             with host_layer.multiplying_by(weights.given):
                 results = piece.capture(call, weights.tensors, inputs, live)

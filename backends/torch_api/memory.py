@@ -1,4 +1,4 @@
-"""Tensors over memory that they do not own, and memory that is followed without being held.
+"""Memory: tensors over what they do not own, what is followed without being held, many copies.
 
 Source: torch/_inductor/cudagraph_trees.py of torch 2.10-2.15, which does both likewise.
 """
@@ -29,6 +29,19 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
         return empty.set_(storage, 0, tensor.shape, tensor.stride())
     except (AttributeError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} borrows no memory: {error}") from error
+
+
+def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy values into tensors of their shapes and one dtype, by one kernel where this PyTorch can.
+
+    Source: torch/_foreach_utils.py of torch 2.10-2.15; its optimisers copy so.
+    """
+    together: Any = getattr(torch, "_foreach_copy_", None)
+    if together is not None:
+        together(into, values)
+        return
+    for tensor, value in zip(into, values, strict=True):
+        tensor.copy_(value)
 
 
 class Memory:

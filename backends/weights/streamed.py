@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,32 +89,29 @@ class _Apart(NamedTuple):
 
 def parts_of(tensor: Any) -> list[torch.Tensor] | None:
     """The plain tensors that a parameter consists of, None where that is not known."""
-    if type(tensor) in _PLAIN:
-        return [tensor]
-    apart = _taken_apart(tensor)
-    return list(apart.parts.values()) if apart is not None else None
+    apart = parts_and_rest(tensor)
+    return None if apart is None else apart[0]
 
 
-def copy_of(tensor: Any) -> Any:
-    """A parameter like one, over parts of its own; as `parts_of` knows it.
-
-    Raises:
-        TypeError: its parts are not known.
+def parts_and_rest(tensor: Any) -> tuple[list[torch.Tensor], Any] | None:
+    """The plain tensors that a parameter consists of, and what it is beside them: equal for those
+    that differ in nothing else. None where that is not known.
     """
     if type(tensor) in _PLAIN:
-        return tensor.detach().clone()
+        return [tensor], None
     apart = _taken_apart(tensor)
     if apart is None:
-        raise TypeError(f"the parts of a {type(tensor).__name__} are not known")
-    parts = {name: part.detach().clone() for name, part in apart.parts.items()}
-    return _put_together(tensor, parts, apart)
-
-
-def rest_of(tensor: Any) -> Any:
-    """What a parameter is beside its numbers: equal for those that differ in nothing else."""
-    if type(tensor) in _PLAIN:
         return None
-    return type(tensor), *tensor.__tensor_flatten__()
+    return list(apart.parts.values()), (type(tensor), tuple(apart.parts), apart.context)
+
+
+def made_of(tensor: Any, parts: Iterator[torch.Tensor]) -> Any:
+    """A parameter like one whose parts are known, over the next of these parts."""
+    if type(tensor) in _PLAIN:
+        return next(parts)
+    apart = _taken_apart(tensor)
+    assert apart is not None
+    return _put_together(tensor, {name: next(parts) for name in apart.parts}, apart)
 
 
 def _put_together(whole: Any, parts: dict[str, torch.Tensor], apart: _Apart) -> Any:

@@ -18,7 +18,7 @@ from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_backends.weights.source import Brought, WeightSource
-from warmgraph_backends.weights.streamed import copy_of, parts_of
+from warmgraph_backends.weights.streamed import made_of, parts_of
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -114,10 +114,11 @@ class Fresh(WeightSource):
         return Brought(pairs, self.name, False, self._spoil)  # type: ignore[arg-type]
 
     def _copy(self, tensor: Any) -> Any:
-        copy = None if tensor is None else copy_of(tensor)
-        if copy is not None:
-            self.brought += parts_of(copy)
-        return copy
+        if tensor is None:
+            return None
+        parts = [part.detach().clone() for part in parts_of(tensor)]
+        self.brought += parts
+        return made_of(tensor, iter(parts))
 
     def _spoil(self) -> None:
         """The room is another's once the work is queued; here it is done by then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from warmgraph_backends.families import packed_weight
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels import packed_blocks
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
-from warmgraph_backends.weights.streamed import copy_of, parts_of, rest_of
+from warmgraph_backends.weights.streamed import made_of, parts_and_rest, parts_of
 from warmgraph_tools import gguf_files
 
 #: What the package `gguf` 0.19.0 makes of the same bytes (`quants.dequantize`): how many of 200
@@ -113,9 +114,16 @@ def test_a_large_one_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) -
 def test_it_is_copied_and_told_apart_by_its_parts() -> None:
     blocks = finite("Q4_0", torch.float16)[:8]
     weight = Packed(blocks, FORMATS["Q4_0"], torch.float16, torch.Size((4, 64)), torch.float16)
-    copy = copy_of(weight)
-    [mine], [its] = parts_of(weight) or [], parts_of(copy) or []
+    [mine] = parts_of(weight) or []
+    copy = made_of(weight, iter([blocks.clone()]))
+    [its] = parts_of(copy) or []
     assert mine is blocks and torch.equal(its, blocks) and its.data_ptr() != blocks.data_ptr()
-    assert rest_of(copy) == rest_of(weight) and torch.equal(copy.unpacked(), weight.unpacked())
+    assert _rest_of(copy) == _rest_of(weight) and torch.equal(copy.unpacked(), weight.unpacked())
     other = Packed(blocks, FORMATS["Q4_0"], torch.float32, torch.Size((4, 64)), torch.float16)
-    assert rest_of(other) != rest_of(weight)
+    assert _rest_of(other) != _rest_of(weight)
+
+
+def _rest_of(weight: Packed) -> Any:
+    apart = parts_and_rest(weight)
+    assert apart is not None
+    return apart[1]
