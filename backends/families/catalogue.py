@@ -10,6 +10,7 @@ import torch
 
 from ..code.packs import foreign_class, is_known
 from ..host_api.options import UNREAD
+from ..learning.family import family_of
 from ..learning.form import Learned
 from ..learning.values import name_of
 from ..plans.family import Family, Inputs
@@ -94,10 +95,16 @@ def family_title(name: str) -> str | None:
     return _TITLES.get(name)
 
 
-def plan_model(root: torch.nn.Module) -> Plan | Reason:
-    """Cut a model of the host into regions, or say in a line why it stays as it is."""
+def plan_model(root: torch.nn.Module, record: Mapping[str, Any] | None = None) -> Plan | Reason:
+    """Cut a model of the host into regions, or say in a line why it stays as it is.
+
+    Args:
+        record: what was learned of it, for a model that no family here is of.
+    """
     cls = type(root)
     family = _family(cls)
+    if family is None and record is not None and record["root"] == name_of(cls):
+        family = family_of(record)
     if family is None and (owner := foreign_class(cls)) is not None:
         return of("at_normal_speed", why=owner)
     if family is None:

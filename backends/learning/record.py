@@ -1,9 +1,9 @@
-"""A record: what was learned of a model, as JSON-plain data, and the family that is made of it."""
+"""A record: what was learned of a model, as JSON-plain data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,11 @@ import torch
 
 from ..errors import LearnError
 from ..host_api.detected import root_of
-from ..plans.family import Family
-from ..plans.plan import Dispatch, Place, Plan, dispatch_several
-from ..reasons import Reason, of
+from ..reasons import of
 from .arguments import RootCall, Variable
 from .blocks import why_not
 from .branches import by_ranges
-from .form import Learned, serve
+from .family import reason_of
 from .notes import Listener
 from .steps import Made, Twin
 from .values import name_of, put_together
@@ -153,7 +151,7 @@ class _Lesson:
             raise LearnError(of("learned_not_called"))
         for each in seen:
             if each["problem"] is not None:
-                raise LearnError(_read(each["problem"]))
+                raise LearnError(reason_of(each["problem"]))
         for made in calls:
             if made.problem is not None:
                 raise LearnError(made.problem)
@@ -210,45 +208,3 @@ class _Lesson:
 
 def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
-
-
-def _read(problem: Mapping[str, Any]) -> Reason:
-    """A reason that came as data."""
-    return Reason(problem["text"], problem["key"], problem["values"])
-
-
-def family_of(record: Record) -> Family:
-    """Make the family of the model that a record is of, as the written ones."""
-    forms = {key: Learned(way) for key, way in record["ways"]}
-    return Family(
-        title=record["root"].rpartition(":")[2],
-        roots={record["root"]: partial(_cut, record, forms)},
-        forms=forms,
-    )
-
-
-def _cut(record: Record, forms: Mapping[str, Learned], root: torch.nn.Module) -> Plan:
-    """Cut a model as it was learned."""
-    plan = Plan(outside=[(name, _read(why)) for name, why in record["outside"]])
-    for form in forms.values():
-        plan.symbols.update(form.symbols)
-    for name, cls, ways in record["blocks"]:
-        block = root.get_submodule(name)
-        if name_of(type(block)) == cls:
-            plan.dispatches.append(_dispatch(name, block, [(forms[key], i) for key, i in ways]))
-    return plan
-
-
-def _dispatch(
-    name: str, block: torch.nn.Module, ways: Sequence[tuple[Learned, list[Any]]]
-) -> Dispatch:
-    places = [
-        Place(name if number == 0 else f"{name}:{number}", block, form)
-        for number, (form, _) in enumerate(ways)
-    ]
-    idle = {form.name: dict(numbers) for form, numbers in ways}
-
-    def compute(calls: Any, *taken: Any) -> Any:
-        return serve([form for form, _ in ways], calls, idle, *taken)
-
-    return dispatch_several(places, compute)

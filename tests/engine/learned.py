@@ -10,8 +10,9 @@ import torch
 
 from warmgraph_backends.contract import Description
 from warmgraph_backends.graphs.graph import Graph
+from warmgraph_backends.learning.family import family_of
 from warmgraph_backends.learning.form import Learned
-from warmgraph_backends.learning.record import family_of, learn_root
+from warmgraph_backends.learning.record import learn_root
 from warmgraph_backends.plans.describe import make_twin
 from warmgraph_backends.plans.plan import Place, Plan, describe_place
 from warmgraph_backends.reasons import Reason

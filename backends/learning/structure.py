@@ -1,0 +1,79 @@
+"""What a model is made of, as one name: its class and settings, its parts, and all code of theirs.
+
+What was learned of a model holds for each that has this name, whatever its weights, their dtype and
+where they lie. A host, a pack or a Warmgraph whose code says otherwise gives it another one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..code.sources import fingerprint
+from ..host_api import attention, layers
+from ..storing.canonical_json import canonical_json, sha256_hex
+from ..target.own_code import hash_files
+from .values import name_of
+
+_BACKENDS = Path(__file__).resolve().parents[1]
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def structure_of(root: torch.nn.Module) -> str:
+    """Return the name of a model's structure, 64 hex digits."""
+    classes = sorted({type(part) for part in root.modules()}, key=name_of)
+    return sha256_hex(
+        canonical_json(
+            {
+                "parts": [[name, *_part(part)] for name, part in root.named_modules()],
+                "code": fingerprint([], classes, live=attention.replaceable()),
+                "learning": _own_code(),
+            }
+        )
+    )
+
+
+def _part(part: torch.nn.Module) -> list[Any]:
+    """A part's class, settings and sizes, but for what loading a model notes there."""
+    cls = type(part)
+    if layers.is_operator(part):  # only of these torch says which are its settings
+        settings = {name: getattr(part, name, None) for name in getattr(cls, "__constants__", ())}
+    else:
+        settings = {
+            name: value
+            for name, value in part.__dict__.items()
+            if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
+        }
+        settings.pop("training", None)
+    sizes = [
+        [name, None if tensor is None else list(tensor.shape)]
+        for named in (part._parameters, part._buffers)
+        for name, tensor in named.items()
+    ]
+    plain = {name: _read(value) for name, value in settings.items()}
+    return [name_of(cls), {n: value for n, [value] in plain.items()}, sizes]
+
+
+def _read(value: Any) -> list[Any]:
+    """A setting as it can be written down; of any other the class alone, and of a dtype nothing:
+    the same model is loaded in several.
+    """
+    if isinstance(value, (torch.dtype, torch.device)):
+        return [None]
+    if isinstance(value, float):
+        return [repr(value)]
+    if isinstance(value, _PLAIN):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [[part for each in value for part in _read(each)]]
+    return [name_of(type(value))]
+
+
+@cache
+def _own_code() -> str:
+    """What of ours decides what is learned."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hash_files(_BACKENDS, [f"{file.parent.name}/{file.name}" for file in files])
