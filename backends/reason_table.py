@@ -176,6 +176,8 @@ TABLE: dict[str, str | Row] = {
     "learned_another": "it was called with another {name} than was learned",
     "learned_option": "the option {name} is another than was learned",
     "learned_attention": "another node chose the attention, which is part of what was learned",
+    "learned_no_graph": "what it was called with now has no compiled file",
+    "learned_settings_now": "its settings are not what they were when it was learned",
     # Another node takes part.
     "own_attention": "a layer of it has an attention of its own",
     "patches": "another node patches {name}",

@@ -99,11 +99,12 @@ def plan_model(root: torch.nn.Module, record: Mapping[str, Any] | None = None) -
     """Cut a model of the host into regions, or say in a line why it stays as it is.
 
     Args:
-        record: what was learned of it, for a model that no family here is of.
+        record: what was learned of it, for a model whose blocks no family here describes.
     """
     cls = type(root)
     family = _family(cls)
-    if family is None and record is not None and record["root"] == name_of(cls):
+    is_described = family is not None and bool(family.forms)
+    if not is_described and record is not None and record["root"] == name_of(cls):
         family = family_of(record)
     if family is None and (owner := foreign_class(cls)) is not None:
         return of("at_normal_speed", why=owner)

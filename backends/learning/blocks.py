@@ -107,6 +107,35 @@ def settings(module: torch.nn.Module) -> list[Any]:
     ]
 
 
+class Settings:
+    """What the code of a block's layers may read of their attributes, as it is now."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        """Look at a block."""
+        wanted = all_read(block).difference(layers.STATE, layers.FORWARDS)
+        parts = [part for part in block.modules() if not layers.is_operator(part)]
+        self._values = [
+            (part.__dict__, name, value)
+            for part in parts
+            for name, value in part.__dict__.items()
+            if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
+        ]
+        #: What has come since may be asked for by its name, too.
+        self._counts = [(part.__dict__, _count(part.__dict__)) for part in parts]
+
+    def have_changed(self) -> bool:
+        """Tell whether any of it is another value now, gone, or new."""
+        for attributes, name, before in self._values:
+            now = attributes.get(name, self)
+            if now is not before and not (type(now) is type(before) in _PLAIN and now == before):
+                return True
+        return any(_count(attributes) != count for attributes, count in self._counts)
+
+
+def _count(attributes: dict[str, Any]) -> int:
+    return len(attributes) - sum(name in attributes for name in layers.FORWARDS)
+
+
 def all_read(block: torch.nn.Module) -> frozenset[str]:
     """Return the names of attributes that any code of a block's layers may read, of itself or of
     one another, also by a text.

@@ -10,8 +10,9 @@ import torch
 
 from ..plans.family import Family
 from ..plans.plan import Dispatch, Place, Plan, dispatch_several
-from ..reasons import Reason
-from .form import Learned, serve
+from ..reasons import Reason, of
+from .blocks import Settings
+from .form import Learned, first_of, serve
 from .values import name_of
 
 
@@ -45,11 +46,14 @@ def _dispatch(
         for number, (form, _) in enumerate(ways)
     ]
     idle = {form.name: dict(numbers) for form, numbers in ways}
+    forms, settings = [form for form, _ in ways], Settings(block)
 
     def compute(calls: Any, *taken: Any) -> Any:
-        return serve([form for form, _ in ways], calls, idle, *taken)
+        if settings.have_changed():  # by the model's code, which may do so between two steps
+            return first_of(calls).decline(of("learned_settings_now"))
+        return serve(forms, calls, idle, *taken)
 
-    return dispatch_several(places, compute)
+    return dispatch_several(places, compute, apart=True)
 
 
 def reason_of(problem: Mapping[str, Any]) -> Reason:

@@ -12,7 +12,7 @@ from ..contract import InputSpec, Symbol
 from ..operators import host_attention
 from ..plans.binding import TAKEN, Arguments, Forward
 from ..plans.plan import Call, Form
-from ..reasons import Reason
+from ..reasons import Reason, of
 from .blocks import all_read
 from .calls import by_position
 from .fitting import Fit
@@ -120,14 +120,14 @@ class Learned(Form):
 
 
 def serve(
-    forms: Sequence[Learned], calls: Sequence[Call], idle: dict[str, Any], *taken: Any
+    forms: Sequence[Learned], calls: Sequence[Call | None], idle: dict[str, Any], *taken: Any
 ) -> Any:
     """Compute a block of what is taken of a call, in the first way that the call is made in; None
     where the host must.
 
     Args:
         forms: of the ways.
-        calls: that run each.
+        calls: that run each; None for those that have no graph, which not all are.
         idle: by the name of a form, numbers of that place that count for nothing: they are equal
             at each call, or it is another one.
         taken: the arguments, the step's options first where the block takes them.
@@ -138,13 +138,21 @@ def serve(
         if isinstance(fitted, Reason):
             reasons.append(fitted)
             continue
+        if call is None:
+            reasons.insert(0, of("learned_no_graph"))
+            break
         options = fitted.options if form.way["attends"] == LIVE else {}
         with host_attention.attending_with(options):
             results = call(*fitted.inputs)
         if results is None:
             return None
         return form._fit.unpacked(results, fitted.leaves)
-    return calls[0].decline(reasons[0])
+    return first_of(calls).decline(reasons[0])
+
+
+def first_of(calls: Sequence[Call | None]) -> Call:
+    """The first one that has a graph; one has."""
+    return next(call for call in calls if call is not None)
 
 
 def _arguments(way: Way) -> Arguments:

@@ -156,32 +156,36 @@ class Follower(NamedTuple):
 
 class Method(NamedTuple):
     """A method of a module that the host calls: `make` builds, from one `Call` per region, what
-    computes it of what is taken of its arguments (`Form.serving`).
+    computes it of what is taken of its arguments (`Form.serving`). A `Call` is None where its
+    region has no graph, of a dispatch whose regions serve apart.
     """
 
     arguments: Arguments
-    make: Callable[[Sequence[Call]], Forward]
+    make: Callable[[Sequence[Any]], Forward]
 
 
 @dataclass(frozen=True)
 class Dispatch:
     """How one module's `forward` is replaced while a step runs, and that of what follows it.
 
-    `regions` are the places that must all have graphs before the replacement is installed. Calls
-    that are not served run the host's own code with what the module was called with. A module may
-    be called by `methods` of other names.
+    `regions` are the places that must all have graphs before the replacement is installed, or one
+    of them where they serve `apart`: ways in which the module is called. Calls that are not served
+    run the host's own code with what the module was called with. A module may be called by
+    `methods` of other names.
     """
 
     module: torch.nn.Module
     regions: tuple[Place, ...]
     methods: Mapping[str, Method]
     follower: Follower | None = None
+    apart: bool = False
 
-    def forwards(self, calls: Sequence[Call]) -> list[Placed]:
+    def forwards(self, calls: Sequence[Call | None]) -> list[Placed]:
         """Make the forward of each module that gets one."""
+        first = next(call for call in calls if call is not None)
 
         def decline(reason: Reason) -> None:
-            calls[0].decline(reason)
+            first.decline(reason)
 
         made: list[Placed] = []
         for name, (arguments, make) in self.methods.items():
@@ -218,7 +222,12 @@ class Plan:
     def over(self, module: torch.nn.Module) -> Plan:
         """Return the same places with another module in place of each: what is told of them."""
         told = [
-            Dispatch(module, tuple(replace(p, module=module) for p in each.regions), {})
+            Dispatch(
+                module,
+                tuple(replace(p, module=module) for p in each.regions),
+                {},
+                apart=each.apart,
+            )
             for each in self.dispatches
         ]
         return replace(self, dispatches=told)
@@ -376,7 +385,11 @@ def dispatch_one(place: Place, serve: Forward | None = None) -> Dispatch:
 
 
 def dispatch_several(
-    places: Sequence[Place], serve: Forward, arguments: Arguments | None = None
+    places: Sequence[Place],
+    serve: Forward,
+    arguments: Arguments | None = None,
+    *,
+    apart: bool = False,
 ) -> Dispatch:
     """Return the dispatch of a module that is several regions, or one that is called in several
     ways.
@@ -384,10 +397,11 @@ def dispatch_several(
     Args:
         serve: computes it of the regions' calls and what is taken.
         arguments: those of the first place's form unless told.
+        apart: whether each serves without the others' graphs.
     """
     first = places[0]
     method = Method(arguments or first.form.arguments, lambda calls: partial(serve, calls))
-    return Dispatch(first.module, tuple(places), {FORWARD: method})
+    return Dispatch(first.module, tuple(places), {FORWARD: method}, apart=apart)
 
 
 def unknown_layer(layer: Any) -> Reason:

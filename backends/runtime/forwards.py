@@ -158,8 +158,8 @@ class Forwards:
                 continue
             found = [self._region(place) for place in dispatch.regions]
             regions = [region for region in found if region is not None]
-            if len(regions) == len(found):
-                installed += dispatch.forwards(regions)
+            if len(regions) == len(found) or (dispatch.apart and regions):
+                installed += dispatch.forwards(found)
                 served += regions
         graphs = (kind.graph for kind in self._aids if kind.graph is not None)
         aids = tuple(graph.key for graph in graphs if graph.state is State.READY)

@@ -428,8 +428,10 @@ class Scope:
         for dispatch in self.plan.dispatches:
             reasons = [self._reason(place) for place in dispatch.regions]
             shared = next((r for r in reasons if r is not None), None)
-            if shared is not None:
-                found += [(place.name, shared) for place in dispatch.regions]
+            if not dispatch.apart:
+                reasons = [shared for _ in reasons]
+            pairs = zip(dispatch.regions, reasons, strict=True)
+            found += [(place.name, why) for place, why in pairs if why is not None]
         return found
 
     def _reason(self, place: Place) -> Reason | None:

@@ -58,10 +58,12 @@ class Regions:
         *,
         exported: bool = False,
         built: Callable[[Description], Graph] | None = None,
+        lacking: str | None = None,
     ) -> None:
         """Set up.
 
         Args:
+            lacking: the name of a form that has no graph.
             exported: whether blocks are computed by a worker's export, or by the form's reference
                 over a twin.
             built: gives the graph that computes them.
@@ -75,7 +77,9 @@ class Regions:
         self._placed = [
             each
             for dispatch in plan.dispatches
-            for each in dispatch.forwards([_Call(self, place) for place in dispatch.regions])
+            for each in dispatch.forwards(
+                [None if p.form.name == lacking else _Call(self, p) for p in dispatch.regions]
+            )
         ]
 
     def run(self, call: Callable[[], Any]) -> Any:

@@ -110,6 +110,10 @@ class Sets(Model):
         return super().forward(x, timestep, context, transformer_options)
 
 
+class Scaled(Model):
+    block = SetsBlock
+
+
 class RandomBlock(Block):
     def forward(self, x, vec, transformer_options={}):
         return x + 0.0 * torch.randn_like(x) + self.mix(x, vec, transformer_options)

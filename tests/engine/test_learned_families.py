@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from warmgraph_backends.building.worker_process import WorkerProcess
+from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.host_api.process import host_arguments
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn
 from warmgraph_backends.plans.plan import Plan, describe_place
+from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import CompressedPayload, unpack_payload
 from warmgraph_backends.worker import main as worker
@@ -146,6 +148,43 @@ def test_graphs_of_what_was_learned_are_filed_and_serve_a_new_server(
             assert lab.builds() == builds
         finally:
             lab.engine.close()
+
+
+def test_one_way_of_a_learned_model_serves_without_the_others_graph(
+    models: Models, tmp_path: Path
+) -> None:
+    """Kandinsky's block computes otherwise beyond 8192 tokens; the report names what is missing."""
+    record, root = models.record("kandinsky"), models.root("kandinsky")
+    lab = Lab(tmp_path)
+    try:
+        scope = Scope(
+            root,
+            models.model("kandinsky").model,
+            lambda: plan_model(root, record),
+            Plan(),
+            backend_named("inductor"),
+            lab.engine._shared,
+        )
+        graphs = scope.describe(torch.device("cpu"), torch.float32)
+        small = [g for g in graphs if any(s.maximum == 8192 for s in g.description.symbols)]
+        assert (len(graphs), len(small)) == (2, 1)
+        lab.engine._graphs.request(small, [], build=True)
+        lab.settle()
+        lab.engine._prompts.wait("the graph", small, lab.engine._builder, None)
+        reference = models.step("kandinsky", CALLS[0])
+        scope.begin_run()
+        own = partial(type(root).forward, root)
+        root.__dict__["forward"] = lambda *args, **kwargs: scope.call(own, args, kwargs).result
+        result = models.step("kandinsky", CALLS[0])
+        assert scope.compiled_calls == len(record["blocks"])
+        assert error(result, reference) < 1e-5
+        missing = scope.eager_places()
+        assert len(missing) == len(record["blocks"])
+        assert all(":1" in name or ":" not in name for name, _ in missing)
+        assert {why.key for _, why in missing} == {"no_file"}
+    finally:
+        root.__dict__.pop("forward", None)
+        lab.engine.close()
 
 
 @pytest.mark.parametrize("kind", ["zimage", "ernie"])

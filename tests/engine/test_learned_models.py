@@ -143,6 +143,47 @@ def test_calls_that_differ_from_what_was_learned_are_the_hosts(
     assert [why.key for why in regions.declined] == ["learned_another"] * 2
 
 
+def test_ways_serve_without_one_another(models: Any) -> None:
+    """A call that is made in one that has no graph is the host's, and named; the others are not."""
+    model, record = seeded(models.Sizes), learned(models, "Sizes")
+    met = set()
+    for lacking, _ in record["ways"]:
+        regions = Regions(model, record, lacking=lacking)
+        for sizes in CALLS:
+            given = arguments(*sizes)
+            reference = model(*given)
+            result = regions.run(lambda given=given: model(*given))
+            assert error(result, reference) < 1e-5
+            reasons = [why.key for why in regions.declined]
+            assert (reasons, regions.served) in (([], 2), (["learned_no_graph"] * 2, 0))
+            met.add((lacking, sizes, regions.served))
+    assert {served for _, _, served in met} == {0, 2}
+    assert len({(sizes, served) for _, sizes, served in met}) == 2 * len(CALLS)
+
+
+@pytest.mark.parametrize("change", ["value", "new", "object"])
+def test_settings_that_change_between_steps_make_a_call_the_hosts(models: Any, change: str) -> None:
+    """Until they are what they were."""
+    model, given = seeded(models.Scaled), arguments(*CALLS[1])
+    regions = Regions(model, learned(models, "Scaled"))
+    state = vars(model.blocks[1])
+    before = dict(state)
+    if change == "value":
+        state["scale"] = 2.0
+    elif change == "new":
+        state["another"] = True
+    else:
+        state["scale"] = torch.tensor(2.0)
+    regions.run(lambda: model(*given))
+    assert [why.key for why in regions.declined] == ["learned_settings_now"]
+    assert regions.served == 1
+    state.clear()
+    state.update(before)
+    reference = model(*given)
+    assert error(regions.run(lambda: model(*given)), reference) < 1e-5
+    assert regions.declined == [] and regions.served == 2
+
+
 def test_an_option_that_counts_is_what_it_was(models: Any) -> None:
     """Also where a graph is traced, without the step that was watched."""
     model, given = seeded(models.Option), {"strength": 2.0}
