@@ -24,6 +24,18 @@ from warmgraph_tools.watched import watched
 from .lab import relative
 
 Record = dict[str, Any]
+#: Of a made-up model: batch, height, width, tokens; the first is watched.
+CALLS = ((1, 4, 6, 5), (2, 4, 6, 5), (1, 8, 12, 1), (3, 2, 3, 17), (1, 10, 12, 9))
+
+
+def arguments(batch: int, height: int, width: int, tokens: int) -> tuple[torch.Tensor, ...]:
+    """What a made-up model is called with."""
+    generator = torch.Generator().manual_seed(batch + height)
+    return (
+        torch.randn(batch, 64, height, width, generator=generator),
+        torch.rand(batch, generator=generator),
+        torch.randn(batch, tokens, 64, generator=generator),
+    )
 
 
 def learned_of(make: Callable[[], torch.nn.Module], *args: Any, **kwargs: Any) -> Record:

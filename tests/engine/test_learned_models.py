@@ -15,10 +15,9 @@ from warmgraph_backends.errors import LearnError
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
-from .learned import Regions, error, learned_of, outside
+from .learned import CALLS, Regions, arguments, error, learned_of, outside
 from .learned_generator import made_up
 
-CALLS = ((1, 4, 6, 5), (2, 4, 6, 5), (1, 8, 12, 1), (3, 2, 3, 17), (1, 10, 12, 9))
 #: Those of which something is learned: how many ways there are, and how blocks attend.
 SERVED = {
     "Model": (1, "live"),
@@ -54,15 +53,6 @@ NOTHING = {"Reads": "learned_reads_data", "Lists": "learned_reads_data"}
 def models(host: Host) -> Iterator[Any]:
     yield learned_models.load()
     learned_models.unload()
-
-
-def arguments(batch: int, height: int, width: int, tokens: int) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(batch + height)
-    return (
-        torch.randn(batch, 64, height, width, generator=generator),
-        torch.rand(batch, generator=generator),
-        torch.randn(batch, tokens, 64, generator=generator),
-    )
 
 
 def seeded(make: Any) -> torch.nn.Module:

@@ -28,8 +28,7 @@ from warmgraph_tools.inprocess import Host
 from warmgraph_tools.watched import FIRST, sample
 
 from . import learned_models
-from .learned import learned_of
-from .test_learned_models import CALLS, arguments
+from .learned import CALLS, arguments, learned_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "a1" * 32
