@@ -20,11 +20,11 @@ import torch
 from ..device import gpu
 from ..operators import live_arguments, registering
 from ..reasons import Reason
-from ..torch_api.memory import borrowed
+from ..torch_api.memory import borrowed, extent_bytes
 from .captured_call import capturing, forget_frames, undisturbed
 
-#: In bytes, from one tensor to the next: any kernel reads at such an address.
-_APART = 256
+#: In bytes, of tensors side by side: any kernel reads at such an address.
+_ALIGNMENT = 256
 #: A place's graph, as its compiler made it.
 Call = Callable[[list[Any]], Any]
 
@@ -62,7 +62,7 @@ class Statics:
         starts, size = [], 0
         for like in likes:
             starts.append(size)
-            size += -(-_extent(like) * like.element_size() // _APART) * _APART
+            size += -(-extent_bytes(like) // _ALIGNMENT) * _ALIGNMENT
         device = likes[0].device if likes else torch.device("cpu")
         rooms = self._rooms.values()
         room = next((r for r in rooms if r.nbytes >= size and r.device == device), None)
@@ -71,7 +71,7 @@ class Statics:
                 room = torch.empty(size, dtype=torch.uint8, device=device)
                 self._rooms[device, size] = room
             return room, [
-                room[start : start + _extent(like) * like.element_size()]
+                room[start : start + extent_bytes(like)]
                 .view(like.dtype)
                 .as_strided(like.shape, like.stride())
                 for start, like in zip(starts, likes, strict=True)
@@ -235,12 +235,6 @@ class Piece:
         for step in steps:
             if not isinstance(step, _Apart):
                 step.reset()
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """How many elements lie between a tensor's first and its last."""
-    sides = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((n - 1) * step for n, step in sides) if tensor.numel() else 0
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:

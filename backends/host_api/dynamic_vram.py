@@ -1,10 +1,10 @@
 """The host's dynamic VRAM: a range of pages for each model, a place in it for each layer.
 
 Relies on the host's `comfy/ops.py` (`cast_modules_with_vbar`, `resolve_cast_module_with_vbar`),
-`comfy/model_prefetch.py`, `comfy/model_patcher.py` (`ModelPatcherDynamic`) and on
-`comfy_aimdo/model_vbar.py`. A layer has its place in `_v`; `_v_signature` names the pages that the
-host filled there, `_v_weight` and `_v_bias` are what lies in them, and `_prefetch` is what the host
-notes between the begin of a copy and its end.
+`comfy/model_prefetch.py`, `comfy/model_patcher.py` (`ModelPatcherDynamic`), the loaded models of
+`comfy/model_management.py` and `comfy_aimdo/model_vbar.py`. A layer has its place in `_v`;
+`_v_signature` names the pages that the host filled there, `_v_weight` and `_v_bias` are what lies
+in them, and `_prefetch` is what the host notes between the begin of a copy and its end.
 """
 
 from __future__ import annotations

@@ -98,16 +98,21 @@ def _problem(function: Any) -> Reason | None:
 def settings(module: torch.nn.Module) -> list[Any]:
     """Return what the layers of a block have as attributes, but for what the host notes there."""
     return [
-        {
-            name: value if isinstance(value, _PLAIN) else id(value)
-            for name, value in part.__dict__.items()
-            if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
-        }
+        {n: v if isinstance(v, _PLAIN) else id(v) for n, v in attributes_of(part).items()}
         for part in module.modules()
     ]
 
 
-class Settings:
+def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
+    """Return a layer's attributes, but for what the host notes there."""
+    return {
+        name: value
+        for name, value in part.__dict__.items()
+        if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
+    }
+
+
+class ReadAttributes:
     """What the code of a block's layers may read of their attributes, as it is now."""
 
     def __init__(self, block: torch.nn.Module) -> None:

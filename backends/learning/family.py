@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ..plans.family import Family
-from ..plans.plan import Dispatch, Place, Plan, dispatch_several
+from ..plans.plan import Dispatch, Place, Plan, dispatch_several, first_of
 from ..reasons import Reason, of
-from .blocks import Settings
-from .form import Learned, first_of, serve
+from .blocks import ReadAttributes
+from .form import Learned, serve
 from .values import name_of
 
 
@@ -46,10 +46,10 @@ def _dispatch(
         for number, (form, _) in enumerate(ways)
     ]
     idle = {form.name: dict(numbers) for form, numbers in ways}
-    forms, settings = [form for form, _ in ways], Settings(block)
+    forms, read = [form for form, _ in ways], ReadAttributes(block)
 
     def compute(calls: Any, *taken: Any) -> Any:
-        if settings.have_changed():  # by the model's code, which may do so between two steps
+        if read.have_changed():  # by the model's code, which may do so between two steps
             return first_of(calls).decline(of("learned_settings_now"))
         return serve(forms, calls, idle, *taken)
 

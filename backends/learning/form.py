@@ -11,7 +11,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
 from ..plans.binding import TAKEN, Arguments, Forward
-from ..plans.plan import Call, Form
+from ..plans.plan import Call, Form, first_of
 from ..reasons import Reason, of
 from .blocks import all_read
 from .calls import by_position
@@ -148,11 +148,6 @@ def serve(
             return None
         return form._fit.unpacked(results, fitted.leaves)
     return first_of(calls).decline(reasons[0])
-
-
-def first_of(calls: Sequence[Call | None]) -> Call:
-    """The first one that has a graph; one has."""
-    return next(call for call in calls if call is not None)
 
 
 def _arguments(way: Way) -> Arguments:

@@ -16,6 +16,7 @@ from ..code.sources import fingerprint
 from ..host_api import attention, layers
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..target.own_code import hash_files
+from .blocks import attributes_of
 from .values import name_of
 
 _BACKENDS = Path(__file__).resolve().parents[1]
@@ -42,11 +43,7 @@ def _part(part: torch.nn.Module) -> list[Any]:
     if layers.is_operator(part):  # only of these torch says which are its settings
         settings = {name: getattr(part, name, None) for name in getattr(cls, "__constants__", ())}
     else:
-        settings = {
-            name: value
-            for name, value in part.__dict__.items()
-            if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
-        }
+        settings = attributes_of(part)
         settings.pop("training", None)
     sizes = [
         [name, None if tensor is None else list(tensor.shape)]

@@ -182,10 +182,9 @@ class Dispatch:
 
     def forwards(self, calls: Sequence[Call | None]) -> list[Placed]:
         """Make the forward of each module that gets one."""
-        first = next(call for call in calls if call is not None)
 
         def decline(reason: Reason) -> None:
-            first.decline(reason)
+            first_of(calls).decline(reason)
 
         made: list[Placed] = []
         for name, (arguments, make) in self.methods.items():
@@ -367,6 +366,11 @@ def _mark(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return repr(value)
     return value if isinstance(value, _PLAIN) else type(value)
+
+
+def first_of(calls: Sequence[Call | None]) -> Call:
+    """The first call whose region has a graph; one has."""
+    return next(call for call in calls if call is not None)
 
 
 def dispatch_one(place: Place, serve: Forward | None = None) -> Dispatch:

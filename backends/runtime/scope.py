@@ -427,8 +427,8 @@ class Scope:
         found = list(self.plan.outside)
         for dispatch in self.plan.dispatches:
             reasons = [self._reason(place) for place in dispatch.regions]
-            shared = next((r for r in reasons if r is not None), None)
             if not dispatch.apart:
+                shared = next((r for r in reasons if r is not None), None)
                 reasons = [shared for _ in reasons]
             pairs = zip(dispatch.regions, reasons, strict=True)
             found += [(place.name, why) for place, why in pairs if why is not None]

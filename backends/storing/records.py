@@ -104,7 +104,9 @@ class Records:
         try:
             with open_regular(path) as file:
                 text = file.read(_MOST_BYTES + 1)
-            content: Any = json.loads(text) if len(text) <= _MOST_BYTES else None
+            if len(text) > _MOST_BYTES:
+                raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+            content = json.loads(text)
             record, signature = content["record"], content["signature"]
             signed = _signed_text(structure, record)
             if isinstance(record, dict) and self._signer.verify(signed, str(signature)):

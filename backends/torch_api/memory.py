@@ -21,14 +21,19 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """
     try:
         make: Any = torch._C._construct_storage_from_data_pointer
-        size = sum(
-            (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n
-        )
-        storage = make(tensor.data_ptr(), tensor.device, (size + 1) * tensor.element_size())
+        storage = make(tensor.data_ptr(), tensor.device, extent_bytes(tensor))
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(storage, 0, tensor.shape, tensor.stride())
     except (AttributeError, TypeError) as error:
         raise RuntimeError(f"torch {torch.__version__} borrows no memory: {error}") from error
+
+
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from where a tensor's memory begins to its end, gaps included."""
+    if not tensor.numel():
+        return 0
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((n - 1) * step for n, step in sides)) * tensor.element_size()
 
 
 def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:

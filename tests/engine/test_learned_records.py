@@ -18,6 +18,7 @@ import torch
 
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.learning.structure import structure_of
+from warmgraph_backends.learning.values import name_of
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.reasons import Reason
 from warmgraph_backends.storing import records
@@ -88,7 +89,7 @@ def test_any_change_of_a_models_code_makes_another_structure(host: Host) -> None
 
 
 def test_what_loading_and_running_note_is_no_part_of_it(host: Host) -> None:
-    """In another dtype, after a step, under a LoRA's patch, and moved."""
+    """After a step, of another load, and in another dtype."""
     model = transformers.load("ernie")
     root = model.model.diffusion_model
     name = structure_of(root)
@@ -239,6 +240,6 @@ def test_a_record_of_another_model_and_one_for_a_family_count_for_nothing(
     record = learned_of(models.Model, *arguments(*CALLS[0]))
     assert isinstance(plan_model(models.InPlace(), record), Reason)
     root = transformers.load("flux1").model.diffusion_model
-    written, cut = plan_model(root), plan_model(root, {**record, "root": "x:Y"})
+    written, cut = plan_model(root), plan_model(root, {**record, "root": name_of(type(root))})
     assert isinstance(written, Plan) and isinstance(cut, Plan)
     assert [p.name for p in cut.places] == [p.name for p in written.places]
