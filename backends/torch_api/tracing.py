@@ -43,6 +43,24 @@ def fakes_worked_out() -> Iterator[None]:
         yield
 
 
+def uses_cudnn() -> bool:
+    """Tell whether convolutions on a GPU run by cuDNN."""
+    return bool(torch.backends.cudnn.enabled)
+
+
+@contextlib.contextmanager
+def cudnn(enabled: bool) -> Iterator[None]:
+    """Trace with cuDNN on or off. `torch.export` turns it off meanwhile, and so takes convolutions
+    for others, whose results lie in memory by images where cuDNN's lie by channels.
+    """
+    set_flags: Any = torch.backends.cudnn.set_flags
+    before = set_flags(_enabled=enabled)
+    try:
+        yield
+    finally:
+        set_flags(*before)
+
+
 def compiled_from(module: Any) -> Any:
     """Return the module that `torch.compile` made this one of, None where it did not."""
     return getattr(module, "_orig_mod", None)

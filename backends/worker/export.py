@@ -25,7 +25,7 @@ from ..operators.attention_layer import AttentionLayer
 from ..operators.stand_in import refuse_questions
 from ..plans.describe import make_twin
 from ..reasons import of
-from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
+from ..torch_api.tracing import cudnn, fake_mode, fakes_worked_out, size_oblivious, uses_cudnn
 from .joined import join_layers
 
 #: About as large are whole numbers that stand for others.
@@ -33,13 +33,17 @@ _WHOLE = 8
 
 
 class _Region(torch.nn.Module):
-    """What is traced: the form's reference over a module, its results laid out as the kind's."""
+    """What is traced: the form's reference over a module, its results laid out as the kind's.
+
+    Made before the tracing, it knows by what convolutions run outside.
+    """
 
     def __init__(self, module: torch.nn.Module, form: Any, layout: str) -> None:
         super().__init__()
         self.module = module
         self.form = form
         self.layout = layout
+        self.cudnn = uses_cudnn()
 
     def _attending(self) -> AbstractContextManager[None]:
         if not self.form.live_attention:
@@ -48,12 +52,13 @@ class _Region(torch.nn.Module):
         return host_attention.traced(layers=layers)
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        with tracing(self.layout), self._attending(), host_layer.activations_folded():
-            results = self.form.computed(self.module, inputs)
-        return tuple(
-            result.contiguous(memory_format=memory_format(result, self.layout))
-            for result in results
-        )
+        with cudnn(self.cudnn):
+            with tracing(self.layout), self._attending(), host_layer.activations_folded():
+                results = self.form.computed(self.module, inputs)
+            return tuple(
+                result.contiguous(memory_format=memory_format(result, self.layout))
+                for result in results
+            )
 
 
 def export(description: Description, form: Any) -> Program:

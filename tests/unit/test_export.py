@@ -85,6 +85,33 @@ def test_the_same_kind_is_exported_to_the_same_graph(
     assert first.weights == second.weights
 
 
+class _Noting:
+    """A form that notes whether cuDNN is on where it is traced."""
+
+    def __init__(self, form: Any) -> None:
+        self._form, self.seen = form, set[bool]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._form, name)
+
+    def computed(self, *args: Any) -> Any:
+        self.seen.add(torch.backends.cudnn.enabled)
+        return self._form.computed(*args)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_convolutions_are_traced_as_they_run(
+    descriptions: dict[str, Description], enabled: bool
+) -> None:
+    """`torch.export` turns cuDNN off; results would lie otherwise in memory than they do."""
+    description = descriptions["up"]
+    form = _Noting(form_of(description.family, description.form))
+    with torch.backends.cudnn.flags(enabled=enabled):
+        export(description, form)
+        assert form.seen == {enabled}
+        assert torch.backends.cudnn.enabled == enabled
+
+
 def test_code_that_fixes_a_size_is_refused(descriptions: dict[str, Description]) -> None:
     """The declared range must hold afterwards; here the host's code only takes 64 channels."""
     description = descriptions["up"]
