@@ -131,6 +131,20 @@ _QWEN21 = {
 }
 
 
+_AURA: dict[str, Any] = {"max_seq": 96 * 96, "n_layers": 36, "n_double_layers": 4}
+_KANDINSKY: dict[str, Any] = {"num_visual_blocks": 32, "num_text_blocks": 2}
+_OMNIGEN: dict[str, Any] = {
+    "axes_dim_rope": [40, 40, 40],
+    "axes_lens": [1024, 1664, 1664],
+    "hidden_size": 2520,
+    "num_attention_heads": 21,
+    "num_kv_heads": 7,
+    "num_layers": 32,
+    "text_feat_dim": 2048,
+    "timestep_scale": 1000.0,
+}
+
+
 class Sounds(NamedTuple):
     """What a model of video and audio makes beside the video.
 
@@ -167,6 +181,7 @@ class Transformer(NamedTuple):
             `tools/gguf_files.py`.
         sounds: what it makes beside a video.
         tells: whether its file holds its settings, for the host does not tell them by its weights.
+        masked: whether the host calls it with a mask of the text alone.
     """
 
     root: str
@@ -181,6 +196,7 @@ class Transformer(NamedTuple):
     form: str | None = None
     sounds: Sounds | None = None
     tells: bool = False
+    masked: bool = False
 
 
 #: At the end of a file's name: of a model's other checkpoint.
@@ -259,6 +275,27 @@ TRANSFORMERS = {
         200,
         ("blocks",),
         sounds=_OF_H3,
+    ),
+    "aura": Transformer(
+        "comfy.ldm.aura.mmdit:MMDiT", _AURA, "aura", 2048, 256, ("double_layers", "single_layers")
+    ),
+    "kandinsky": Transformer(
+        "comfy.ldm.kandinsky5.model:Kandinsky5",
+        _KANDINSKY,
+        "kandinsky",
+        3584,
+        128,
+        ("visual_transformer_blocks",),
+        pooled=768,
+    ),
+    "omnigen": Transformer(
+        "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel",
+        _OMNIGEN,
+        "omnigen",
+        2048,
+        128,
+        ("layers",),
+        masked=True,
     ),
 }
 TRANSFORMERS["ltx25"] = TRANSFORMERS["ltx23"]._replace(settings=_LTX25, small="ltx25")
@@ -494,4 +531,6 @@ def _prompt(name: str, *, seed: int) -> list[Any]:
     facts: dict[str, Any] = {"guidance": 4.0}
     if kind.pooled is not None:
         facts["pooled_output"] = torch.randn(1, kind.pooled, generator=generator)
+    if kind.masked:
+        facts["attention_mask"] = torch.ones(1, kind.tokens, dtype=torch.long)
     return [[torch.randn(1, kind.tokens, kind.width, generator=generator), facts]]

@@ -1,11 +1,12 @@
 """Print what Inductor writes for a GPU, on a machine without one: which kernels a graph has, and
 what lies in memory between them. Nothing is compiled and nothing runs.
 
-    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--source]
+    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--learned] [--source]
 
 KIND is of `small_transformers`, `h3_vae`, or at no place of a model: `int8_product` or
-`packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. The process pretends to
-have one H200; it is of no other use.
+`packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. `--learned` takes
+the same block as it is learned from a step. The process pretends to have one H200; it is of no
+other use.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("kind")
     parser.add_argument("form")
     parser.add_argument("--file", metavar="FORMAT", help="of a quantised file")
+    parser.add_argument("--learned", action="store_true", help="as it is learned from a step")
     parser.add_argument("--source", action="store_true", help="all of the code")
     options = parser.parse_args(argv)
     from by_path import load  # this folder is a script's
 
     for name in ("backends", "tools"):
         load(f"warmgraph_{name}", ROOT / name)
-    source = gpu_code(options.kind, options.form, options.file)
+    source = gpu_code(options.kind, options.form, options.file, learned=options.learned)
     print(source if options.source else "\n".join(summary(source)))
     return 0
 
@@ -74,30 +76,33 @@ def summary(source: str) -> list[str]:
     ]
 
 
-def gpu_code(kind: str, form: str, file: str | None = None) -> str:
+def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = False) -> str:
     """Return what Inductor writes for one form of a small model in bfloat16.
 
     Args:
         file: the format of its file, None where its weights are plain.
+        learned: take the block of that form as it is learned from a step.
 
     Raises:
-        ValueError: the family has no such form.
+        ValueError: the family has no such form, or nothing is learned of its block.
     """
     from warmgraph_tools import inprocess
 
     tree = Path(os.environ.get("WARMGRAPH_HOST") or ROOT / ".host" / "0.30.0")
-    inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
+    host = inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
     import torch
 
     from warmgraph_backends.compilers.lowering import config_of
     from warmgraph_backends.families import int8_product, packed_weight
     from warmgraph_backends.families.catalogue import form_of, plan_model
     from warmgraph_backends.kernels import products
+    from warmgraph_backends.learning.family import family_of
     from warmgraph_backends.plans.plan import describe_place
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
 
     found: list[str] = []
+    record = _record(host, kind) if learned else None  # by a step on the processor
     _pretend(found)
     if kind == INT8_PRODUCT:
         description = int8_product.describe(torch.bfloat16, "cuda")
@@ -106,10 +111,17 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
         steps, dtype = (getattr(torch, each) for each in dtypes)
         description = packed_weight.describe(name, steps, dtype, "cuda")
     else:
-        plan = plan_model(_root(kind, file))
+        root = _root(kind, file)
+        plan = plan_model(root)
         places = {place.form.name: place for place in plan.places}
         if form not in places:
             raise ValueError(f"form must be one of {', '.join(places)}, got {form}")
+        if record is not None:
+            plan, name = family_of(record).roots[record["root"]](root), places[form].name
+            found_places = [place for place in plan.places if place.name == name]
+            if not found_places:
+                raise ValueError(f"{name} must be learned, got {record['outside']}")
+            places[form] = found_places[0]
         description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
     program = export(description, form_of(description.family, description.form, description.way))
     _cuda().is_available = lambda: True  # now Inductor asks
@@ -121,6 +133,16 @@ def gpu_code(kind: str, form: str, file: str | None = None) -> str:
         if not found:
             raise RuntimeError(f"Inductor wrote nothing: {error}") from error
     return found[0]
+
+
+def _record(host: Any, kind: str) -> Any:
+    """What is learned of a model that computes in bfloat16."""
+    import torch
+
+    from warmgraph_backends.learning.record import learn
+    from warmgraph_tools.watched import lesson
+
+    return learn(lesson(host, kind, dtype=torch.bfloat16))
 
 
 def _root(kind: str, file: str | None) -> Any:

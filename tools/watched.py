@@ -47,15 +47,21 @@ def watched(root: torch.nn.Module, call: Callable[[], Any]) -> Any:
 
 
 def lesson(
-    host: Host, kind: str, *, model: Any = None, sizes: tuple[int, ...] = FIRST
+    host: Host,
+    kind: str,
+    *,
+    model: Any = None,
+    sizes: tuple[int, ...] = FIRST,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """Return what a worker learns from, of a small transformer.
 
     Args:
         model: a MODEL of the kind; a new one where none is given.
         sizes: of the call.
+        dtype: that the model computes in.
     """
-    model = model or transformers.load(kind)
+    model = model or transformers.load(kind, dtype=dtype)
     facts = watched(model.model.diffusion_model, lambda: sample(host, kind, model, sizes))
-    found = task(*detected(model.model), torch.float32, facts)
+    found = task(*detected(model.model), dtype, facts)
     return dict(json.loads(json.dumps(found)))

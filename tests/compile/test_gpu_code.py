@@ -60,6 +60,39 @@ def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("flux1", "double"),
+        ("flux1", "single"),
+        ("zimage", "layer"),
+        ("qwen", "block"),
+        ("wan", "block"),
+        ("sd3", "joint"),
+        ("ltx2", "block"),
+        ("ltx23", "block"),
+    ],
+)
+def test_a_learned_block_is_the_kernels_of_the_written_one(
+    host_tree: Path, kind: str, form: str
+) -> None:
+    """Of those that are written; what their records cost is not paid for in passes."""
+    written, learned = (
+        _counts(_summary(host_tree, kind, form, *more)) for more in ((), ("--learned",))
+    )
+    assert learned == written
+
+
+def _counts(lines: list[str]) -> tuple[int, int, int]:
+    """How many kernels of Triton's, operators of ours, and tensors in float32 between them."""
+    return (
+        sum(".run(" in line for line in lines),
+        sum("torch.ops.warmgraph" in line for line in lines),
+        sum("empty_strided" in line for line in lines),
+    )
+
+
+@pytest.mark.slow
 def test_what_goes_into_products_is_not_copied_for_each(host_tree: Path) -> None:
     """Of frames and tokens as two sides it would be, where the host makes one of them."""
     lines = _summary(host_tree, "anima", "block")
