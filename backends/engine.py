@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import platform
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +34,7 @@ from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .graphs.graph import Graph, State
+from .graphs.lessons import Lessons
 from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
@@ -60,27 +59,14 @@ from .sessions.story import Story
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
 from .storing.comparisons import Comparisons
+from .storing.paths import Paths
+from .storing.records import Records
 from .storing.signing import Signer
 from .storing.store import Store
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["AttachedBy", "Engine", "Hooks", "Paths", "Progress", "WorkflowRef"]
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where things are kept.
-
-    Attributes:
-        store: the shared store of graph files.
-        private: the pack's folder that no HTTP route reaches.
-        workflows: a user's workflows folder, None for a user that is not known.
-    """
-
-    store: Path
-    private: Path
-    workflows: Callable[[str | None], Path | None]
 
 
 @dataclass(frozen=True)
@@ -147,7 +133,7 @@ class Engine:
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
-        machine = _machine()
+        machine = gpu.machine()
         comparisons = Comparisons(paths.private, machine)
         self._shared = Shared(
             self._graphs,
@@ -158,6 +144,7 @@ class Engine:
             Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
             lambda: settings.plays_back_attention,
+            Lessons(Records(paths.records, signer), self._builder, self._events),
         )
         self._eager_times = EagerTimes(paths.private, machine)
         self._starter = Starter(
@@ -394,8 +381,21 @@ class Engine:
     def _describe(self, session: Session, attached: Attached) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
+        self._learn(session)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
+
+    def _learn(self, session: Session, on_progress: Progress | None = None) -> None:
+        """Look for what is known of a model that no family describes; a user who waits for graphs
+        waits for that, too.
+        """
+        study = session.scope.study
+        if study is None:
+            return
+        if study.lesson is None:
+            study.look(self._folders(session))
+        if session.options.when_missing is WhenMissing.WAIT and study.lesson is not None:
+            self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
@@ -441,6 +441,7 @@ class Engine:
             faults.spare(STEP, "looking at the model", self._look, session, placement)
 
     def _look(self, session: Session, ask: Callable[[], Placement]) -> None:
+        self._learn(session)
         placement = ask()
         if session.scope.is_stale(placement):
             session.describe(placement.device, placement.dtype)
@@ -491,8 +492,3 @@ class Engine:
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info("Warmgraph: %s", finished)
-
-
-def _machine() -> str:
-    """A name for this machine's device, for the memory of comparisons."""
-    return f"{platform.node()}/{gpu.name()}/{sys.platform}"

@@ -178,6 +178,23 @@ TABLE: dict[str, str | Row] = {
     "learned_attention": "another node chose the attention, which is part of what was learned",
     "learned_no_graph": "what it was called with now has no compiled file",
     "learned_settings_now": "its settings are not what they were when it was learned",
+    # What becomes of that in a run.
+    "learned_first": Row(
+        "this model is new to Warmgraph: its next step shows how its parts are called",
+        expected=True,
+        passes=True,
+    ),
+    "learned_soon": Row("it is being learned how its parts are called", expected=True, passes=True),
+    "learned_nowhere": "this model is new to Warmgraph, and here nothing is learned",
+    "learned_off": "learning models that Warmgraph does not know was switched off",
+    "learned_unproven": "what was learned is used once a whole step was compared with ComfyUI's "
+    "own: {why}",
+    "learned_unsure": "the steps that were compared tell nothing",
+    "learned_step_failed": "a whole step by what was learned failed ({sort}: {error})",
+    "learned_step_differs": "a whole step by what was learned differs from ComfyUI's result by "
+    "{error}",
+    "learned_dropped": "{why}; nothing that was learned of this model is used until a restart",
+    "learned_unusable": "what was learned cannot be used ({error})",
     # Another node takes part.
     "own_attention": "a layer of it has an attention of its own",
     "patches": "another node patches {name}",

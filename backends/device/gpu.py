@@ -7,6 +7,7 @@ Where a function takes no device, the first of its type that is in use is meant.
 from __future__ import annotations
 
 import platform
+import sys
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -49,6 +50,11 @@ def compiled_for() -> str:
 def name() -> str:
     """Return what the GPU is called, or the processor where there is none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+
+
+def machine() -> str:
+    """Return a name for this machine's device, for what is remembered of it."""
+    return f"{platform.node()}/{name()}/{sys.platform}"
 
 
 def capability() -> str:

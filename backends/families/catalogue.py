@@ -124,6 +124,14 @@ def plan_model(root: torch.nn.Module, record: Mapping[str, Any] | None = None) -
     return plan
 
 
+def may_be_learned(root: torch.nn.Module) -> bool:
+    """Tell whether a step may show how a model calls its blocks: its class is the host's, and no
+    family here describes it.
+    """
+    family = _family(type(root))
+    return (family is None or not family.forms) and foreign_class(type(root)) is None
+
+
 def may_be_swapped(root: torch.nn.Module) -> bool:
     """Tell whether a model's class may have been put in place of one that is cut here: packs do so
     for as long as their clone of the model is loaded. A class of the host that derives from such a

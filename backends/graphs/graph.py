@@ -161,6 +161,11 @@ class Graph:
         return self.outcome.state in (State.LOADING, State.BUILDING)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether another server that shares the store builds it."""
+        return self.outcome.elsewhere
+
+    @property
     def is_missed(self) -> bool:
         """Whether no file serves, as far as is known, and nobody wants it built: each run looks for
         it again.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LearnError
+from ..plans.plan import FORWARD
 from .calls import noted
 from .values import OPTIONS, Template, put_together, take_apart
 
@@ -100,6 +101,8 @@ class RootCall:
             dtype: that the model computes in.
         """
         self._call, self._leaves, self.dtype = facts["call"], facts["leaves"], dtype
+        #: Which of the root's methods was called.
+        self.method: str = facts.get("method", FORWARD)
         self._tensors = [(i, each[1]) for i, each in enumerate(self._leaves) if _is_tensor(each)]
 
     def variables(self) -> Iterator[tuple[Variable, ...]]:

@@ -18,11 +18,10 @@ from .branches import by_ranges
 from .family import reason_of
 from .notes import Listener
 from .steps import Made, Twin
+from .together import MAX_ALL_WAYS, MAX_WAYS
 from .values import name_of, put_together
 from .ways import Way, digest, learn_way
 
-#: Ways in which one block may be called, and all of a model's together.
-MAX_WAYS, MAX_ALL_WAYS = 3, 12
 #: In what is told of each.
 Record = dict[str, Any]
 

@@ -97,7 +97,7 @@ class Twin:
         with self.fakes(), _put_back(self.root):
             try:
                 args, kwargs = call.make(sizes or {}, self.dtype)
-                return self._watcher.step(args, kwargs, trying=trying)
+                return self._watcher.step(call.method, args, kwargs, trying=trying)
             except LearnError:
                 raise
             except Exception as error:  # the host's code, of any version
@@ -115,14 +115,14 @@ class _Steps(Watcher):
         self._tried: dict[tuple[str, str], Tried] = {}
         self.marks = {name: mark(block) for name, block in self.blocks.items()}
 
-    def step(self, args: Any, kwargs: Any, *, trying: bool) -> dict[str, list[Any]]:
-        """Make one."""
+    def step(self, method: str, args: Any, kwargs: Any, *, trying: bool) -> dict[str, list[Any]]:
+        """Make one, by a method of the root's."""
         self.seen, self._trying = {}, trying
         for block, name, forward in self.placed():
             block.__dict__[name] = forward
         try:
             with self._listener.operators():
-                type(self.root).forward(self.root, *args, **kwargs)
+                getattr(type(self.root), method)(self.root, *args, **kwargs)
         finally:
             for block in self.blocks.values():
                 block.__dict__.pop(FORWARD, None)

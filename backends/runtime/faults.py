@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 STEP = "steps"
 #: The part that stands for captured calls.
 CAPTURES = "captured calls"
+#: The part that stands for watching a step, to learn how a model calls its blocks.
+LEARNING = "learning"
 #: What people are told about a run; no call hangs on it.
 TELLING = "telling"
 _COSTS: dict[Hashable, Reason] = {TELLING: of("report_may_lack")}

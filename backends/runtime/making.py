@@ -28,11 +28,11 @@ class Made(NamedTuple):
     Attributes:
         result: what it gave.
         how: by graphs of regions (`COMPILED`), by replaying the host's own forward (`EXACT`), or by
-            nothing of ours (`EAGER`).
+            nothing of ours (`EAGER`); None where its time says nothing.
     """
 
     result: Any
-    how: str
+    how: str | None
 
 
 class Step(NamedTuple):
@@ -49,6 +49,7 @@ class Step(NamedTuple):
         steps: of the sampler's run; None: not known.
         vouched: another node's attention that is captured on a user's word; None: none.
         watch: within which the call is to be made, of which nothing is captured then.
+        proof: what it speaks for, of a call that is made twice (`study`); None: it is not.
     """
 
     serving: ForwardSet
@@ -60,6 +61,7 @@ class Step(NamedTuple):
     steps: int | None = None
     vouched: Any = None
     watch: AbstractContextManager[None] = nullcontext()
+    proof: Hashable | None = None
 
 
 class Making:

@@ -39,6 +39,7 @@ from .making import Made, Making, Step
 from .pace import EAGER
 from .placing import Placing
 from .shared import Shared
+from .study import Study
 from .variations import Account
 from .wiring import Guests
 
@@ -72,6 +73,7 @@ class Scope:
         pieces: Pieces | None = None,
         *,
         account: Account | None = None,
+        study: Study | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -85,6 +87,7 @@ class Scope:
             replays: captures whole calls as CUDA graphs; None where none are wanted.
             pieces: captures its places where a whole call is not; None likewise.
             account: of a scope before this one, which goes on; None: a new one.
+            study: of a root that no family describes; None of any other.
         """
         self.root = root
         self.plan = plan
@@ -95,6 +98,7 @@ class Scope:
         self._shared = shared
         self.replays = replays
         self.pieces = pieces
+        self.study = study
         self.faults = Faults()
         #: What the regions note of their calls.
         self.account = account or Account(needs=shared.needs_of(holder))
@@ -235,7 +239,9 @@ class Scope:
             self._patches[name] is not before[name] for name in before
         )
         bound = self._bound
-        return repatched or bound is None or not bound.is_for(placement.device, placement.dtype)
+        news = self.study is not None and self.study.has_news
+        is_other = bound is None or not bound.is_for(placement.device, placement.dtype)
+        return repatched or news or is_other
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -260,6 +266,8 @@ class Scope:
             for kind in self.kinds:
                 kind.add_variants(self.account.needs, self._graph_of)
             self.forwards.begin_run()
+            if self.study is not None:
+                self.study.begin_run()
 
     def _graph_of(self, description: Description) -> Graph:
         return self._shared.graphs.graph(description, self._backend, self._facts)
@@ -279,6 +287,8 @@ class Scope:
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
+            if self.study is not None:
+                self.study.end_run(self.forwards.all_declined())
             if self.pieces is not None:
                 self.pieces.end_run()
 
@@ -323,12 +333,39 @@ class Scope:
             if step is None:
                 return Made(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
 
-            def plain() -> Any:  # not where a replay gives the result
+            def plain(args: Sequence[Any] = args, kwargs: Mapping[str, Any] = kwargs) -> Any:
                 values = (*args, *kwargs.values())
                 with self.forwards.asking_ahead(step.serving, values), step.watch:
-                    return host(*args, **kwargs)
+                    return host(*args, **kwargs)  # not where a replay gives the result
 
+            if step.proof is not None:
+                return self._prove(plain, host, args, kwargs, step)
             return self._making.make(self.root, host, plain, step)
+
+    def _prove(
+        self,
+        plain: Callable[..., Any],
+        host: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        step: Step,
+    ) -> Made:
+        """Make a call twice, by what was learned and as the host does, whose result is given on."""
+        assert self.study is not None and self._bound is not None
+        made = self.study.prove(
+            step.proof,
+            lambda args, kwargs: self._placing.run(
+                partial(plain, args, kwargs), step.serving.installed
+            ),
+            lambda args, kwargs: self._placing.run(partial(host, *args, **kwargs), ()),
+            args,
+            kwargs,
+            device=self._bound.device,
+            forwards=self.forwards,
+        )
+        if self.study.is_dropped:
+            self.faults.spare(STEP, "looking at the model", self._look_again)
+        return made
 
     def _prepare(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
@@ -348,6 +385,11 @@ class Scope:
         step = step._replace(vouched=attention.function)
         no_capture = no_capture or bound.foreign.code or attention.problem
         call = self._read(args, kwargs, no_capture, attention.function)
+        if self.study is not None:
+            others = call if isinstance(call, Reason) else None
+            own = self.study.step(step, args, kwargs, others, bound.dtype, self.faults)
+            if own is not None:
+                return own
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
@@ -396,7 +438,7 @@ class Scope:
         """Notice what another node's wrapper changed around this very step."""
         bound = self._bound
         assert bound is not None
-        if bound.foreign.is_rebuilt():
+        if bound.foreign.is_rebuilt() or (self.study is not None and self.study.is_dropped):
             bound = self._bind(bound.device, bound.dtype)
             bound.foreign.look()
             self._leave_to_others(bound)
@@ -436,6 +478,8 @@ class Scope:
 
     def _reason(self, place: Place) -> Reason | None:
         left = None if self._bound is None else self._bound.foreign.places.get(place.name)
+        if left is None and self.study is not None:
+            left = self.study.left
         if left is not None:
             return left
         kind, guests = self._called.get(place.name, (self._of_place.get(place.name), None))

@@ -241,7 +241,7 @@ class Session:
         if scope is self.scope:
             begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
         made = scope.call(host, args, kwargs, no_capture=no_capture)
-        if begun is not None:
+        if begun is not None and made.how is not None:
             served = len(scope.forwards.now.installed)
             faults.spare(TELLING, _TIMING, pace.end, begun, made.how, served)
         return made.result

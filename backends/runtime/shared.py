@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
+from ..graphs.lessons import Lessons
 from ..graphs.library import Graphs
 from ..host_api.needs import Feature
 from ..reasons import Reason
@@ -31,6 +32,7 @@ class Shared:
         choices: which of several kernels run in a graph's operators.
         vouches: whether the user says that other nodes' attention does the same at each step.
         off: features that are off with this host, and what it lacks for them (`present.missing`).
+        lessons: what is known of models that no family describes; None: nothing is learned.
     """
 
     graphs: Graphs
@@ -41,6 +43,7 @@ class Shared:
     choices: Choices = HOSTS
     off: Mapping[Feature, Reason] = field(default_factory=dict)
     vouches: Callable[[], bool] = lambda: False
+    lessons: Lessons | None = None
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
 
     def needs_of(self, model: Any) -> Needs:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ..building.builder import Builder, BuildProgress
-from ..graphs.graph import Graph
 from .lines import Line, line
 from .words import building_line
+
+
+class Awaited(Protocol):
+    """What a prompt may wait for."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is on its way."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another server makes it."""
+
 
 #: Called with what is done, of how much, and what goes on.
 Progress = Callable[[int, int, Line], None]
@@ -73,9 +86,9 @@ class Prompts:
         return running and not self._waiting
 
     def wait(
-        self, name: str, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
+        self, name: str, graphs: Sequence[Awaited], builder: Builder, on_progress: Progress | None
     ) -> None:
-        """Wait until none of these graphs is on its way.
+        """Wait until none of these is on its way.
 
         Args:
             name: of the model that needs them.
@@ -91,7 +104,7 @@ class Prompts:
             self._waiting = False
 
     def _wait(
-        self, name: str, graphs: Sequence[Graph], builder: Builder, on_progress: Progress | None
+        self, name: str, graphs: Sequence[Awaited], builder: Builder, on_progress: Progress | None
     ) -> None:
         told: tuple[int, int, Line] | None = None
         while True:
@@ -113,10 +126,12 @@ def cancelled(progress: BuildProgress) -> Line:
     return line("cancelled_building" if progress.done < progress.total else "cancelled")
 
 
-def _awaited(name: str, pending: Sequence[Graph], progress: BuildProgress) -> tuple[int, int, Line]:
+def _awaited(
+    name: str, pending: Sequence[Awaited], progress: BuildProgress
+) -> tuple[int, int, Line]:
     """Say how much a prompt waits for, in hundredths, and what goes on."""
     done = round(_WHOLE * progress.fraction) if pending else _WHOLE
-    if elsewhere := sum(graph.outcome.elsewhere for graph in pending):
+    if elsewhere := sum(each.is_elsewhere for each in pending):
         return done, _WHOLE, line("building_elsewhere", model=name, count=elsewhere)
     if progress.done < progress.total and pending:
         return done, _WHOLE, building_line(name, progress)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "settings.json"
 GIB = 1024**3
+#: Whether models that no family describes are learned unless a user says otherwise.
+LEARNS_MODELS = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,17 @@ SETTINGS = {
             help="On: where every model is compiled, each VAE that decodes or encodes images is, "
             "too, as by a Compile VAE.",
             default=False,
+            control="toggle",
+        ),
+        Setting(
+            name="learn_models",
+            place="Speed.LearnModels",
+            title="Learn models that Warmgraph does not know",
+            help="On: a model that is new to Warmgraph runs one step at normal speed, in which it "
+            "is watched how its parts are called. They are compiled then like those of any other "
+            "model. Each is compared with ComfyUI's own result first, and so is a whole step. "
+            "It counts when Compile Model runs the next time.",
+            default=LEARNS_MODELS,
             control="toggle",
         ),
         Setting(
@@ -287,6 +300,11 @@ class Settings:
     def compiles_all_vaes(self) -> bool:
         """Whether the VAEs of those prompts are, too."""
         return bool(self._value("compile_all_vaes"))
+
+    @property
+    def learns_models(self) -> bool:
+        """Whether models that no family describes are learned from a step of theirs."""
+        return bool(self._value("learn_models"))
 
     @property
     def keeps_captured(self) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from ..attaching.attached import Attached, Left
 from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
-from ..contract import CallForm
+from ..contract import CallForm, WhenMissing
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..device.gpu import is_gpu, kind_of
 from ..errors import RequirementError
-from ..families.catalogue import may_be_captured, may_be_swapped
+from ..families.catalogue import may_be_captured, may_be_learned, may_be_swapped
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..operators.registering import can_be_recorded
@@ -24,6 +24,7 @@ from ..runtime.pace import Pace
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session, Whose
 from ..runtime.shared import Shared
+from ..runtime.study import Study
 from .eager_times import EagerTimes
 from .settings import Settings
 
@@ -70,6 +71,7 @@ class Starter:
         replays = self._replays(attached)
         notes: Sequence[Reason] = ()
         make_plan = attached.plan
+        study = None
         try:
             if options.form is CallForm.EXACT:
                 asked = self._shared.debugging
@@ -79,7 +81,10 @@ class Starter:
                 raise RequirementError(told if replays else with_remedy(told, asked.words))
             plan = make_plan()
             if isinstance(plan, Reason):
-                if attached.root is None or not may_be_swapped(attached.root):
+                study = self._study(attached, options)
+                if study is not None:
+                    make_plan = study.plan
+                elif attached.root is None or not may_be_swapped(attached.root):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.placement().device
@@ -96,7 +101,7 @@ class Starter:
                 raise
             else:
                 notes = [of("replayed_as_is", why=error.told)]
-            make_plan, plan = Plan, Plan()
+            make_plan, plan, study = Plan, Plan(), None
             resolution = resolve_backend("eager", attached.placement().device.type)
         assert attached.root is not None
         scope = Scope(
@@ -108,6 +113,7 @@ class Starter:
             self._shared,
             replays,
             self._pieces(attached),
+            study=study,
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
@@ -120,6 +126,16 @@ class Starter:
             filter(None, notes),
             self._attached_by,
         )
+
+    def _study(self, attached: Attached, options: Options) -> Study | None:
+        """What learns how a model calls its blocks that no family describes, where that may be."""
+        root, lessons, settings = attached.root, self._shared.lessons, self._settings
+        if root is None or lessons is None or attached.sort != "model":
+            return None
+        if not settings.learns_models or not may_be_learned(root):
+            return None
+        asks = options.when_missing is not WhenMissing.NEVER
+        return Study(root, attached.holder, lessons, lambda: settings.learns_models, may_ask=asks)
 
     def _disturbing(self, attached: Attached) -> Callable[[], bool]:
         """Return what tells whether builds make the steps of an object slower now."""

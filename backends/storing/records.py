@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import GraphFileError
 from .canonical_json import canonical_json
-from .files import open_regular, write_whole
+from .files import open_regular, remove_stale, write_whole
 from .signing import Signer
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class Records:
         return True
 
     def _write(self, path: Path, structure: str, record: Record) -> None:
+        remove_stale(path.parent)  # drafts of processes that were killed while they wrote
         signature = self._signer.sign(_signed_text(structure, record))
         write_whole(path, canonical_json({"record": record, "signature": signature}).encode())
 

@@ -1,0 +1,187 @@
+"""What is known of models that no family describes: found on disk, or learned by a worker from one
+step that was watched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..building.builder import Builder, BuildResult, Job
+from ..errors import BuildError, CancelledBuildError, GraphFileError
+from ..events import Event, Events
+from ..learning.together import merged
+from ..reasons import Reason, of
+from ..storing.graph_file import unpack_payload
+from ..storing.records import Records
+
+logger = logging.getLogger(__name__)
+
+#: Steps of one structure that are watched: the first, and later ones that show other ways.
+MOST_STEPS = 1 + 3
+#: Before any graph: nothing can be built until it is known how blocks are called.
+_COST = 1 << 30
+_TIMES = "steps"
+
+
+class Known(NamedTuple):
+    """What is known of one structure. Several threads write and read it, so one takes the place of
+    another as a whole.
+
+    Attributes:
+        record: what was learned; None where nothing was.
+        problem: why nothing is used of it in this process.
+        is_pending: whether a worker learns.
+        steps: how many were watched.
+    """
+
+    record: dict[str, Any] | None = None
+    problem: Reason | None = None
+    is_pending: bool = False
+    steps: int = 0
+
+
+class Lesson:
+    """One structure of this process, whoever has models of it.
+
+    Attributes:
+        structure: its name.
+        known: what is known of it.
+        proven: elements of the largest call whose whole step was the host's, by what that speaks
+            for.
+    """
+
+    #: As a graph's: no other server learns for this one.
+    is_elsewhere = False
+
+    def __init__(self, structure: str) -> None:
+        self.structure = structure
+        self.known = Known()
+        self.proven: dict[Hashable, int] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a worker learns."""
+        return self.known.is_pending
+
+    @property
+    def may_be_watched(self) -> bool:
+        """Whether one more step may be."""
+        known = self.known
+        return known.problem is None and not known.is_pending and known.steps < MOST_STEPS
+
+
+class Lessons:
+    """All of the process."""
+
+    def __init__(self, records: Records, builder: Builder, events: Events) -> None:
+        """Set up; nothing is read.
+
+        Args:
+            records: on disk.
+            builder: whose workers learn.
+            events: who is told of changes.
+        """
+        self._records, self._builder, self._events = records, builder, events
+        self._lessons: dict[str, Lesson] = {}
+
+    def of(self, structure: str, folders: Sequence[Path] = ()) -> Lesson:
+        """Return what is known of a structure, found on disk where nothing is yet.
+
+        Args:
+            folders: graph folders to look in besides.
+        """
+        lesson = self._lessons.setdefault(structure, Lesson(structure))
+        if lesson.known == Known() and (found := self._records.find(structure, folders)):
+            lesson.known = Known(record=found, steps=int(found.get(_TIMES, 1)))
+        return lesson
+
+    def teach(self, lesson: Lesson, root: str, task: Mapping[str, Any]) -> None:
+        """Have a worker learn from a step that was watched; returns at once.
+
+        Args:
+            root: the name of the model's class.
+            task: `learning.watching.task`.
+        """
+        before = lesson.known
+        lesson.known = before._replace(is_pending=True, steps=before.steps + 1)
+        label = root.rpartition(":")[2]
+        job = Job(key=f"learn {lesson.structure}", label=label, cost=_COST, task=dict(task))
+        logger.info("Warmgraph: a step of %s was watched: how it is called is learned", label)
+        future = self._builder.submit(job)
+        future.add_done_callback(lambda done: self._arrived(lesson, root, done))
+
+    def refuse(self, lesson: Lesson, reason: Reason) -> None:
+        """Use nothing of what was learned of a structure any more in this process."""
+        lesson.known = lesson.known._replace(problem=reason)
+        self._events.publish(Event.GRAPH_CHANGED)
+
+    def carry(self, lesson: Lesson, folder: Path) -> None:
+        """Put a record into a graph folder, which exists.
+
+        Raises:
+            OSError: it cannot be written.
+            GraphFileError: it cannot be signed.
+        """
+        if lesson.known.record is not None and lesson.known.problem is None:
+            self._records.carry(lesson.structure, folder)
+
+    def _arrived(self, lesson: Lesson, root: str, future: Future[BuildResult]) -> None:
+        """Take what a worker came to; whatever it is, nothing is learned afterwards."""
+        before = lesson.known._replace(is_pending=False)
+        try:
+            lesson.known = self._taken(lesson, root, before, future)
+        except BaseException as error:  # the outermost frame of a thread
+            logger.exception("What was learned of %s is not used", root)
+            lesson.known = before._replace(problem=of("learned_unusable", error=error))
+        self._events.publish(Event.GRAPH_CHANGED)
+
+    def _taken(
+        self, lesson: Lesson, root: str, before: Known, future: Future[BuildResult]
+    ) -> Known:
+        error = CancelledBuildError() if future.cancelled() else future.exception()
+        if isinstance(error, CancelledBuildError):
+            return before._replace(steps=before.steps - 1)
+        if error is None:
+            record = _read(future.result(), root)
+            if before.record is not None:
+                record = merged(before.record, record)
+        elif not isinstance(error, BuildError):
+            raise error
+        elif before.record is not None:
+            return before
+        elif error.reason.key.startswith("learned_"):  # the next process would learn no more
+            record = _nothing(root, error.reason)
+        else:
+            logger.warning("Warmgraph: %s runs at normal speed: %s", root, error.reason)
+            return before._replace(problem=error.reason)
+        record[_TIMES] = before.steps
+        try:
+            self._records.keep(lesson.structure, record)
+        except (OSError, GraphFileError) as failure:
+            logger.warning("What was learned of %s is not kept on disk: %s", root, failure)
+        return before._replace(record=record)
+
+
+def _nothing(root: str, reason: Reason) -> dict[str, Any]:
+    """The record of a model of which nothing can be learned."""
+    return {"root": root, "ways": [], "blocks": [], "outside": [["the model", reason.to_plain()]]}
+
+
+def _read(result: BuildResult, root: str) -> dict[str, Any]:
+    """A worker's record.
+
+    Raises:
+        ValueError: it is none of this model.
+    """
+    record: Any = json.loads(unpack_payload(result.payload))
+    lists = ("ways", "blocks", "outside")
+    if not isinstance(record, dict) or record.get("root") != root:
+        raise ValueError(f"a record of {root} must name it")
+    if any(not isinstance(record.get(name), list) for name in lists):
+        raise ValueError(f"a record must have {', '.join(lists)}")
+    return record

@@ -1,0 +1,179 @@
+"""A whole step by what was learned, beside the host's own.
+
+Each block's graph is compared with the host's block. That says nothing of what the model's own code
+does around them. So one step is made twice, for each structure of a call and each set of graphs,
+before any result of theirs is given on. What is given on of that step is the host's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..cuda_graphs.signatures import FixedCallError, read_result
+from ..device.gpu import is_gpu
+from ..host_api import layers
+from ..host_api.execution import is_interrupt, passes
+from ..kinds.tolerance import difference, nudged, relative_l2, tells_nothing
+from ..reasons import Reason, of
+from .placing import unmarked
+from .trust import NUDGE
+
+#: Makes a call with these arguments.
+Make = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+
+class Proven(NamedTuple):
+    """A step that was made twice.
+
+    Attributes:
+        result: the host's.
+        is_good: whether the other one equals it; None where that says nothing.
+        problem: why it does not.
+    """
+
+    result: Any
+    is_good: bool | None
+    problem: Reason | None = None
+
+
+def structure_of_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
+) -> Hashable:
+    """Return what is equal for calls that differ in sizes and numbers alone.
+
+    Args:
+        unread: options that the model's forward does not read.
+    """
+    positional = tuple(_form(value, unread) for value in args)
+    return positional, tuple((name, _form(value, unread)) for name, value in kwargs.items())
+
+
+def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return value.dim(), value.dtype
+    if type(value) is dict:
+        return frozenset(
+            (name, _form(each, unread, True))
+            for name, each in value.items()
+            if name not in unread and not (isinstance(each, (dict, list)) and not each)
+        )
+    if isinstance(value, (list, tuple)):
+        forms = [_form(each, unread, within) for each in value]
+        return frozenset(forms) if within else tuple(forms)
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    return type(value).__qualname__
+
+
+def prove(
+    root: torch.nn.Module,
+    device: torch.device,
+    ours: Make,
+    theirs: Make,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Proven:
+    """Make a step by graphs, and as the host does.
+
+    Args:
+        root: the module that is called.
+        device: where it runs.
+        ours, theirs: make it so.
+        args, kwargs: of the call; the host may use them up.
+
+    Raises:
+        Whatever the host's code raises, the host's interrupt, torch.OutOfMemoryError.
+    """
+    first, spare = _copied((args, kwargs)), _copied((args, kwargs))
+    problem, results = None, []
+    with _as_before(root, device):
+        try:
+            results = read_result(ours(*first)).tensors
+        except FixedCallError as error:
+            problem = error.reason
+        except Exception as error:
+            if is_interrupt(error) or passes(error) or isinstance(error, torch.OutOfMemoryError):
+                raise
+            line = next(iter(str(error).splitlines()), "")[:160]
+            problem = of("learned_step_failed", sort=type(error).__name__, error=line)
+
+    def again(change: Callable[[Any], Any] = lambda value: value) -> list[torch.Tensor]:
+        with _as_before(root, device):
+            return read_result(theirs(*_copied(spare, change))).tensors
+
+    result = theirs(args, kwargs)
+    if problem is not None:
+        return Proven(result, False, problem)
+    try:
+        references = read_result(result).tensors
+    except FixedCallError as error:
+        return Proven(result, False, error.reason)
+    return Proven(result, *_compared(root, results, references, _tensors(spare), again))
+
+
+def _compared(
+    root: torch.nn.Module,
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    again: Callable[..., list[torch.Tensor]],
+) -> tuple[bool | None, Reason | None]:
+    """Whether results are the host's, and why not."""
+
+    def in_full() -> list[torch.Tensor]:
+        with layers.multiplying_in_full(root):
+            return again()
+
+    if len(results) == len(references) and tells_nothing(references):
+        return None, None
+    found = difference(results, references, inputs, in_full=in_full)
+    if found.is_good:
+        return True, None
+    if len(found.errors) == len(references):
+        amount = min(found.bounds) / NUDGE
+        far = map(relative_l2, again(lambda value: nudged(value, amount)), references)
+        if all(
+            error <= most or (moved > most and error <= NUDGE * moved)
+            for error, most, moved in zip(*found, far, strict=True)
+        ):
+            return None, None
+    return False, of("learned_step_differs", error=f"{found.error:.1e}")
+
+
+@contextlib.contextmanager
+def _as_before(root: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back what a call sets in a model's parts and draws of random numbers: it is no step of
+    the run.
+    """
+    cards = [device.index or 0] if is_gpu(device) else []
+    with contextlib.ExitStack() as stack:
+        for part in root.modules():
+            if not layers.is_operator(part):  # whose attributes are what loading notes
+                stack.enter_context(unmarked(part))
+        stack.enter_context(torch.random.fork_rng(cards, device_type=device.type))
+        yield
+
+
+def _copied(value: Any, change: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A copy of tensors and containers, for models write into both."""
+    if isinstance(value, torch.Tensor):
+        return change(value).clone()
+    if isinstance(value, Mapping) and type(value) is dict:
+        return {name: _copied(each, change) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each, change) for each in value)
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []

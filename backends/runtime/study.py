@@ -1,0 +1,265 @@
+"""A model that no family describes, at run time: a step of it is watched, what is learned cuts it,
+and one whole step is compared before any result is given on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..cuda_graphs.replays import EXACT
+from ..errors import LearnError
+from ..families.catalogue import plan_model, unread_options
+from ..graphs.lessons import Known, Lesson, Lessons
+from ..host_api.detected import detected
+from ..host_api.layers import bound_forward
+from ..learning.arguments import write_down
+from ..learning.structure import structure_of
+from ..learning.values import name_of
+from ..learning.watching import Watcher, task
+from ..plans.plan import FORWARD, Plan
+from ..reasons import Reason, of
+from .faults import LEARNING, Faults
+from .forwards import Forwards, ForwardSet
+from .making import Made, Step
+from .placing import Placing
+from .proof import Make, prove, structure_of_call
+from .trust import REACH
+
+logger = logging.getLogger(__name__)
+
+#: Whole steps that say nothing, or in which no graph served, before no more are made twice.
+MOST_UNSURE = 3
+#: Says that a call cannot be captured, and nothing of other nodes.
+_HARMLESS = "on_cpu"
+#: What a call that was declined for shows another way in which blocks are called.
+_OTHER_WAYS = frozenset({"learned_another", "learned_option"})
+_LEFT = ForwardSet([], EXACT)
+
+
+class Study:
+    """What becomes of one root module that no family describes.
+
+    Attributes:
+        left: why graphs did not serve the last call, where that was decided here.
+    """
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        model: Any,
+        lessons: Lessons,
+        is_on: Callable[[], bool],
+        *,
+        may_ask: bool,
+    ) -> None:
+        """Set up; nothing is looked for.
+
+        Args:
+            root: the module.
+            model: the host's, which holds it.
+            lessons: of the process.
+            is_on: whether the user wants it, from the next run on.
+            may_ask: whether a worker may be asked.
+        """
+        self._root, self._model, self._lessons = root, model, lessons
+        self._is_on, self._may_ask = is_on, may_ask
+        self._name = name_of(type(root))
+        self._unread = unread_options(root)
+        self._planned: Known | None = None
+        self._again = False
+        self._unsure = 0
+        self._graphs: tuple[ForwardSet, Hashable] = (_LEFT, ())
+        self.lesson: Lesson | None = None
+        self.left: Reason | None = None
+
+    def look(self, folders: Sequence[Path]) -> None:
+        """Look for what is known of the model, as it is before anything of a run is put into it."""
+        self.lesson = self._lessons.of(structure_of(self._root), folders)
+
+    def _known(self) -> Known:
+        if self.lesson is None or not self._is_on():
+            return Known(problem=of("learned_off"))
+        return self.lesson.known
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a plan would be another one now."""
+        now, planned = self._known(), self._planned
+        return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether what was learned, and is in force, must not be used any more."""
+        planned = self._planned
+        return planned is not None and planned.problem is None and self._known().problem is not None
+
+    def plan(self) -> Plan | Reason:
+        """Cut the model as it was learned, or say why it is not cut."""
+        self._planned = known = self._known()
+        self._unsure = 0
+        if known.problem is None and known.record is not None:
+            return plan_model(self._root, known.record)
+        if known.problem is not None:
+            return of("at_normal_speed", why=known.problem)
+        return self._why_none(known)
+
+    def _why_none(self, known: Known) -> Reason:
+        if known.is_pending:
+            return of("learned_soon")
+        return of("learned_first") if self._may_ask else of("learned_nowhere")
+
+    # --- a run --------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """A run starts."""
+        self.left = None
+
+    def end_run(self, declined: Sequence[Reason]) -> None:
+        """A run has ended.
+
+        Args:
+            declined: why calls of blocks were the host's.
+        """
+        known = self._known()
+        if known.record is not None and known.problem is None:
+            self._again = any(reason.key in _OTHER_WAYS for reason in declined)
+
+    def step(
+        self,
+        step: Step,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        others: Reason | None,
+        dtype: torch.dtype,
+        faults: Faults,
+    ) -> Step | None:
+        """Say how a call is to be made; None: as any other.
+
+        Args:
+            step: how it would be.
+            others: why the call is not to be made twice, or cannot be known by what it shows.
+            dtype: that the model computes in.
+        """
+        if others is not None and others.key == _HARMLESS:
+            others = None
+        if self._is_to_be_watched(faults):
+            watch = None
+            if others is None:
+                watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
+            if watch is not None:
+                return Step(_LEFT, watch=watch(dtype, faults))
+        if not step.serving.installed:
+            return None
+        key = self._key(step.serving, args, kwargs)
+        if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
+            self.left = None
+            return None
+        if others is not None or self._unsure >= MOST_UNSURE:
+            self.left = of("learned_unproven", why=others or of("learned_unsure"))
+            return Step(_LEFT)
+        return step._replace(proof=key, replays=None, pieces=None)
+
+    # --- learning -------------------------------------------------------------------------------
+
+    def _is_to_be_watched(self, faults: Faults) -> bool:
+        lesson = self.lesson
+        if lesson is None or not self._may_ask or not self._is_on():
+            return False
+        wanted = lesson.known.record is None or self._again
+        return wanted and lesson.may_be_watched and faults.of(LEARNING) is None
+
+    def _watch(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
+        """Begin to watch a call; None where nothing can be learned of it."""
+        method = getattr(bound_forward(self._root), "__name__", FORWARD)
+        try:
+            facts = {**write_down(args, kwargs), "method": method}
+            watcher = Watcher(self._root)
+        except LearnError as error:
+            assert self.lesson is not None
+            self._lessons.refuse(self.lesson, error.reason)
+            return None
+
+        @contextlib.contextmanager
+        def watching(dtype: torch.dtype, faults: Faults) -> Iterator[None]:
+            placing = Placing()
+            placing.replace(watcher.placed())
+            try:
+                yield
+            finally:
+                placing.replace(())
+            faults.spare(LEARNING, "learning from a step", self._teach, watcher, facts, dtype)
+
+        return watching
+
+    def _teach(self, watcher: Watcher, facts: Mapping[str, Any], dtype: torch.dtype) -> None:
+        assert self.lesson is not None
+        seen = {**facts, "blocks": watcher.to_plain()}
+        self._again = False
+        self._lessons.teach(self.lesson, self._name, task(*detected(self._model), dtype, seen))
+
+    # --- whole steps ----------------------------------------------------------------------------
+
+    @property
+    def _proven(self) -> dict[Hashable, int]:
+        assert self.lesson is not None
+        return self.lesson.proven
+
+    def _key(self, serving: ForwardSet, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """What a whole step speaks for: the graphs, and the structure of the call."""
+        if self._graphs[0] is not serving:
+            loaded = [(r.place.name, r.graph.key, r.graph.loaded) for r in serving.regions]
+            graphs = tuple((name, key, one and one.payload_sha256) for name, key, one in loaded)
+            self._graphs = serving, graphs
+        return self._graphs[1], structure_of_call(args, kwargs, self._unread)
+
+    def prove(
+        self,
+        key: Hashable,
+        ours: Make,
+        theirs: Make,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        device: torch.device,
+        forwards: Forwards,
+    ) -> Made:
+        """Make a step twice, and give on the host's result.
+
+        Args:
+            key: what it speaks for (`step`).
+            ours, theirs: make it by graphs, and as the host does.
+            device: where it runs.
+            forwards: the model's.
+
+        Raises:
+            As `proof.prove`.
+        """
+        elements = _elements(args, kwargs)
+        ran: set[str] = set()
+        with forwards.watched(ran):
+            proven = prove(self._root, device, ours, theirs, args, kwargs)
+        assert self.lesson is not None
+        if proven.is_good is False:
+            assert proven.problem is not None
+            reason = of("learned_dropped", why=proven.problem)
+            logger.warning("Warmgraph: %s runs at normal speed: %s", self._name, reason)
+            self._lessons.refuse(self.lesson, reason)
+        elif proven.is_good and ran:
+            self._proven[key] = max(elements, self._proven.get(key, 0))
+        else:
+            self._unsure += 1
+        return Made(proven.result, None)
+
+
+def _elements(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Elements of a call's first tensor."""
+    values = (*args, *kwargs.values())
+    return next((each.numel() for each in values if isinstance(each, torch.Tensor)), 1)
