@@ -150,7 +150,7 @@ class Engine:
         self._starter = Starter(
             self._shared, settings, self._eager_times, self._builder.is_building, hooks.attached_by
         )
-        self._workflow_links = WorkflowLinks(self._store, paths.workflows)
+        self._workflow_links = WorkflowLinks(self._store, paths.workflows, self._shared.lessons)
         self._story = Story()
         self._history = History(paths.private)
         #: What pages and commands look at, and what users may do there.
@@ -336,7 +336,7 @@ class Engine:
         session = self._attach(attached, options, backend)
         if session is None:
             return attached.value
-        wanted = self._describe(session, attached)
+        wanted = self._describe(session, attached, on_progress)
         self._request(session, session.all_graphs)
         self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
@@ -378,10 +378,12 @@ class Engine:
         self._sessions.add(session.id, session)
         return session
 
-    def _describe(self, session: Session, attached: Attached) -> list[Graph]:
+    def _describe(
+        self, session: Session, attached: Attached, on_progress: Progress | None = None
+    ) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        self._learn(session)
+        self._learn(session, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
 

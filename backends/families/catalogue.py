@@ -11,6 +11,7 @@ import torch
 from ..code.packs import foreign_class, is_known
 from ..host_api.options import UNREAD
 from ..learning.family import family_of
+from ..learning.form import NAME as LEARNED
 from ..learning.form import Learned
 from ..learning.values import name_of
 from ..plans.family import Family, Inputs
@@ -71,6 +72,7 @@ _FORMS: dict[tuple[str, str], Form] = {
 _TITLES: dict[str, str] = {
     form.family: family.title for family in FAMILIES for form in family.forms.values()
 }
+_TITLES[LEARNED] = "Learned models"
 #: By the full name of a root's class: to ask imports nothing.
 _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 

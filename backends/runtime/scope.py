@@ -466,7 +466,8 @@ class Scope:
 
     def eager_places(self) -> list[tuple[str, Reason]]:
         """Return (place, reason) of everything that runs the host's code now."""
-        found = list(self.plan.outside)
+        now = None if self.study is None else self.study.why_none
+        found = list(self.plan.outside) if now is None else [("the model", now)]
         for dispatch in self.plan.dispatches:
             reasons = [self._reason(place) for place in dispatch.regions]
             if not dispatch.apart:

@@ -15,6 +15,7 @@ import torch
 from ..contract import CallForm, Compiler, WhenMissing
 from ..families.catalogue import plan_model
 from ..graphs.graph import Graph, State
+from ..graphs.lessons import Lesson
 from ..plans.plan import Place
 from ..reasons import Reason
 from .faults import TELLING
@@ -119,6 +120,11 @@ class Session:
         self.does_without = False
         #: Sessions whose models are evaluated within this one's run, and have none of their own.
         self.guests: list[Session] = []
+
+    @property
+    def lesson(self) -> Lesson | None:
+        """What is known of its model, where no family describes it."""
+        return None if self.scope.study is None else self.scope.study.lesson
 
     @property
     def scope(self) -> Scope:

@@ -101,16 +101,22 @@ class Study:
 
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
-        self._planned = known = self._known()
+        self._planned = self._known()
         self._unsure = 0
-        if known.problem is None and known.record is not None:
-            return plan_model(self._root, known.record)
-        if known.problem is not None:
-            return of("at_normal_speed", why=known.problem)
-        return self._why_none(known)
+        if (reason := self.why_none) is not None:
+            return reason
+        assert self._planned.record is not None
+        return plan_model(self._root, self._planned.record)
 
-    def _why_none(self, known: Known) -> Reason:
-        if known.is_pending:
+    @property
+    def why_none(self) -> Reason | None:
+        """Why the model is not cut as it was learned, as things are now; None where it is."""
+        planned, now = self._planned, self._known()
+        if planned is not None and planned.problem is not None:
+            return of("at_normal_speed", why=planned.problem)
+        if planned is not None and planned.record is not None:
+            return None
+        if now.is_pending or now.record is not None:
             return of("learned_soon")
         return of("learned_first") if self._may_ask else of("learned_nowhere")
 

@@ -27,6 +27,8 @@ ENGLISH = {
     "ready": "Ready. The next image is faster.",
     "parts": "{model}: {compiled} of {total} parts compiled",
     "parts_by": "{model}: {compiled} of {total} parts compiled ({backend})",
+    "parts_learned": "{model}: learned; {compiled} of {total} parts compiled",
+    "parts_learned_by": "{model}: learned; {compiled} of {total} parts compiled ({backend})",
     "parts_idle": "{model}: none of its {idle} parts was called in the last run",
     "loading": "{model}: loading compiled files",
     "building": "Compiling {model}: {done} of {total}",

@@ -45,7 +45,8 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
         stands = _stands(report, told=bool(notes))
         lines = [*_speed(report), *stands, *captured, *notes]
         return lines or [line("nothing_to_report")]
-    lines = [*_speed(report), line("parts_by", **_model(report), backend=report["backend"])]
+    parts_by = "parts_learned_by" if report["learned"] else "parts_by"
+    lines = [*_speed(report), line(parts_by, **_model(report), backend=report["backend"])]
     for entry in report["eager"]:
         told = {"places": entry["places"], "reason": entry["reason"]}
         lines.append(line("not_compiled", total=parts["total"], **told))
@@ -217,7 +218,7 @@ def _stands(report: dict[str, Any], *, told: bool) -> list[Line]:
     if standing == "replayed" or (standing == "waiting" and not report["ready"]):
         return [line(standing, model=report["model"])]
     if total:
-        return [line("parts", **_model(report))]
+        return [line("parts_learned" if report["learned"] else "parts", **_model(report))]
     return [] if told or not report["model"] else [line("eager", model=report["model"])]
 
 

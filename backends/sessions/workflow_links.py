@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import GraphFileError, WarmgraphError
 from ..graphs.graph import Graph, State
+from ..graphs.lessons import Lesson, Lessons
 from ..reasons import Reason, of
 from ..runtime.session import Options, Session
 from ..storing import folders
@@ -62,6 +63,8 @@ class _Record:
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
+    #: By which models are cut that no family describes.
+    lessons: set[Lesson] = field(default_factory=set)
     #: Graphs that were put there and were not there before.
     new: int = 0
 
@@ -69,14 +72,20 @@ class _Record:
 class WorkflowLinks:
     """Finds graph folders and files graphs there."""
 
-    def __init__(self, store: Store, workflows: Callable[[str | None], Path | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        workflows: Callable[[str | None], Path | None],
+        lessons: Lessons | None = None,
+    ) -> None:
         """Set up; nothing is filed yet.
 
         Args:
             store: the store that files are linked from.
             workflows: a user's workflows folder.
+            lessons: what is known of models that no family describes.
         """
-        self._store = store
+        self._store, self._lessons = store, lessons
         self._workflows = workflows
         self._lock = threading.Lock()
         self._records: dict[_Place, _Record] = {}
@@ -125,6 +134,7 @@ class WorkflowLinks:
                 if place.workflow is not None and place.workflow.became(workflow):
                     new = place._replace(workflow=workflow)
                     self._add(new, list(record.graphs.values()), list(record.sessions))
+                    self._records[new].lessons |= record.lessons
 
     def file(self) -> None:
         """Link what is ready by now into the folders that wait for it (in the loader's thread)."""
@@ -137,8 +147,8 @@ class WorkflowLinks:
             ready = [graph.key for graph in come if graph.state is State.READY]
             if ready:
                 with self._lock:
-                    sessions = list(record.sessions)
-                record.new += self._link(place, ready, sessions)
+                    sessions, lessons = list(record.sessions), list(record.lessons)
+                record.new += self._link(place, ready, sessions, lessons)
             with self._lock:
                 for graph in come:
                     record.graphs.pop(graph.key, None)
@@ -155,6 +165,7 @@ class WorkflowLinks:
         self._records[place] = record  # the last one used
         record.graphs.update({graph.key: graph for graph in graphs})
         record.sessions.update(sessions)
+        record.lessons.update(each.lesson for each in sessions if each.lesson is not None)
         while len(self._records) > MAX_RECORDS:
             oldest = next(iter(self._records))
             lost = len(self._records.pop(oldest).graphs)
@@ -180,8 +191,16 @@ class WorkflowLinks:
             note(told)
             return None
 
-    def _link(self, place: _Place, keys: list[str], sessions: list[Session]) -> int:
-        """Link graphs into a place's folder; returns how many were not there before."""
+    def _link(
+        self,
+        place: _Place,
+        keys: list[str],
+        sessions: Sequence[Session],
+        lessons: Sequence[Lesson],
+    ) -> int:
+        """Link graphs into a place's folder, beside what their models are cut by; returns how many
+        were not there before.
+        """
 
         def note(text: Reason) -> None:
             for session in sessions:
@@ -193,6 +212,9 @@ class WorkflowLinks:
         workflow, known = place.workflow, folders.folder_keys(folder)
         try:
             kept = [key for key in keys if self._store.link(key, folder)]
+            if kept and self._lessons is not None:
+                for lesson in lessons:
+                    self._lessons.carry(lesson, folder)
             path = workflow.path if workflow else ""
             folders.remember(folder, path, workflow.id if workflow else None, kept)
         except (OSError, GraphFileError) as error:

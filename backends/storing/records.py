@@ -58,8 +58,9 @@ class Records:
         with self._lock:
             if (known := self._known.get(structure)) is not None:
                 return known
-        for folder in (self._directory, *folders):
-            record = self._read(folder / name, structure)
+        beside = _file_name(structure, hidden=True)
+        for path in (self._directory / name, *(folder / beside for folder in folders)):
+            record = self._read(path, structure)
             if record is not None:
                 with self._lock:
                     return self._known.setdefault(structure, record)
@@ -91,7 +92,7 @@ class Records:
         record = self.find(structure)
         if record is None:
             return False
-        path = folder / _file_name(structure)
+        path = folder / _file_name(structure, hidden=True)
         if self._read(path, structure) != record:
             self._write(path, structure, record)
         return True
@@ -134,7 +135,8 @@ def _signed_text(structure: str, record: Any) -> str:
     return canonical_json({"learned of": structure, "record": record})
 
 
-def _file_name(structure: str) -> str:
+def _file_name(structure: str, *, hidden: bool = False) -> str:
+    """A record's file; beside workflows a hidden one, which the host does not list."""
     if len(structure) != 64 or not _DIGITS.issuperset(structure):
         raise ValueError(f"a structure's name must be 64 hex digits, got {structure!r}")
-    return f"{structure}{SUFFIX}"
+    return f"{'.' if hidden else ''}{structure}{SUFFIX}"

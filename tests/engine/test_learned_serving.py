@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.watched import sample
 
-from .lab import TOLERANCE, Lab, Probe
+from .lab import TOLERANCE, Lab, Probe, call_instead
+from .processes import seen_by
 
+KIND = "ernie"
+RECORDS = "user/__warmgraph/records"
 #: Height, width, batch, tokens of the text, frames; the first one is watched.
 CALLS = ((8, 8, 1, 13, 1), (12, 8, 1, 1, 1), (16, 10, 2, 40, 1), (4, 6, 3, 300, 1))
 
@@ -34,7 +39,7 @@ class Served:
 
     @property
     def session(self) -> Any:
-        return next(each for each in self.lab.engine._sessions.values())
+        return self.lab.engine._objects.carried(self.model)
 
     def run(self, sizes: tuple[int, ...] = CALLS[0]) -> tuple[int, float]:
         """One step; how many calls of blocks graphs served, and how far it is from eager."""
@@ -46,26 +51,27 @@ class Served:
 
     def settle(self) -> None:
         """Wait for what was asked of the workers."""
-        builder = self.lab.engine._builder
-        self.lab.wait_until(lambda: (p := builder.progress()).done >= p.total)
+        lesson = self.session.lesson
+        self.lab.wait_until(lambda: not lesson.is_pending)
         self.lab.settle()
         self.lab.wait_until(lambda: self.lab.is_settled(self.model))
 
+    def learn(self) -> None:
+        """The run that is watched, and the one that builds."""
+        for _ in range(2):
+            assert self.run() == (0, 0.0)
+            self.settle()
 
-@pytest.fixture
-def new_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    labs: list[Lab] = []
+    def check(self, sizes: tuple[int, ...] = CALLS[0], places: int = 2) -> None:
+        """One step, by graphs at every place."""
+        calls, error = self.run(sizes)
+        assert calls == places and error <= TOLERANCE
+        assert self.report["regions"] == {"total": places, "compiled": places, "eager": 0}
 
-    def make(like: Lab | None = None, *, learns: bool = True) -> Lab:
-        root = tmp_path / str(len(labs))
-        root.mkdir()
-        labs.append(Lab(root) if like is None else like.copy_to(root))
-        labs[-1].settings.update({"learn_models": learns})
-        return labs[-1]
-
-    yield make
-    for lab in labs:
-        lab.engine.close()
+    def reasons(self) -> set[str]:
+        """The keys of why parts ran at normal speed in the last run."""
+        eager = self.session.scope.eager_places()
+        return {why.cause.key for _, why in eager}
 
 
 @pytest.fixture(autouse=True)
@@ -75,21 +81,198 @@ def _unloaded(host: Host) -> Iterator[None]:
     host.unload()
 
 
-def test_a_model_is_learned_in_its_first_step_and_then_compiled(
-    host: Host, new_lab: Callable[..., Lab]
-) -> None:
-    """One run is watched, one builds, all others are served, whatever their sizes."""
-    lab = new_lab()
-    served = Served(host, lab, "ernie")
-    assert served.run() == (0, 0.0)
-    assert lab.builds() == 0 and lab.jobs() == 1
+@pytest.fixture(scope="module")
+def learned(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine that has learned a model, and built its graphs."""
+    lab = Lab(tmp_path_factory.mktemp("learned"))
+    lab.settings.update({"learn_models": True})
+    with torch.inference_mode():
+        Served(host, lab, KIND).learn()
+    yield lab
+    lab.engine.close()
+
+
+@pytest.fixture
+def again(learned: Lab, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """As a new server finds its folders."""
+    labs: list[Lab] = []
+
+    def start(*, learns: bool = True, forgets: bool = False) -> Lab:
+        lab = learned.copy_to(tmp_path / str(len(labs)))
+        labs.append(lab)
+        lab.settings.update({"learn_models": learns})
+        if forgets:
+            shutil.rmtree(lab.root / RECORDS)
+        return lab
+
+    yield start
+    for lab in labs:
+        lab.engine.close()
+
+
+def test_a_model_is_learned_in_its_first_step_and_then_compiled(host: Host, learned: Lab) -> None:
+    """Of any size, with no build after the first."""
+    assert (learned.jobs(), learned.builds()) == (2, 1)
+    served = Served(host, learned, KIND)
     served.settle()
-    assert served.run(CALLS[1]) == (0, 0.0)
-    served.settle()
-    assert lab.builds() == 1
     for sizes in CALLS:
-        calls, error = served.run(sizes)
-        assert calls == 2 and error <= TOLERANCE
-    report = served.report
-    assert report["regions"] == {"total": 2, "compiled": 2, "eager": 0}
-    assert lab.builds() == 1 and lab.jobs() == 2
+        served.check(sizes)
+    assert (learned.jobs(), learned.builds()) == (2, 1)
+    lines = [line["text"] for line in served.report["lines"]]
+    assert "Ernie-Image: learned; 2 of 2 parts compiled" in lines
+
+
+def test_with_the_record_the_first_step_after_a_start_is_compiled(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    lab = again()
+    served = Served(host, lab, KIND, when_missing="wait")
+    served.check(CALLS[1])
+    assert lab.jobs() == 0
+
+
+def test_without_the_record_one_step_is_watched_and_nothing_is_built(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """Whichever call is watched."""
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND)
+    assert served.run(CALLS[2]) == (0, 0.0) and served.reasons() == {"learned_soon"}
+    served.settle()
+    served.run()
+    served.settle()
+    served.check()
+    assert (lab.jobs(), lab.builds()) == (1, 0)
+
+
+def test_a_fresh_process_has_the_same_keys(host: Host, learned: Lab, tmp_path: Path) -> None:
+    root = tmp_path / "fresh"
+    learned.copy_to(root).engine.close()
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    arguments = (host.tree, host.base, root, KIND)
+    told = {"timeout": 600, "environment": environment}
+    seen = seen_by("learned_child.py", *arguments, "with", **told)
+    assert seen["jobs"] == 0 and seen["calls"] == [2] and max(seen["errors"]) <= TOLERANCE
+    shutil.rmtree(root / RECORDS)
+    seen = seen_by("learned_child.py", *arguments, "without", **told)
+    assert (seen["jobs"], seen["builds"]) == (1, 0)
+    assert seen["calls"] == [0, 2] and max(seen["errors"]) <= TOLERANCE
+
+
+def test_who_waits_for_graphs_waits_for_what_is_learned(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND, when_missing="wait")
+    assert served.run() == (0, 0.0)
+    served.check()
+    assert (lab.jobs(), lab.builds()) == (1, 0)
+
+
+def test_off_is_as_without(host: Host, again: Callable[..., Lab]) -> None:
+    lab = again(learns=False)
+    served = Served(host, lab, KIND)
+    assert served.run() == (0, 0.0) and lab.jobs() == 0
+    assert served.report["text"].startswith("this ErnieImageModel has no regions")
+
+
+def test_switched_off_counts_from_the_next_run(host: Host, again: Callable[..., Lab]) -> None:
+    lab = again()
+    served = Served(host, lab, KIND, when_missing="wait")
+    served.check()
+    lab.settings.update({"learn_models": False})
+    assert served.run() == (0, 0.0) and served.reasons() == {"learned_off"}
+    lab.settings.update({"learn_models": True})
+    served.check()
+
+
+def test_a_workflows_folder_holds_what_was_learned(host: Host, again: Callable[..., Lab]) -> None:
+    """It is all that Load Compiled Files needs."""
+    lab = again()
+    served = Served(host, lab, KIND, when_missing="wait", graphs="portrait")
+    served.check()
+    lab.settle()
+    folder = lab.workflows / "portrait.graphs"
+    files = sorted(path.suffix for path in folder.iterdir() if path.is_file())
+    assert files == [".json", ".learned", ".safetensors"]
+    assert all(path.name.startswith(".") for path in folder.iterdir() if path.is_file())
+    other = again(forgets=True)
+    shutil.copytree(folder, other.workflows / folder.name)
+    shutil.rmtree(other.store)
+    loaded = Served(host, other, KIND)
+    loaded.model = other.engine.load_graphs(loaded.plain, "portrait", strict=True)
+    loaded.check()
+    assert other.jobs() == 0
+
+
+def test_loading_learns_nothing(host: Host, again: Callable[..., Lab]) -> None:
+    lab = again(forgets=True)
+    (lab.workflows / "portrait.graphs").mkdir()
+    loaded = Served(host, lab, KIND, when_missing="never")
+    assert loaded.run() == (0, 0.0) and loaded.reasons() == {"learned_nowhere"}
+    assert lab.jobs() == 0
+
+
+def test_a_lesson_that_was_cancelled_is_begun_anew(host: Host, again: Callable[..., Lab]) -> None:
+    lab = again(forgets=True)
+    lab.engine._builder.pause(True)
+    served = Served(host, lab, KIND)
+    served.run()
+    assert lab.engine._builder.cancel() == 1
+    assert served.run() == (0, 0.0)
+    served.settle()
+    served.run()
+    served.settle()
+    served.check()
+    assert (lab.jobs(), lab.builds()) == (2, 0)
+
+
+def test_a_whole_step_that_differs_is_never_given_on(
+    host: Host, again: Callable[..., Lab], log: pytest.LogCaptureFixture
+) -> None:
+    """Of a graph that was right each time its block was compared."""
+    lab = again()
+    served = Served(host, lab, KIND, when_missing="wait")
+    served.check()
+    [graph] = served.session.graphs
+    good = call_instead(graph, lambda inputs: (1.01 * good(inputs)[0],))
+    clone = served.model.clone()
+    clone.model_options["transformer_options"]["of_another_structure"] = "yes"
+    served.model, model = clone, served.model
+    assert served.run()[1] == 0.0  # the host's
+    assert served.reasons() == {"learned_dropped"}
+    assert "differs from ComfyUI's result" in log.text
+    served.model = model
+    assert served.run() == (0, 0.0)
+    anew = Served(host, lab, KIND, when_missing="wait")
+    assert anew.run() == (0, 0.0) and lab.jobs() == 0
+    assert "a whole step by what was learned differs" in anew.report["text"]
+
+
+def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """It may keep something from one call to the next; once a step was compared, it is served."""
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND)
+    plain, calls = served.model, []
+
+    def attend(function: Any, *args: Any, **named: Any) -> Any:
+        calls.append(function)
+        named.pop("transformer_options", None)
+        return function(*args, **named)
+
+    theirs = plain.clone()
+    theirs.model_options["transformer_options"]["optimized_attention_override"] = attend
+    served.model = theirs
+    served.run()
+    assert lab.jobs() == 0 and served.reasons() == {"learned_first"}
+    served.model = plain
+    served.run()
+    served.settle()
+    served.run()
+    served.settle()
+    served.model = theirs
+    assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
+    served.model = plain
+    served.check()

@@ -16,6 +16,7 @@ REPORT: dict[str, Any] = {
     "id": "model-1",
     "model": "SDXL",
     "backend": "inductor",
+    "learned": False,
     "standing": "partly",
     "stage": "faster",
     "factor": 2.0,
