@@ -4,14 +4,15 @@ batch, a side of the latent or the length of a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import LearnError
 from ..plans.plan import FORWARD
-from .calls import noted
+from .calls import noted, parameters
 from .values import OPTIONS, Template, put_together, take_apart
 
 BATCH, SPACE, TEXT = "batch", "space", "text"
@@ -20,19 +21,28 @@ BATCH, SPACE, TEXT = "batch", "space", "text"
 Spot = tuple[int, int]
 
 
-def write_down(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def write_down(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a root module's call as JSON-plain data: "call" (template of `[args, kwargs]`) and
-    "leaves" (`calls.noted`). Of its options only what is plain is kept.
+    "leaves" (`calls.noted`). Of its options only what is plain is kept, however they are passed.
+
+    Args:
+        function: of the root's class, which is called.
+        args: those by position, without the root.
+        kwargs: those by name.
 
     Raises:
         LearnError: an argument cannot be written down.
     """
     leaves: list[Any] = []
-    positional = [take_apart(each, leaves) for each in args]
-    named = [
-        [name, _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)]
-        for name, value in kwargs.items()
-    ]
+
+    def taken(name: str, value: Any) -> Template:
+        return _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)
+
+    names = [each.name for each in parameters(function)]
+    positional = [taken(n, each) for n, each in zip_longest(names[: len(args)], args, fillvalue="")]
+    named = [[name, taken(name, value)] for name, value in kwargs.items()]
     call = ["list", [["list", positional], ["dict", named]]]
     return {"call": call, "leaves": list(map(noted, leaves))}
 

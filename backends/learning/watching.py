@@ -128,7 +128,7 @@ class Watched:
         if self.facts is not None:
             return own()
         self.facts = {}  # of this call, whatever becomes of it
-        facts = write_down(args, kwargs)
+        facts = write_down(type(self._root).forward, args, kwargs)
         watcher = Watcher(self._root)
         result = self._run(own, watcher.placed())
         self.facts = {**facts, "blocks": watcher.to_plain()}

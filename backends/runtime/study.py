@@ -186,7 +186,8 @@ class Study:
         """Begin to watch a call; None where nothing can be learned of it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
         try:
-            facts = {**write_down(args, kwargs), "method": method}
+            called = getattr(type(self._root), method)
+            facts = {**write_down(called, args, kwargs), "method": method}
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None

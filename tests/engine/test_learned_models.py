@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.errors import LearnError
+from warmgraph_backends.learning.arguments import write_down
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -272,3 +273,17 @@ def test_of_two_thousand_more_nothing_wrong_is_learned(host: Host) -> None:
     found = [problem for seed in range(40, 2040) if (problem := wrong(seed)) is not None]
     learned_models.unload()
     assert found == []
+
+
+def test_options_are_known_however_they_are_passed() -> None:
+    """The host passes them by position where it has wrappers; they hold other nodes' functions."""
+
+    class Root(torch.nn.Module):
+        def forward(self, x: torch.Tensor, transformer_options: Any, *more: int) -> torch.Tensor:
+            return x
+
+    x, options = torch.ones(2, 3), {"wrappers": {"a node's": [print]}, "cond_or_uncond": [0, 1]}
+    by_place = write_down(Root.forward, (x, options, 7), {})
+    by_name = write_down(Root.forward, (x,), {"transformer_options": options})
+    assert by_place["call"][1][0][1][1] == by_name["call"][1][1][1][0][1]
+    assert "wrappers" not in str(by_place) and by_place["leaves"] == [["float32", [2, 3]], 7]
