@@ -439,7 +439,7 @@ def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -
     lora = {}
     for name, layer in model.model.named_modules():
         rows, columns = (getattr(layer, side, None) for side in ("out_features", "in_features"))
-        repeated = "blocks." in name or ".layers." in name
+        repeated = "blocks." in name or "layers." in name
         if repeated and isinstance(rows, int) and isinstance(columns, int):
             down = torch.randn(rank, columns, generator=generator) / columns**0.5
             up = torch.randn(rows, rank, generator=generator) * 0.05
