@@ -20,19 +20,27 @@ BATCH, SPACE, TEXT = "batch", "space", "text"
 Spot = tuple[int, int]
 
 
-def write_down(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def write_down(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a root module's call as JSON-plain data: "call" (template of `[args, kwargs]`) and
     "leaves" (`calls.noted`). Of its options only what is plain is kept.
+
+    Args:
+        args, kwargs: of the call.
+        names: of what comes by position; options may.
 
     Raises:
         LearnError: an argument cannot be written down.
     """
     leaves: list[Any] = []
-    positional = [take_apart(each, leaves) for each in args]
-    named = [
-        [name, _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)]
-        for name, value in kwargs.items()
-    ]
+
+    def part(name: str, value: Any) -> Template:
+        return _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)
+
+    unnamed = [""] * (len(args) - len(names))
+    positional = [part(*each) for each in zip([*names, *unnamed], args, strict=False)]
+    named = [[name, part(name, value)] for name, value in kwargs.items()]
     call = ["list", [["list", positional], ["dict", named]]]
     return {"call": call, "leaves": list(map(noted, leaves))}
 

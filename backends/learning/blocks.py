@@ -22,6 +22,7 @@ from .values import name_of
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
+_FORWARDS = layers.FORWARDS
 #: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
 _FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
@@ -118,27 +119,42 @@ class ReadAttributes:
     def __init__(self, block: torch.nn.Module) -> None:
         """Look at a block."""
         wanted = all_read(block).difference(layers.STATE, layers.FORWARDS)
-        parts = [part for part in block.modules() if not layers.is_operator(part)]
-        self._values = [
-            (part.__dict__, name, value)
-            for part in parts
-            for name, value in part.__dict__.items()
-            if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
+        #: Of each layer all of its attributes, how many there are, and those that are read. What
+        #: has come since may be asked for by its name, too.
+        self._parts = [
+            (
+                part.__dict__,
+                _count(part.__dict__),
+                [
+                    (name, value)
+                    for name, value in part.__dict__.items()
+                    if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
+                ],
+            )
+            for part in block.modules()
+            if not layers.is_operator(part)
         ]
-        #: What has come since may be asked for by its name, too.
-        self._counts = [(part.__dict__, _count(part.__dict__)) for part in parts]
 
     def have_changed(self) -> bool:
-        """Tell whether any of it is another value now, gone, or new."""
-        for attributes, name, before in self._values:
-            now = attributes.get(name, self)
-            if now is not before and not (type(now) is type(before) in _PLAIN and now == before):
+        """Tell whether any of it is another value now, gone, or new; asked at each call."""
+        for attributes, count, values in self._parts:
+            for name, before in values:
+                now = attributes.get(name, self)
+                if now is before:
+                    continue
+                if not (type(now) is type(before) in _PLAIN and now == before):
+                    return True
+            if _count(attributes) != count:
                 return True
-        return any(_count(attributes) != count for attributes, count in self._counts)
+        return False
 
 
 def _count(attributes: dict[str, Any]) -> int:
-    return len(attributes) - sum(name in attributes for name in layers.FORWARDS)
+    count = len(attributes)
+    for name in _FORWARDS:
+        if name in attributes:
+            count -= 1
+    return count
 
 
 def all_read(block: torch.nn.Module) -> frozenset[str]:

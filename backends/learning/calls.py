@@ -25,6 +25,12 @@ def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(forward).parameters.values())[1:]
 
 
+def names_of(forward: Callable[..., Any]) -> list[str]:
+    """Return the names of what a class's method takes by position, in order, without the module."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in _parameters(forward) if each.kind in kinds]
+
+
 def by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
     """Return the arguments of a call by their names, with the defaults of those that it has not.
 

@@ -19,9 +19,11 @@ from ..graphs.lessons import Known, Lesson, Lessons
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..learning.arguments import write_down
+from ..learning.calls import names_of
 from ..learning.structure import structure_of
 from ..learning.values import name_of
 from ..learning.watching import Watcher, task
+from ..operators import host_layer
 from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
@@ -185,8 +187,9 @@ class Study:
     ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
         """Begin to watch a call; None where nothing can be learned of it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
+        names = names_of(getattr(type(self._root), method))
         try:
-            facts = {**write_down(args, kwargs), "method": method}
+            facts = {**write_down(args, kwargs, names), "method": method}
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
@@ -251,7 +254,9 @@ class Study:
         elements = _elements(args, kwargs)
         ran: set[str] = set()
         with forwards.watched(ran):
-            proven = prove(self._root, device, ours, theirs, args, kwargs)
+            modules = (r.graph.description.module for r in self._graphs[0].regions)
+            rounds = any(any(host_layer.paths(each)) for each in modules)
+            proven = prove(self._root, device, ours, theirs, args, kwargs, is_quantised=rounds)
         assert self.lesson is not None
         if proven.is_good is False:
             assert proven.problem is not None
