@@ -68,6 +68,7 @@ class Fit:
             if name in self._carriers
         ]
         self._order = [(i, piece, "axis" in self._leaves[i]) for i, piece in way["order"]]
+        self._joint = [i for i, leaf in enumerate(self._leaves) if "axis" in leaf]
         reads = way["reads"]
         self._options, self._whole = reads["options"], frozenset(reads["whole"])
         self._patches, self._writes = reads["patches"], way["writes"]
@@ -100,10 +101,8 @@ class Fit:
             if (problem := self._problem(given)) is not None:
                 return problem
             self._compare(leaves, idle)
-            inputs = [
-                self._part(leaves, i, piece) if is_cut else leaves[i]
-                for i, piece, is_cut in self._order
-            ]
+            cut = {i: self._cut(leaves, i) for i in self._joint}
+            inputs = [cut[i][piece] if is_cut else leaves[i] for i, piece, is_cut in self._order]
         except _OtherError as error:
             return of("learned_another", name=error)
         return Fitted(inputs, leaves, given)
@@ -166,16 +165,17 @@ class Fit:
         leaf, axis = self._carriers[part]
         return int(leaves[leaf] if axis < 0 else leaves[leaf].shape[axis])
 
-    def _part(self, leaves: Sequence[Any], i: int, piece: int) -> Any:
-        """A piece of a leaf, or the leaf unflattened."""
+    def _cut(self, leaves: Sequence[Any], i: int) -> Sequence[Any]:
+        """The pieces of a leaf, or the leaf unflattened."""
         leaf, value = self._leaves[i], leaves[i]
         axis, parts = leaf["axis"], [self._size(part, leaves) for part in leaf["of"]]
         whole = sum(parts) if leaf["how"] == SUM else prod(parts)
         if value.shape[axis] != whole:
             raise _OtherError(leaf["in"])
         if leaf["how"] == SUM:
-            return value.narrow(axis, sum(parts[:piece]), parts[piece])
-        return value.unflatten(axis, parts)
+            pieces: Sequence[Any] = value.split(parts, axis)
+            return pieces
+        return [value.unflatten(axis, parts)]
 
 
 def _fill(
