@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -55,6 +56,19 @@ def name() -> str:
 def machine() -> str:
     """Return a name for this machine's device, for what is remembered of it."""
     return f"{platform.node()}/{name()}/{sys.platform}"
+
+
+def random_state(device: torch.device) -> list[torch.Tensor]:
+    """Return where the random numbers stand that are drawn on the processor, and on a device."""
+    own = [torch.cuda.get_rng_state(device)] if is_gpu(device) else []
+    return [torch.get_rng_state(), *own]
+
+
+def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> None:
+    """Go on with random numbers where they stood (`random_state`)."""
+    torch.set_rng_state(state[0])
+    if len(state) > 1:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 def capability() -> str:

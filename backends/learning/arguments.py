@@ -4,15 +4,14 @@ batch, a side of the latent or the length of a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import LearnError
 from ..plans.plan import FORWARD
-from .calls import noted, parameters
+from .calls import noted
 from .values import OPTIONS, Template, put_together, take_apart
 
 BATCH, SPACE, TEXT = "batch", "space", "text"
@@ -22,27 +21,26 @@ Spot = tuple[int, int]
 
 
 def write_down(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a root module's call as JSON-plain data: "call" (template of `[args, kwargs]`) and
-    "leaves" (`calls.noted`). Of its options only what is plain is kept, however they are passed.
+    "leaves" (`calls.noted`). Of its options only what is plain is kept.
 
     Args:
-        function: of the root's class, which is called.
-        args: those by position, without the root.
-        kwargs: those by name.
+        args, kwargs: of the call.
+        names: of what comes by position; options may.
 
     Raises:
         LearnError: an argument cannot be written down.
     """
     leaves: list[Any] = []
 
-    def taken(name: str, value: Any) -> Template:
+    def part(name: str, value: Any) -> Template:
         return _options(value, leaves) if name == OPTIONS else take_apart(value, leaves, name)
 
-    names = [each.name for each in parameters(function)]
-    positional = [taken(n, each) for n, each in zip_longest(names[: len(args)], args, fillvalue="")]
-    named = [[name, taken(name, value)] for name, value in kwargs.items()]
+    unnamed = [""] * (len(args) - len(names))
+    positional = [part(*each) for each in zip([*names, *unnamed], args, strict=False)]
+    named = [[name, part(name, value)] for name, value in kwargs.items()]
     call = ["list", [["list", positional], ["dict", named]]]
     return {"call": call, "leaves": list(map(noted, leaves))}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from .values import name_of
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
+_FORWARDS = layers.FORWARDS
+_NOTED = frozenset((*layers.STATE, *_FORWARDS))
 #: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
 _FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
@@ -95,12 +98,39 @@ def _problem(function: Any) -> Reason | None:
     return problem
 
 
-def settings(module: torch.nn.Module) -> list[Any]:
-    """Return what the layers of a block have as attributes, but for what the host notes there."""
-    return [
-        {n: v if isinstance(v, _PLAIN) else id(v) for n, v in attributes_of(part).items()}
-        for part in module.modules()
-    ]
+class Settings:
+    """What the layers of a block have as attributes, as it is now, but for what the host notes
+    there.
+    """
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        """Look at a block."""
+        self._block = block
+        self._parts = [(part, part.__dict__, attributes_of(part)) for part in block.modules()]
+
+    def have_changed(self) -> bool:
+        """Tell whether any of it is another value now, gone, or new, or of another layer."""
+        none: tuple[Any, ...] = (None, {}, {})
+        for (part, attributes, before), now in zip_longest(
+            self._parts, self._block.modules(), fillvalue=none
+        ):
+            if part is not now:
+                return True
+            known = 0
+            for name, value in attributes.items():
+                if name in before:
+                    known += 1
+                    if not _is_same(before[name], value):
+                        return True
+                elif name[0] != "_" and name not in _NOTED:
+                    return True
+            if known != len(before):
+                return True
+        return False
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    return now is before or (type(now) is type(before) in _PLAIN and bool(now == before))
 
 
 def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
@@ -108,7 +138,7 @@ def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in part.__dict__.items()
-        if name not in layers.STATE and name not in layers.FORWARDS and name[0] != "_"
+        if name not in _NOTED and name[0] != "_"
     }
 
 
@@ -118,27 +148,40 @@ class ReadAttributes:
     def __init__(self, block: torch.nn.Module) -> None:
         """Look at a block."""
         wanted = all_read(block).difference(layers.STATE, layers.FORWARDS)
-        parts = [part for part in block.modules() if not layers.is_operator(part)]
-        self._values = [
-            (part.__dict__, name, value)
-            for part in parts
-            for name, value in part.__dict__.items()
-            if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
+        #: Of each layer all of its attributes, how many there are, and those that are read. What
+        #: has come since may be asked for by its name, too.
+        self._parts = [
+            (
+                part.__dict__,
+                _count(part.__dict__),
+                [
+                    (name, value)
+                    for name, value in part.__dict__.items()
+                    if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
+                ],
+            )
+            for part in block.modules()
+            if not layers.is_operator(part)
         ]
-        #: What has come since may be asked for by its name, too.
-        self._counts = [(part.__dict__, _count(part.__dict__)) for part in parts]
 
     def have_changed(self) -> bool:
-        """Tell whether any of it is another value now, gone, or new."""
-        for attributes, name, before in self._values:
-            now = attributes.get(name, self)
-            if now is not before and not (type(now) is type(before) in _PLAIN and now == before):
+        """Tell whether any of it is another value now, gone, or new; asked at each call."""
+        for attributes, count, values in self._parts:
+            for name, before in values:
+                now = attributes.get(name, self)
+                if now is not before and not _is_same(before, now):
+                    return True
+            if _count(attributes) != count:
                 return True
-        return any(_count(attributes) != count for attributes, count in self._counts)
+        return False
 
 
 def _count(attributes: dict[str, Any]) -> int:
-    return len(attributes) - sum(name in attributes for name in layers.FORWARDS)
+    count = len(attributes)
+    for name in _FORWARDS:
+        if name in attributes:
+            count -= 1
+    return count
 
 
 def all_read(block: torch.nn.Module) -> frozenset[str]:

@@ -20,9 +20,15 @@ Named = dict[str, Any]
 
 
 @lru_cache(maxsize=1024)
-def parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return those of a class's forward, but for the module itself."""
+def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those of a class's forward, but for the module itself."""
     return list(inspect.signature(forward).parameters.values())[1:]
+
+
+def names_of(forward: Callable[..., Any]) -> list[str]:
+    """Return the names of what a class's method takes by position, in order, without the module."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in _parameters(forward) if each.kind in kinds]
 
 
 def by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
@@ -37,12 +43,12 @@ def by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         LearnError: it does not take them.
     """
     try:
-        bound = inspect.Signature(parameters(forward)).bind(*args, **kwargs)
+        bound = inspect.Signature(_parameters(forward)).bind(*args, **kwargs)
     except TypeError as error:
         raise LearnError(of("learned_takes", sort=f"call: {error}")) from error
     bound.apply_defaults()
     found: Named = {}
-    for parameter in parameters(forward):
+    for parameter in _parameters(forward):
         value = bound.arguments[parameter.name]
         if parameter.kind is parameter.VAR_POSITIONAL:
             found.update({f"*{i}": each for i, each in enumerate(value)})
@@ -57,7 +63,7 @@ def by_position(forward: Callable[..., Any], named: Named) -> tuple[list[Any], d
     """Return the arguments of a call of `by_name` as they are passed."""
     args = []
     rest = dict(named)
-    for parameter in parameters(forward):
+    for parameter in _parameters(forward):
         if parameter.kind is parameter.VAR_POSITIONAL:
             args += [rest.pop(name) for name in list(rest) if name.startswith("*")]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
 
@@ -47,9 +48,37 @@ class Fit:
         """
         self._way, self._leaves = way, way["leaves"]
         arguments = sorted(way["arguments"], key=lambda each: each[0] != OPTIONS)
-        self._arguments = arguments  # as they are taken (`plans.binding`)
+        #: As they are taken (`plans.binding`): what stands for each, name, and template.
+        self._arguments = [(each[0], name, each) for name, each in arguments]
         self._carriers = {name: (leaf, axis) for name, leaf, axis in way["carriers"]}
-        self._ranges = {name: (low, high) for name, low, high, _ in way["symbols"]}
+        #: Each sort of leaf by itself, and sizes with their ranges: a call takes microseconds.
+        self._tensors = [
+            (i, len(leaf["dims"]), leaf["in"])
+            for i, leaf in enumerate(self._leaves)
+            if leaf["dtype"] != INT
+        ]
+        self._numbers = [
+            (i, leaf.get("size"), leaf.get("value"), leaf["in"])
+            for i, leaf in enumerate(self._leaves)
+            if leaf["dtype"] == INT
+        ]
+        self._ranges = [
+            (name, *self._carriers[name], low, high)
+            for name, low, high, _ in way["symbols"]
+            if name in self._carriers
+        ]
+        self._order = [(i, piece, "axis" in self._leaves[i]) for i, piece in way["order"]]
+        self._joint = [i for i, leaf in enumerate(self._leaves) if "axis" in leaf]
+        reads = way["reads"]
+        self._options, self._whole = reads["options"], frozenset(reads["whole"])
+        self._patches, self._writes = reads["patches"], way["writes"]
+        self._is_live = way["attends"] in (LIVE, BARE)
+        self._same = same = way["same"]
+        row = ["tuple", [["leaf", i] for i in range(len(same))]]
+        #: Whether a block gives a plain tuple.
+        self._is_row = way["results"] == row
+        #: Where the results go, unless the region's own are all of it.
+        self._is_own = not way["writes"] and same == [-1] and way["results"] == ["leaf", 0]
 
     def of_call(self, taken: Sequence[Any], idle: Mapping[int, int]) -> Fitted | Reason:
         """Return what a region takes of a call; or why the host must make it.
@@ -61,13 +90,19 @@ class Fit:
         leaves: list[Any] = [None] * len(self._leaves)
         options: list[dict[str, Any]] = []
         try:
-            for (name, template), value in zip(self._arguments, taken, strict=True):
-                _fill(template, value, leaves, options, name)
+            for (tag, name, template), value in zip(self._arguments, taken, strict=True):
+                if tag == "leaf":
+                    leaves[template[1]] = value
+                    if not isinstance(value, (torch.Tensor, int)):
+                        raise _OtherError(name)
+                elif value is not None or tag != "plain" or template[1] is not None:
+                    _fill(template, value, leaves, options, name)
             given = options[0] if options else {}
             if (problem := self._problem(given)) is not None:
                 return problem
             self._compare(leaves, idle)
-            inputs = [self._input(leaves, *each) for each in self._way["order"]]
+            cut = {i: self._cut(leaves, i) for i in self._joint}
+            inputs = [cut[i][piece] if is_cut else leaves[i] for i, piece, is_cut in self._order]
         except _OtherError as error:
             return of("learned_another", name=error)
         return Fitted(inputs, leaves, given)
@@ -79,44 +114,50 @@ class Fit:
             results: of the region.
             leaves: of the call.
         """
+        if self._is_own and isinstance(results, torch.Tensor):
+            return results
         given = iter(results if isinstance(results, tuple) else (results,))
         for _ in self._way["writes"]:
             next(given)  # it is where it was written into
-        values = [leaves[at] if at >= 0 else next(given) for at in self._way["same"]]
-        return put_together(self._way["results"], values)
+        values = [leaves[at] if at >= 0 else next(given) for at in self._same]
+        return tuple(values) if self._is_row else put_together(self._way["results"], values)
 
     def _problem(self, options: Mapping[str, Any]) -> Reason | None:
         """Why the host must compute a block in a step with these options."""
-        reads = self._way["reads"]
-        for name, value in reads["options"]:
+        for name, value in self._options:
             if options.get(name, ABSENT) != value:
                 return of("learned_option", name=name)
         for part in (PATCHES, REPLACEMENTS):
-            found = options.get(part) or {}
-            names = found if part in reads["whole"] else reads["patches"]
+            if not (found := options.get(part)):
+                continue
+            names = found if part in self._whole else self._patches
             for name in names:
                 if name in found:
                     return of("patches", name=name)
-        if self._way["attends"] not in (LIVE, BARE) and options.get(ATTENTION) is not None:
+        if not self._is_live and options.get(ATTENTION) is not None:
             return of("learned_attention")
         return None
 
     def _compare(self, leaves: Sequence[Any], idle: Mapping[int, int]) -> None:
-        for i, (leaf, value) in enumerate(zip(self._leaves, leaves, strict=True)):
-            if leaf["dtype"] != INT:
-                if not isinstance(value, torch.Tensor) or value.dim() != len(leaf["dims"]):
-                    raise _OtherError(leaf["in"])
-                continue
-            at, axis = leaf.get("size", (i, -1))
-            wanted = leaves[at].shape[axis] if "size" in leaf else leaf.get("value", value)
-            if type(value) is not int or value != wanted or idle.get(i, value) != value:
-                raise _OtherError(leaf["in"])
-        for name, (low, high) in self._ranges.items():
-            if name in self._carriers and not low <= self._size(name, leaves) <= high:
+        for i, rank, name in self._tensors:
+            value = leaves[i]
+            if not isinstance(value, torch.Tensor) or value.dim() != rank:
                 raise _OtherError(name)
-        memories = list(map(memory, leaves))
-        if any(memories.count(memories[i]) > 1 for i in self._way["writes"]):
-            raise _OtherError(self._leaves[self._way["writes"][0]]["in"])
+        for i, size, number, name in self._numbers:
+            value = leaves[i]
+            wanted = value if number is None else number
+            if size is not None:
+                wanted = leaves[size[0]].shape[size[1]]
+            if type(value) is not int or value != wanted or idle.get(i, value) != value:
+                raise _OtherError(name)
+        for name, at, axis, low, high in self._ranges:
+            size = leaves[at] if axis < 0 else leaves[at].shape[axis]
+            if not low <= size <= high:
+                raise _OtherError(name)
+        if self._writes:
+            memories = list(map(memory, leaves))
+            if any(memories.count(memories[i]) > 1 for i in self._writes):
+                raise _OtherError(self._leaves[self._writes[0]]["in"])
 
     def _size(self, part: Any, leaves: Sequence[Any]) -> int:
         if isinstance(part, int):
@@ -124,17 +165,17 @@ class Fit:
         leaf, axis = self._carriers[part]
         return int(leaves[leaf] if axis < 0 else leaves[leaf].shape[axis])
 
-    def _input(self, leaves: Sequence[Any], i: int, piece: int) -> Any:
+    def _cut(self, leaves: Sequence[Any], i: int) -> Sequence[Any]:
+        """The pieces of a leaf, or the leaf unflattened."""
         leaf, value = self._leaves[i], leaves[i]
-        if "axis" not in leaf:
-            return value
         axis, parts = leaf["axis"], [self._size(part, leaves) for part in leaf["of"]]
         whole = sum(parts) if leaf["how"] == SUM else prod(parts)
         if value.shape[axis] != whole:
             raise _OtherError(leaf["in"])
         if leaf["how"] == SUM:
-            return value.narrow(axis, sum(parts[:piece]), parts[piece])
-        return value.unflatten(axis, parts)
+            pieces: Sequence[Any] = value.split(parts, axis)
+            return pieces
+        return [value.unflatten(axis, parts)]
 
 
 def _fill(
@@ -152,6 +193,8 @@ def _fill(
         is_same = type(value) is type(content[0]) and value == content[0]
     elif tag == "dtype":
         is_same = value is getattr(torch, content[0])
+    elif tag == "choice":
+        is_same = isinstance(value, Enum) and [name_of(type(value)), value.name] == content
     elif tag in ("list", "tuple"):
         kind = list if tag == "list" else tuple
         is_same = isinstance(value, kind) and len(value) == len(content[0])

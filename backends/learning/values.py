@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
         return ["plain", value]
     if isinstance(value, torch.dtype):
         return ["dtype", str(value).removeprefix("torch.")]
+    if isinstance(value, Enum) and is_known(type(value).__module__):
+        return ["choice", name_of(type(value)), value.name]
     if type(value) in (list, tuple, torch.Size):
         kind = "list" if type(value) is list else "tuple"
         return [kind, [_apart(each, keep, "") for each in value]]
@@ -101,6 +104,8 @@ def put_together(template: Template, leaves: Sequence[Any], options: Any = None)
         return items if tag == "list" else tuple(items)
     if tag == "dict":
         return {name: put_together(each, leaves, options) for name, each in content}
+    if tag == "choice":
+        return import_named(content)[parts]
     made = {name: put_together(each, leaves, options) for name, each in parts or ()}
     cls = import_named(content)
     if tag == "fields":

@@ -16,7 +16,7 @@ from ..errors import LearnError
 from ..plans.plan import FORWARD, Placed
 from ..reasons import Reason, of
 from .arguments import write_down
-from .blocks import blocks_of, settings
+from .blocks import Settings, blocks_of
 from .calls import Call
 from .values import plain
 
@@ -58,7 +58,7 @@ class Watcher:
         self.root = root
         self.blocks = blocks_of(root)
         self.seen: dict[str, list[Seen]] = {}
-        self._settings = {name: settings(block) for name, block in self.blocks.items()}
+        self._settings = {name: Settings(block) for name, block in self.blocks.items()}
 
     def placed(self) -> list[Placed]:
         """Return what the blocks are to run in that call."""
@@ -70,7 +70,7 @@ class Watcher:
     def _watch(self, name: str, block: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen = self._new()
         self.seen.setdefault(name, []).append(seen)
-        if settings(block) != self._settings[name]:
+        if self._settings[name].have_changed():
             seen.object_to(of("learned_settings"))
         try:
             seen.call = Call(block, args, kwargs)
@@ -85,7 +85,7 @@ class Watcher:
                     seen.object_to(of("learned_changes_object"))
             except LearnError as error:
                 seen.object_to(error.reason)
-        if settings(block) != self._settings[name]:
+        if self._settings[name].have_changed():
             seen.object_to(of("learned_settings"))
         return result
 
@@ -128,7 +128,7 @@ class Watched:
         if self.facts is not None:
             return own()
         self.facts = {}  # of this call, whatever becomes of it
-        facts = write_down(type(self._root).forward, args, kwargs)
+        facts = write_down(args, kwargs)
         watcher = Watcher(self._root)
         result = self._run(own, watcher.placed())
         self.facts = {**facts, "blocks": watcher.to_plain()}

@@ -240,10 +240,6 @@ class Forwards:
         reasons = (region.declined for region in here if region.declined is not None)
         return next(reasons, self._past_reasons.get(name))
 
-    def all_declined(self) -> list[Reason]:
-        """Return why the last calls that ready graphs did not take were the host's."""
-        return [region.declined for region in self._all() if region.declined is not None]
-
     def _all(self) -> list[Region]:
         """The regions of all places; asked from any thread."""
         return [r for here in list(self._regions.values()) for r in list(here.values())]

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..cuda_graphs.signatures import FixedCallError, read_result
-from ..device.gpu import is_gpu
+from ..device import gpu
 from ..host_api import layers
 from ..host_api.execution import is_interrupt, passes
 from ..kinds.tolerance import difference, nudged, relative_l2, tells_nothing
 from ..reasons import Reason, of
-from .placing import unmarked
 from .trust import NUDGE
 
 #: Makes a call with these arguments.
@@ -77,6 +76,8 @@ def prove(
     theirs: Make,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    *,
+    is_quantised: bool,
 ) -> Proven:
     """Make a step by graphs, and as the host does.
 
@@ -85,13 +86,15 @@ def prove(
         device: where it runs.
         ours, theirs: make it so.
         args, kwargs: of the call; the host may use them up.
+        is_quantised: whether layers that graphs call may round what they multiply.
 
     Raises:
         Whatever the host's code raises, the host's interrupt, torch.OutOfMemoryError.
     """
     first, spare = _copied((args, kwargs)), _copied((args, kwargs))
     problem, results = None, []
-    with _as_before(root, device):
+    start = _Start(root, device)
+    with start.again():
         try:
             results = read_result(ours(*first)).tensors
         except FixedCallError as error:
@@ -103,7 +106,7 @@ def prove(
             problem = of("learned_step_failed", sort=type(error).__name__, error=line)
 
     def again(change: Callable[[Any], Any] = lambda value: value) -> list[torch.Tensor]:
-        with _as_before(root, device):
+        with start.again():
             return read_result(theirs(*_copied(spare, change))).tensors
 
     result = theirs(args, kwargs)
@@ -113,22 +116,23 @@ def prove(
         references = read_result(result).tensors
     except FixedCallError as error:
         return Proven(result, False, error.reason)
-    return Proven(result, *_compared(root, results, references, _tensors(spare), again))
-
-
-def _compared(
-    root: torch.nn.Module,
-    results: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    again: Callable[..., list[torch.Tensor]],
-) -> tuple[bool | None, Reason | None]:
-    """Whether results are the host's, and why not."""
 
     def in_full() -> list[torch.Tensor]:
         with layers.multiplying_in_full(root):
             return again()
 
+    full = in_full if is_quantised else None
+    return Proven(result, *_compared(results, references, _tensors(spare), again, full))
+
+
+def _compared(
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    again: Callable[..., list[torch.Tensor]],
+    in_full: Callable[[], list[torch.Tensor]] | None,
+) -> tuple[bool | None, Reason | None]:
+    """Whether results are the host's, and why not."""
     if len(results) == len(references) and tells_nothing(references):
         return None, None
     found = difference(results, references, inputs, in_full=in_full)
@@ -151,18 +155,38 @@ def _nudged(amount: float, value: torch.Tensor) -> torch.Tensor:
     return moved
 
 
-@contextlib.contextmanager
-def _as_before(root: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back what a call sets in a model's parts and draws of random numbers: it is no step of
-    the run.
+class _Start:
+    """How a model and the random numbers stood before a step: what is made beside it begins there,
+    and leaves nothing.
     """
-    cards = [device.index or 0] if is_gpu(device) else []
-    with contextlib.ExitStack() as stack:
-        for part in root.modules():
-            if not layers.is_operator(part):  # whose attributes are what loading notes
-                stack.enter_context(unmarked(part))
-        stack.enter_context(torch.random.fork_rng(cards, device_type=device.type))
-        yield
+
+    def __init__(self, root: torch.nn.Module, device: torch.device) -> None:
+        #: But for operators, whose attributes are what loading notes.
+        self._parts = [part for part in root.modules() if not layers.is_operator(part)]
+        self._device = device
+        self._state = self._now()
+
+    def _now(self) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+        return [dict(part.__dict__) for part in self._parts], gpu.random_state(self._device)
+
+    def _put(self, state: tuple[list[dict[str, Any]], list[torch.Tensor]]) -> None:
+        attributes, random = state
+        for part, before in zip(self._parts, attributes, strict=True):
+            own = part.__dict__
+            for name in own.keys() - before.keys():
+                del own[name]
+            own.update(before)
+        gpu.set_random_state(self._device, random)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Begin there once more, until this ends."""
+        now = self._now()
+        self._put(self._state)
+        try:
+            yield
+        finally:
+            self._put(now)
 
 
 def _copied(value: Any, change: Callable[[Any], Any] = lambda value: value) -> Any:

@@ -328,6 +328,7 @@ class Region:
     def decline(self, reason: Reason) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""
         self.declined = reason
+        self._account.declined[reason.key] += 1
         return None
 
     def _run(self, run: Callable[[], Any]) -> Any:

@@ -287,8 +287,6 @@ class Scope:
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
-            if self.study is not None:
-                self.study.end_run(self.forwards.all_declined())
             if self.pieces is not None:
                 self.pieces.end_run()
 
@@ -387,7 +385,9 @@ class Scope:
         call = self._read(args, kwargs, no_capture, attention.function)
         if self.study is not None:
             others = call if isinstance(call, Reason) else None
-            own = self.study.step(step, args, kwargs, others, bound.dtype, self.faults)
+            own = self.study.step(
+                step, args, kwargs, others, bound.dtype, self.faults, self.account.declined
+            )
             if own is not None:
                 return own
         if isinstance(call, Reason):

@@ -19,9 +19,11 @@ from ..graphs.lessons import Known, Lesson, Lessons
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..learning.arguments import write_down
+from ..learning.calls import names_of
 from ..learning.structure import structure_of
 from ..learning.values import name_of
 from ..learning.watching import Watcher, task
+from ..operators import host_layer
 from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
@@ -72,7 +74,11 @@ class Study:
         self._name = name_of(type(root))
         self._unread = unread_options(root)
         self._planned: Known | None = None
-        self._again = False
+        #: Structures of calls in which blocks were called otherwise than was learned; the last
+        #: call's, and how many calls of blocks were declined for that.
+        self._odd: set[Hashable] = set()
+        self._last: Hashable = None
+        self._declined = 0
         self._unsure = 0
         self._graphs: tuple[ForwardSet, Hashable] = (_LEFT, ())
         self.lesson: Lesson | None = None
@@ -126,16 +132,6 @@ class Study:
         """A run starts."""
         self.left = None
 
-    def end_run(self, declined: Sequence[Reason]) -> None:
-        """A run has ended.
-
-        Args:
-            declined: why calls of blocks were the host's.
-        """
-        known = self._known()
-        if known.record is not None and known.problem is None:
-            self._again = any(reason.key in _OTHER_WAYS for reason in declined)
-
     def step(
         self,
         step: Step,
@@ -144,6 +140,7 @@ class Study:
         others: Reason | None,
         dtype: torch.dtype,
         faults: Faults,
+        declined: Mapping[str, int],
     ) -> Step | None:
         """Say how a call is to be made; None: as any other.
 
@@ -151,10 +148,14 @@ class Study:
             step: how it would be.
             others: why the call is not to be made twice, or cannot be known by what it shows.
             dtype: that the model computes in.
+            faults: of the model.
+            declined: how many calls of blocks were, by the key of the reason.
         """
+        self._look_back(declined)
+        self._last = structure = structure_of_call(args, kwargs, self._unread)
         if others is not None and others.key == _HARMLESS:
             others = None
-        if self._is_to_be_watched(faults):
+        if self._is_to_be_watched(structure, faults):
             watch = None
             if others is None:
                 watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
@@ -162,7 +163,7 @@ class Study:
                 return Step(_LEFT, watch=watch(dtype, faults))
         if not step.serving.installed:
             return None
-        key = self._key(step.serving, args, kwargs)
+        key = self._graphs_of(step.serving), structure
         if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
             self.left = None
             return None
@@ -173,11 +174,18 @@ class Study:
 
     # --- learning -------------------------------------------------------------------------------
 
-    def _is_to_be_watched(self, faults: Faults) -> bool:
+    def _look_back(self, declined: Mapping[str, int]) -> None:
+        """Note whether the call before showed another way."""
+        count = sum(declined.get(key, 0) for key in _OTHER_WAYS)
+        if count > self._declined:
+            self._declined = count
+            self._odd.add(self._last)
+
+    def _is_to_be_watched(self, structure: Hashable, faults: Faults) -> bool:
         lesson = self.lesson
         if lesson is None or not self._may_ask or not self._is_on():
             return False
-        wanted = lesson.known.record is None or self._again
+        wanted = lesson.known.record is None or structure in self._odd
         return wanted and lesson.may_be_watched and faults.of(LEARNING) is None
 
     def _watch(
@@ -185,9 +193,9 @@ class Study:
     ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
         """Begin to watch a call; None where nothing can be learned of it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
+        names = names_of(getattr(type(self._root), method))
         try:
-            called = getattr(type(self._root), method)
-            facts = {**write_down(called, args, kwargs), "method": method}
+            facts = {**write_down(args, kwargs, names), "method": method}
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
@@ -209,7 +217,7 @@ class Study:
     def _teach(self, watcher: Watcher, facts: Mapping[str, Any], dtype: torch.dtype) -> None:
         assert self.lesson is not None
         seen = {**facts, "blocks": watcher.to_plain()}
-        self._again = False
+        self._odd.discard(self._last)
         self._lessons.teach(self.lesson, self._name, task(*detected(self._model), dtype, seen))
 
     # --- whole steps ----------------------------------------------------------------------------
@@ -219,13 +227,13 @@ class Study:
         assert self.lesson is not None
         return self.lesson.proven
 
-    def _key(self, serving: ForwardSet, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """What a whole step speaks for: the graphs, and the structure of the call."""
+    def _graphs_of(self, serving: ForwardSet) -> Hashable:
+        """The very graphs that serve a call."""
         if self._graphs[0] is not serving:
             loaded = [(r.place.name, r.graph.key, r.graph.loaded) for r in serving.regions]
             graphs = tuple((name, key, one and one.payload_sha256) for name, key, one in loaded)
             self._graphs = serving, graphs
-        return self._graphs[1], structure_of_call(args, kwargs, self._unread)
+        return self._graphs[1]
 
     def prove(
         self,
@@ -252,7 +260,9 @@ class Study:
         elements = _elements(args, kwargs)
         ran: set[str] = set()
         with forwards.watched(ran):
-            proven = prove(self._root, device, ours, theirs, args, kwargs)
+            modules = (r.graph.description.module for r in self._graphs[0].regions)
+            rounds = any(any(host_layer.paths(each)) for each in modules)
+            proven = prove(self._root, device, ours, theirs, args, kwargs, is_quantised=rounds)
         assert self.lesson is not None
         if proven.is_good is False:
             assert proven.problem is not None

@@ -6,6 +6,7 @@ when its next run begins. Other models of the process, which share the first gra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -79,8 +80,10 @@ class Account:
         calls: how many graphs have served.
         needs: what calls needed; the model keeps it.
         lookahead: how far they are ahead of the GPU.
+        declined: how many were left to the host, by the key of the reason.
     """
 
     calls: int = 0
     needs: Needs = field(default_factory=set)
     lookahead: Lookahead = field(default_factory=Lookahead)
+    declined: Counter[str] = field(default_factory=Counter)

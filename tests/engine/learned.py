@@ -42,6 +42,12 @@ def learned_of(make: Callable[[], torch.nn.Module], *args: Any, **kwargs: Any) -
     """The record of a made-up model from one call of it."""
     root = make()
     facts = watched(root, lambda: root(*args, **kwargs))
+    record: Record = json.loads(json.dumps(learned_from(make, facts)))
+    return record
+
+
+def learned_from(make: Callable[[], torch.nn.Module], facts: Any) -> Record:
+    """The record of a made-up model from what was watched."""
 
     def in_dtype(dtype: torch.dtype) -> torch.nn.Module:
         before = torch.get_default_dtype()
@@ -51,8 +57,7 @@ def learned_of(make: Callable[[], torch.nn.Module], *args: Any, **kwargs: Any) -
         finally:
             torch.set_default_dtype(before)
 
-    record: Record = json.loads(json.dumps(learn_root(in_dtype, facts, "float32")))
-    return record
+    return learn_root(in_dtype, facts, "float32")
 
 
 class Regions:

@@ -35,19 +35,21 @@ def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scop
     scope = Scope(root, root, lambda: plan, plan, backend, lab.engine._shared)
     try:
         kinds = scope.describe(torch.device("cpu"), torch.float32)
-        for graph in kinds:  # what a worker does, which would import the family as a module of ours
-            task = {
-                "key": graph.key,
-                "description": graph.description.to_dict(),
-                "backend": backend.name,
-            }
-            payload, facts = build.run(task, measure=contextlib.nullcontext)
-            weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
-            loaded = Loaded(backend.load(payload), weights, facts["work"])
-            graphs._set(graph, Outcome(State.READY, loaded=loaded))
+        for graph in kinds:
+            graphs._set(graph, built_here(graph))
         yield scope, kinds
     finally:
         lab.engine.close()
+
+
+def built_here(graph: Graph) -> Outcome:
+    """What a worker does, which would import a made-up family as a module of ours."""
+    backend = graph.backend
+    description = graph.description.to_dict()
+    task = {"key": graph.key, "description": description, "backend": backend.name}
+    payload, facts = build.run(task, measure=contextlib.nullcontext)
+    weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
+    return Outcome(State.READY, loaded=Loaded(backend.load(payload), weights, facts["work"]))
 
 
 def new_lab(folder: Path) -> Lab:

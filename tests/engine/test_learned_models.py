@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_backends.errors import LearnError
 from warmgraph_backends.learning.arguments import write_down
+from warmgraph_backends.learning.calls import names_of
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -283,7 +284,7 @@ def test_options_are_known_however_they_are_passed() -> None:
             return x
 
     x, options = torch.ones(2, 3), {"wrappers": {"a node's": [print]}, "cond_or_uncond": [0, 1]}
-    by_place = write_down(Root.forward, (x, options, 7), {})
-    by_name = write_down(Root.forward, (x,), {"transformer_options": options})
+    by_place = write_down((x, options, 7), {}, names_of(Root.forward))
+    by_name = write_down((x,), {"transformer_options": options}, names_of(Root.forward))
     assert by_place["call"][1][0][1][1] == by_name["call"][1][1][1][0][1]
     assert "wrappers" not in str(by_place) and by_place["leaves"] == [["float32", [2, 3]], 7]

@@ -276,3 +276,39 @@ def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
     assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
     served.model = plain
     served.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "blocks"), [("aura", 4), ("omnigen", 2), ("cosmos", 2)])
+def test_further_models_that_nobody_described_are_served(
+    host: Host, tmp_path: Path, kind: str, blocks: int
+) -> None:
+    lab = Lab(tmp_path)
+    lab.settings.update({"learn_models": True})
+    try:
+        served = Served(host, lab, kind)
+        served.learn()
+        jobs = lab.jobs()
+        for sizes in CALLS:
+            served.check(sizes, blocks)
+        assert lab.jobs() == jobs
+    finally:
+        lab.engine.close()
+
+
+@pytest.mark.slow
+def test_a_way_that_has_no_graph_leaves_the_others(host: Host, tmp_path: Path) -> None:
+    """Kandinsky's blocks compute otherwise beyond 8192 tokens, in a way that is not built."""
+    lab = Lab(tmp_path)
+    lab.settings.update({"learn_models": True})
+    try:
+        served = Served(host, lab, "kandinsky")
+        served.learn()
+        jobs = lab.jobs()
+        for sizes in CALLS:
+            calls, error = served.run(sizes)
+            assert calls == 2 and error <= TOLERANCE
+            assert served.report["regions"] == {"total": 4, "compiled": 2, "eager": 2}
+        assert lab.jobs() == jobs
+    finally:
+        lab.engine.close()
