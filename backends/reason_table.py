@@ -184,6 +184,8 @@ TABLE: dict[str, str | Row] = {
         expected=True,
         passes=True,
     ),
+    "learned_unseen": "this model is new to Warmgraph, and is learned from a step in which nothing "
+    "else takes part: {why}",
     "learned_soon": Row("it is being learned how its parts are called", expected=True, passes=True),
     "learned_nowhere": "this model is new to Warmgraph, and here nothing is learned",
     "learned_off": "learning models that Warmgraph does not know was switched off",

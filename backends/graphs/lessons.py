@@ -116,9 +116,10 @@ class Lessons:
         future.add_done_callback(lambda done: self._arrived(lesson, root, done))
 
     def refuse(self, lesson: Lesson, reason: Reason) -> None:
-        """Use nothing of what was learned of a structure any more in this process."""
+        """Use nothing of what was learned of a structure any more in this process; nobody is told,
+        for a step does so, under its scope's lock.
+        """
         lesson.known = lesson.known._replace(problem=reason)
-        self._events.publish(Event.GRAPH_CHANGED)
 
     def carry(self, lesson: Lesson, folder: Path) -> None:
         """Put a record into a graph folder, which exists.
@@ -138,7 +139,7 @@ class Lessons:
         except BaseException as error:  # the outermost frame of a thread
             logger.exception("What was learned of %s is not used", root)
             lesson.known = before._replace(problem=of("learned_unusable", error=error))
-        self._events.publish(Event.GRAPH_CHANGED)
+        self._events.publish(Event.BUILDS_CHANGED)
 
     def _taken(
         self, lesson: Lesson, root: str, before: Known, future: Future[BuildResult]

@@ -180,6 +180,8 @@ class Scope:
             self.root, self.holder, self._make_plan = gone, gone, Plan
             self.forwards.let_go()
             self.drop_captured()
+            if self.study is not None:
+                self.study.let_go()
             self._bound = None
             self._patches = {}
             self._run_open = False

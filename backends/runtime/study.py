@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ class Study:
         self._odd: set[Hashable] = set()
         self._last: Hashable = None
         self._declined = 0
-        self._unsure = 0
+        #: Whole steps that told nothing, by what they would have spoken for.
+        self._unsure: Counter[Hashable] = Counter()
         self._graphs: tuple[ForwardSet, Hashable] = (_LEFT, ())
         self.lesson: Lesson | None = None
         self.left: Reason | None = None
@@ -87,6 +89,10 @@ class Study:
     def look(self, folders: Sequence[Path]) -> None:
         """Look for what is known of the model, as it is before anything of a run is put into it."""
         self.lesson = self._lessons.of(structure_of(self._root), folders)
+
+    def let_go(self) -> None:
+        """Drop the module and its weights, which the host is done with."""
+        self._root, self._model, self._graphs = torch.nn.Module(), None, (_LEFT, ())
 
     def _known(self) -> Known:
         if self.lesson is None or not self._is_on():
@@ -108,7 +114,7 @@ class Study:
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
         self._planned = self._known()
-        self._unsure = 0
+        self._unsure.clear()
         if (reason := self.why_none) is not None:
             return reason
         assert self._planned.record is not None
@@ -122,6 +128,8 @@ class Study:
             return of("at_normal_speed", why=planned.problem)
         if planned is not None and planned.record is not None:
             return None
+        if self.left is not None:
+            return self.left
         if now.is_pending or now.record is not None:
             return of("learned_soon")
         return of("learned_first") if self._may_ask else of("learned_nowhere")
@@ -161,13 +169,14 @@ class Study:
                 watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
             if watch is not None:
                 return Step(_LEFT, watch=watch(dtype, faults))
+            self.left = None if others is None else of("learned_unseen", why=others)
         if not step.serving.installed:
             return None
         key = self._graphs_of(step.serving), structure
         if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
             self.left = None
             return None
-        if others is not None or self._unsure >= MOST_UNSURE:
+        if others is not None or self._unsure[key] >= MOST_UNSURE:
             self.left = of("learned_unproven", why=others or of("learned_unsure"))
             return Step(_LEFT)
         return step._replace(proof=key, replays=None, pieces=None)
@@ -272,7 +281,7 @@ class Study:
         elif proven.is_good and ran:
             self._proven[key] = max(elements, self._proven.get(key, 0))
         else:
-            self._unsure += 1
+            self._unsure[key] += 1
         return Made(proven.result, None)
 
 

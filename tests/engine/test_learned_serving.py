@@ -266,7 +266,7 @@ def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
     theirs.model_options["transformer_options"]["optimized_attention_override"] = attend
     served.model = theirs
     served.run()
-    assert lab.jobs() == 0 and served.reasons() == {"learned_first"}
+    assert lab.jobs() == 0 and served.reasons() == {"learned_unseen"}
     served.model = plain
     served.run()
     served.settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +120,8 @@ class Steps:
         scope.begin_run()
         before = scope.compiled_calls
         given = arguments(*sizes)
-        reference = own(self.root, *given, transformer_options=dict(options))
+        twin = deepcopy(self.root)  # some keep something from one call to the next
+        reference = own(twin, *given, transformer_options=dict(options))
         kwargs = {"transformer_options": dict(options)}
         made = scope.call(lambda *a, **k: own(self.root, *a, **k), given, kwargs)
         scope.end_run()

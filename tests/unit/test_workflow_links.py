@@ -15,6 +15,8 @@ from warmgraph_backends.storing.store import Store
 
 
 class _Session:
+    lesson = None
+
     def __init__(self, *graphs: Graph) -> None:
         self.options = Options(WhenMissing.BACKGROUND, "")
         self.all_graphs = list(graphs)
