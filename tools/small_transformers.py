@@ -179,7 +179,7 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
         "guidance": 3.5,
         **facts,
     }
-    if small.name in ("Omnigen2", "LTXV"):  # which are not called without one
+    if small.name in ("Omnigen2", "Boogu", "LTXV"):  # which are not called without one
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
     if small.settings.get("model_type") in _SEEING:
         from comfy.clip_vision import Output

@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import Small
 from warmgraph_tools.watched import sample
 
 from .lab import TOLERANCE, Lab, Probe, call_instead
@@ -278,11 +279,79 @@ def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
     served.check()
 
 
+#: Of which nothing but this is tried.
+FURTHER = {
+    "mage": Small(
+        {
+            "image_model": "mage_flow",
+            "in_channels": 128,
+            "out_channels": 128,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 64,
+        },
+        "MageFlow",
+        128,
+        64,
+    ),
+    "lens": Small(
+        {
+            "image_model": "lens",
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "enc_hidden_dim": 64,
+            "multi_layer_encoder_feature": False,
+            "selected_layer_index": (0,),
+        },
+        "Lens",
+        128,
+        64,
+    ),
+    "joy": Small(
+        {
+            "image_model": "joyimage",
+            "hidden_size": 256,
+            "num_attention_heads": 2,
+            "text_dim": 64,
+            "num_layers": 2,
+        },
+        "JoyImage",
+        16,
+        64,
+        True,
+    ),
+    "boogu": Small(
+        {
+            "image_model": "boogu",
+            "hidden_size": 256,
+            "num_layers": 2,
+            "num_double_stream_layers": 2,
+            "num_refiner_layers": 1,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "axes_dim_rope": (32, 48, 48),
+            "instruction_feat_dim": 64,
+        },
+        "Boogu",
+        16,
+        64,
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "blocks"), [("aura", 4), ("omnigen", 2), ("cosmos", 2)])
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [
+        *(("aura", 4), ("omnigen", 2), ("cosmos", 2)),
+        *(("mage", 2), ("lens", 2), ("joy", 2), ("boogu", 4)),
+    ],
+)
 def test_further_models_that_nobody_described_are_served(
-    host: Host, tmp_path: Path, kind: str, blocks: int
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: int
 ) -> None:
+    if kind in FURTHER:
+        monkeypatch.setitem(transformers.KINDS, kind, FURTHER[kind])
     lab = Lab(tmp_path)
     lab.settings.update({"learn_models": True})
     try:
