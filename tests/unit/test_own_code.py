@@ -218,7 +218,11 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
         ("torch_api/packing.py", "protocol=4", "protocol=5"),
         ("torch_api/lean_source.py", '"triton", ', ""),
         ("kinds/layout.py", "strides.insert(1, 1)", "strides.insert(1, 2)"),
-        ("worker/export.py", "tracing import cudnn, fake_mode,", "tracing import cudnn, realized as fake_mode,"),
+        (
+            "worker/export.py",
+            "tracing import cudnn, fake_mode,",
+            "tracing import cudnn, realized as fake_mode,",
+        ),
         ("torch_api/packing.py", "import pickle\n", "import marshal as pickle\n"),
     ],
 )
