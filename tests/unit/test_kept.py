@@ -178,8 +178,11 @@ def test_programs_of_a_killed_server_need_the_user(
     folder = tmp_path / f"warmgraph-worker-{gone}-abcdefgh"
     folder.mkdir()
     environment = {**os.environ, "WARMGRAPH_WORKER": str(folder)}
-    left = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=-1)
+    program = [sys.executable, "-c", "print(flush=True); input()"]
+    left = subprocess.Popen(program, env=environment, stdin=-1, stdout=-1)
     try:
+        assert left.stdout is not None
+        left.stdout.readline()  # its environment can be read from then on
         line = leftovers(here.user)
     finally:
         left.communicate()
