@@ -5,6 +5,7 @@ no call gives anything else than the model's own code.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from warmgraph_backends.errors import LearnError
+from warmgraph_backends.learning.arguments import write_down
+from warmgraph_backends.learning.values import put_together
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -223,6 +226,21 @@ def test_a_record_does_not_hang_on_the_call_that_was_watched(models: Any) -> Non
     for name in ("InPlace", "Indexed"):
         again = learned_of(getattr(models, name), *arguments(*CALLS[3]))
         assert again == learned(models, name), name
+
+
+def test_a_choice_of_the_hosts_and_options_by_position_are_written_down(host: Host) -> None:
+    from comfy.ldm.cosmos.model import DataType
+
+    options = {"transformer_options": {"wrappers": print, "strength": 2.0}}
+    facts = write_down(
+        [torch.ones(1), DataType.VIDEO, options["transformer_options"]],
+        options,
+        ["x", "data_type", "transformer_options"],
+    )
+    facts = json.loads(json.dumps(facts))
+    args, kwargs = put_together(facts["call"], [torch.ones(1)])
+    assert args[1] is DataType.VIDEO and args[2] == {"strength": 2.0}
+    assert kwargs == {"transformer_options": {"strength": 2.0}}
 
 
 def wrong(seed: int) -> str | None:
