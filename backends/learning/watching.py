@@ -76,6 +76,8 @@ class Watcher:
             seen.call = Call(block, args, kwargs)
         except LearnError as error:
             seen.object_to(error.reason)
+        except Exception as error:  # an object's own code; the step is somebody's image
+            seen.object_to(of("learned_takes", sort=type(error).__name__))
         own = partial(type(block).forward, block)
         result = self._make(name, block, seen, partial(own, *args, **kwargs))
         if seen.call is not None:
@@ -85,6 +87,8 @@ class Watcher:
                     seen.object_to(of("learned_changes_object"))
             except LearnError as error:
                 seen.object_to(error.reason)
+            except Exception as error:
+                seen.object_to(of("learned_returns", sort=type(error).__name__))
         if self._settings[name].have_changed():
             seen.object_to(of("learned_settings"))
         return result

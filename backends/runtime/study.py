@@ -208,7 +208,9 @@ class Study:
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
-            self._lessons.refuse(self.lesson, error.reason)
+            self._odd.discard(self._last)
+            if self.lesson.known.record is None:
+                self._lessons.refuse(self.lesson, error.reason)
             return None
 
         @contextlib.contextmanager

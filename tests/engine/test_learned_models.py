@@ -5,6 +5,7 @@ no call gives anything else than the model's own code.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from warmgraph_backends.errors import LearnError
 from warmgraph_backends.learning.arguments import write_down
-from warmgraph_backends.learning.calls import names_of
+from warmgraph_backends.learning.values import put_together
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -227,6 +228,21 @@ def test_a_record_does_not_hang_on_the_call_that_was_watched(models: Any) -> Non
         assert again == learned(models, name), name
 
 
+def test_a_choice_of_the_hosts_and_options_by_position_are_written_down(host: Host) -> None:
+    from comfy.ldm.cosmos.model import DataType
+
+    options = {"transformer_options": {"wrappers": print, "strength": 2.0}}
+    facts = write_down(
+        [torch.ones(1), DataType.VIDEO, options["transformer_options"]],
+        options,
+        ["x", "data_type", "transformer_options"],
+    )
+    facts = json.loads(json.dumps(facts))
+    args, kwargs = put_together(facts["call"], [torch.ones(1)])
+    assert args[1] is DataType.VIDEO and args[2] == {"strength": 2.0}
+    assert kwargs == {"transformer_options": {"strength": 2.0}}
+
+
 def wrong(seed: int) -> str | None:
     """Say what is wrong with what is learned of a drawn model, or None."""
     drawn = made_up(seed)
@@ -274,17 +290,3 @@ def test_of_two_thousand_more_nothing_wrong_is_learned(host: Host) -> None:
     found = [problem for seed in range(40, 2040) if (problem := wrong(seed)) is not None]
     learned_models.unload()
     assert found == []
-
-
-def test_options_are_known_however_they_are_passed() -> None:
-    """The host passes them by position where it has wrappers; they hold other nodes' functions."""
-
-    class Root(torch.nn.Module):
-        def forward(self, x: torch.Tensor, transformer_options: Any, *more: int) -> torch.Tensor:
-            return x
-
-    x, options = torch.ones(2, 3), {"wrappers": {"a node's": [print]}, "cond_or_uncond": [0, 1]}
-    by_place = write_down((x, options, 7), {}, names_of(Root.forward))
-    by_name = write_down((x,), {"transformer_options": options}, names_of(Root.forward))
-    assert by_place["call"][1][0][1][1] == by_name["call"][1][1][1][0][1]
-    assert "wrappers" not in str(by_place) and by_place["leaves"] == [["float32", [2, 3]], 7]

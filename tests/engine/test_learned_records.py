@@ -188,6 +188,18 @@ def test_records_lie_beside_workflows_too(kept: Records, tmp_path: Path) -> None
     assert emptied.find(NAME, [tmp_path / "nowhere", graphs]) == {"root": "a:B"}
 
 
+def test_drafts_of_writers_that_were_killed_go(kept: Records, tmp_path: Path) -> None:
+    """An hour after; one that is being written stays."""
+    folder = tmp_path / "learned"
+    folder.mkdir()
+    old, new = (folder / f".{NAME}{SUFFIX}.{i}.0123abcd.tmp" for i in (1, 2))
+    for draft in (old, new):
+        draft.write_text("half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    kept.keep(NAME, {"root": "a:B"})
+    assert new.exists() and not old.exists()
+
+
 def test_a_folder_or_a_pipe_in_a_records_place_is_no_record(kept: Records, tmp_path: Path) -> None:
     folder = tmp_path / "learned"
     (folder / f"{NAME}{SUFFIX}").mkdir(parents=True)
