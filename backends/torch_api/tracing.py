@@ -6,10 +6,15 @@ Sources: torch/_subclasses/fake_tensor.py and torch/fx/experimental/ of torch 2.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+#: Sizes together that a condition is tried with.
+MOST_TRIED = 1 << 23
 
 
 def fake_mode() -> Any:
@@ -28,6 +33,68 @@ def size_oblivious() -> Any:
 
     config: Any = settings
     return config.patch(backed_size_oblivious=True)
+
+
+@contextlib.contextmanager
+def conditions_tried() -> Iterator[None]:
+    """Have conditions on parts of sizes, which torch's algebra cannot tell, decided meanwhile by
+    trying all that the sizes may be: that a half of one and the rest are two parts, say. Else torch
+    takes what holds for the example for a condition that narrows the size.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    environment: Any = ShapeEnv
+    evaluate = getattr(environment, "_maybe_evaluate_static", None)
+    if evaluate is None:
+        yield
+        return
+
+    def tried(self: Any, condition: Any, *args: Any, **options: Any) -> Any:
+        found = evaluate(self, condition, *args, **options)
+        return _tried(self, condition) if found is None else found
+
+    environment._maybe_evaluate_static = tried
+    try:
+        yield
+    finally:
+        environment._maybe_evaluate_static = evaluate
+
+
+def _tried(environment: Any, condition: Any) -> Any:
+    """What a condition is for all sizes; None where it hangs on them, or is not tried."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    if not isinstance(condition, sympy.logic.boolalg.Boolean) or not condition.has(FloorDiv):
+        return None
+    bounds = {each: environment.var_to_range.get(each) for each in condition.free_symbols}
+    try:
+        ranges = [(each, int(of.lower), int(of.upper)) for each, of in bounds.items()]
+        return _of_all(condition, tuple(sorted(ranges, key=str)))
+    except (ArithmeticError, AttributeError, NameError, TypeError, ValueError):
+        return None  # a size has no bounds, or there is something that numpy does not know
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_all(condition: Any, ranges: tuple[tuple[Any, int, int], ...]) -> Any:
+    import numpy as np
+    import sympy
+
+    floors = dict.fromkeys(("FloorDiv", "CleanDiv"), np.floor_divide)
+    own = {**floors, "Mod": np.mod, "PythonMod": np.mod}
+    holds = sympy.lambdify([each for each, _, _ in ranges], condition, modules=[own, "numpy"])
+
+    def found(sizes: Sequence[Any]) -> Any:
+        held = np.asarray(holds(*np.meshgrid(*sizes, indexing="ij", sparse=True)))
+        if held.dtype != bool:
+            raise TypeError(f"a condition must be true or false, got {held.dtype}")
+        return sympy.true if held.all() else None if held.any() else sympy.false
+
+    corners = [np.unique([low, min(low + 1, high), high]) for _, low, high in ranges]
+    too_many = math.prod(high - low + 1 for _, low, high in ranges) > MOST_TRIED
+    if too_many or found(corners) is None:
+        return None
+    return found([np.arange(low, high + 1, dtype=np.int64) for _, low, high in ranges])
 
 
 @contextlib.contextmanager

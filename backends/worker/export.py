@@ -25,7 +25,14 @@ from ..operators.attention_layer import AttentionLayer
 from ..operators.stand_in import refuse_questions
 from ..plans.describe import make_twin
 from ..reasons import of
-from ..torch_api.tracing import cudnn, fake_mode, fakes_worked_out, size_oblivious, uses_cudnn
+from ..torch_api.tracing import (
+    conditions_tried,
+    cudnn,
+    fake_mode,
+    fakes_worked_out,
+    size_oblivious,
+    uses_cudnn,
+)
 from .joined import join_layers
 
 #: About as large are whole numbers that stand for others.
@@ -159,7 +166,8 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
     """Export over the ranges of `_traced_range`, the weights as inputs."""
     shapes = (_dynamic_shapes(description),)
     try:
-        return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
+        with conditions_tried():
+            return torch.export.export(region, examples, dynamic_shapes=shapes, strict=False)
     except BuildError:
         raise
     except Exception as error:

@@ -187,6 +187,25 @@ def test_one_way_of_a_learned_model_serves_without_the_others_graph(
         lab.engine.close()
 
 
+@pytest.mark.slow
+def test_a_block_that_computes_long_calls_in_parts_has_a_graph_for_them(
+    models: Models, tmp_path: Path
+) -> None:
+    """Kandinsky's: of the parts of a length no algebra knows that there are as many."""
+    record, root = models.record("kandinsky"), models.root("kandinsky")
+    lab = Lab(tmp_path)
+    try:
+        regions = Regions(root, record, built=partial(lab.graph, build=True))
+        for sizes in ((96, 96, 1, 13, 4), (100, 92, 1, 5, 4), (96, 98, 2, 13, 4)):
+            reference = models.step("kandinsky", sizes)
+            result = regions.run(lambda sizes=sizes: models.step("kandinsky", sizes))
+            assert regions.declined == [] and regions.served == len(record["blocks"])
+            assert error(result, reference) < 1e-5
+        assert lab.builds() == 1
+    finally:
+        lab.engine.close()
+
+
 @pytest.mark.parametrize("kind", ["zimage", "ernie"])
 def test_a_record_of_a_model_does_not_hang_on_the_first_call(models: Models, kind: str) -> None:
     assert models.record(kind, OTHER) == models.record(kind)
