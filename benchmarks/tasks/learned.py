@@ -5,6 +5,7 @@ written for a family; and whether they stay right.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
 import statistics
@@ -124,11 +125,14 @@ def _settle(engine: Any, model: Any) -> None:
 
 @contextlib.contextmanager
 def _undescribed(name: str) -> Iterator[None]:
-    """Have no family describe a model meanwhile."""
+    """Have no family describe a model's blocks meanwhile; its steps may be captured as ever."""
     from warmgraph_backends.families import catalogue
+    from warmgraph_backends.reasons import of
 
     root = TRANSFORMERS[name.removeprefix(SMALL)].root
-    family = catalogue._BY_ROOT.pop(root)
+    family = catalogue._BY_ROOT[root]
+    none = {root: lambda module: of("no_plan", model=type(module).__name__)}
+    catalogue._BY_ROOT[root] = dataclasses.replace(family, roots=none, forms={})
     try:
         yield
     finally:
