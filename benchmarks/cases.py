@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .captured_cases import batches, exact, forms, run_costs, soak
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
+from .learned_cases import LEARNED, learned, learned_soak
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .pieces_case import PIECES, interrupt, pieces
@@ -272,6 +273,8 @@ CASES: dict[str, Case] = {
     **{f"transformer_{name}": Case(more(name), 90) for name in MORE},
     **{f"pieces_{name}": Case(pieces(name), 150) for name in PIECES},
     "interrupt": Case(interrupt, 120),
+    **{f"learned_{name}": Case(learned(name), 90) for name in LEARNED},
+    "learned_soak": Case(learned_soak, 200),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

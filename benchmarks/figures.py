@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .figure import Figure, largest, speedup
+from .learned_cases import LEARNED_FIGURES
 from .transformer_figures import TRANSFORMER_FIGURES
 from .users_run_case import total
 
@@ -77,6 +78,7 @@ _CHANGES = ("changes_default", "changes_off")
 _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
 FIGURES: dict[str, Figure] = {
     **TRANSFORMER_FIGURES,
+    **LEARNED_FIGURES,
     "sdxl_1024_default_host_regions_speedup": Figure(
         "eager / ours", ("speed_default",), speedup("1024x1024"), ">= 1.5"
     ),

@@ -45,13 +45,19 @@ class Probe:
         self._replay: Sequence[Call] = ()
         self._marks: list[tuple[Any, Any]] = []
 
-    def attach(self, patcher: Any) -> Any:
-        """Return a clone of the patcher with this probe around its calls."""
+    def attach(self, patcher: Any, *, records: bool = True) -> Any:
+        """Return a clone of the patcher with this probe around its calls.
+
+        Args:
+            records: whether it may record and replay, too, for which the diffusion model's own call
+                has it as another node's code.
+        """
         from comfy.patcher_extension import WrappersMP
 
         clone = patcher.clone()
         clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, PROBE_KEY, self._around_apply)
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, PROBE_KEY, self._around_unet)
+        if records:
+            clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, PROBE_KEY, self._around_unet)
         return clone
 
     def start(self, mode: Mode, replay: Sequence[Call] = ()) -> None:

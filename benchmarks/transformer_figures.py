@@ -70,6 +70,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "ltx23_fp8_lora_speedup": ("ltx23_fp8_lora", "1280x704x16x1x1", ">= 1.4"),
         "flux1_int8_bypass_speedup": ("flux1_int8_bypass", "1024x1024x1", ""),
         "host033_zimage_int8_speedup": ("zimage_int8-host0.33", "1024x1024x1", ""),
+        "host033_flux1_int8_speedup": ("flux1_int8-host0.33", "1024x1024x1", ""),
         "host033_flux1_fp8_speedup": ("flux1_fp8-host0.33", "1024x1024x1", ""),
         "host033_wan14b_int8_speedup": ("wan14b_int8-host0.33", "832x480x9", ""),
         "host033_krea2_speedup": ("krea2-host0.33", "1024x1024x1", ""),

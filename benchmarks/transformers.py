@@ -439,7 +439,7 @@ def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -
     lora = {}
     for name, layer in model.model.named_modules():
         rows, columns = (getattr(layer, side, None) for side in ("out_features", "in_features"))
-        repeated = "blocks." in name or ".layers." in name
+        repeated = "blocks." in name or "layers." in name
         if repeated and isinstance(rows, int) and isinstance(columns, int):
             down = torch.randn(rank, columns, generator=generator) / columns**0.5
             up = torch.randn(rows, rank, generator=generator) * 0.05
@@ -454,12 +454,15 @@ def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -
     return gguf_pack.beside_weights(patched)
 
 
-def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0) -> Any:
+def sample(
+    name: str, model: Any, size: list[int], *, steps: int, seed: int = 0, tokens: int | None = None
+) -> Any:
     """Sample as the KSampler node does.
 
     Args:
         size: [width, height, frames] in pixels and frames of the latent, then a batch if it is
             more than one, and how many first frames are there already.
+        tokens: of its texts; None is as many as `TRANSFORMERS` says.
     """
     width, height, frames, *batch = size
     known = batch.pop() if len(batch) > 1 else 0
@@ -470,8 +473,8 @@ def sample(name: str, model: Any, size: list[int], *, steps: int, seed: int = 0)
         latent, mask = _with_sounds(latent, sounds, known)
     return ksampler(
         model,
-        _prompt(name, seed=1),
-        _prompt(name, seed=2),
+        _prompt(name, seed=1, tokens=tokens),
+        _prompt(name, seed=2, tokens=tokens),
         pixels,
         steps=steps,
         cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg,
@@ -516,7 +519,7 @@ def _load_small(name: str, dtype: Any) -> Any:
     )
 
 
-def _prompt(name: str, *, seed: int) -> list[Any]:
+def _prompt(name: str, *, seed: int, tokens: int | None) -> list[Any]:
     """A CONDITIONING made by hand, on the CPU."""
     import torch
 
@@ -524,13 +527,14 @@ def _prompt(name: str, *, seed: int) -> list[Any]:
     if name.startswith(SMALL):
         from warmgraph_tools import small_transformers
 
-        found: list[Any] = small_transformers.conditioning(kind.small, 13, seed=seed)
+        found: list[Any] = small_transformers.conditioning(kind.small, tokens or 13, seed=seed)
         return found
+    tokens = tokens or kind.tokens
     generator = torch.Generator().manual_seed(seed)
     # 1000 times this is a number of bfloat16: else eager itself would be far from float32.
     facts: dict[str, Any] = {"guidance": 4.0}
     if kind.pooled is not None:
         facts["pooled_output"] = torch.randn(1, kind.pooled, generator=generator)
     if kind.masked:
-        facts["attention_mask"] = torch.ones(1, kind.tokens, dtype=torch.long)
-    return [[torch.randn(1, kind.tokens, kind.width, generator=generator), facts]]
+        facts["attention_mask"] = torch.ones(1, tokens, dtype=torch.long)
+    return [[torch.randn(1, tokens, kind.width, generator=generator), facts]]
