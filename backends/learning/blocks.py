@@ -24,6 +24,8 @@ _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
 #: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
 _FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
+#: What comes and goes on any layer that has weights, as these are loaded and a graph is placed.
+_COMING = (*layers.FORWARDS, "comfy_patched_weights", "comfy_force_cast_weights")
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
 _DESCRIBED = ("getattr", "hasattr")
 
@@ -138,7 +140,7 @@ class ReadAttributes:
 
 
 def _count(attributes: dict[str, Any]) -> int:
-    return len(attributes) - sum(name in attributes for name in layers.FORWARDS)
+    return len(attributes) - sum(name in attributes for name in _COMING)
 
 
 def all_read(block: torch.nn.Module) -> frozenset[str]:
