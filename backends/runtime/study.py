@@ -18,6 +18,7 @@ from ..families.catalogue import plan_model, unread_options
 from ..graphs.lessons import Known, Lesson, Lessons
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
+from ..host_api.options import NODES
 from ..learning.arguments import write_down
 from ..learning.structure import structure_of
 from ..learning.values import name_of
@@ -162,7 +163,7 @@ class Study:
                 return Step(_LEFT, watch=watch(dtype, faults))
         if not step.serving.installed:
             return None
-        key = self._key(step.serving, args, kwargs)
+        key = self._key(step.serving, args, kwargs, others)
         if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
             self.left = None
             return None
@@ -219,13 +220,22 @@ class Study:
         assert self.lesson is not None
         return self.lesson.proven
 
-    def _key(self, serving: ForwardSet, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """What a whole step speaks for: the graphs, and the structure of the call."""
+    def _key(
+        self,
+        serving: ForwardSet,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        others: Reason | None,
+    ) -> Hashable:
+        """What a whole step speaks for: the graphs, and the structure of the call; of one that is
+        not to be made twice, that of the same step without other nodes' functions.
+        """
+        unread = self._unread if others is None else self._unread | NODES
         if self._graphs[0] is not serving:
             loaded = [(r.place.name, r.graph.key, r.graph.loaded) for r in serving.regions]
             graphs = tuple((name, key, one and one.payload_sha256) for name, key, one in loaded)
             self._graphs = serving, graphs
-        return self._graphs[1], structure_of_call(args, kwargs, self._unread)
+        return self._graphs[1], structure_of_call(args, kwargs, unread)
 
     def prove(
         self,

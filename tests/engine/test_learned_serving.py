@@ -195,30 +195,43 @@ def test_a_whole_step_that_differs_is_never_given_on(
     assert "a whole step by what was learned differs" in anew.report["text"]
 
 
-def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
-    host: Host, again: Callable[..., Lab]
-) -> None:
-    """It may keep something from one call to the next; once a step was compared, it is served."""
-    lab = again(forgets=True)
-    served = Served(host, lab, KIND)
-    plain, calls = served.model, []
-
+def _under_another_nodes_attention(model: Any) -> Any:
     def attend(function: Any, *args: Any, **named: Any) -> Any:
-        calls.append(function)
         named.pop("transformer_options", None)
         return function(*args, **named)
 
-    theirs = plain.clone()
-    theirs.model_options["transformer_options"]["optimized_attention_override"] = attend
-    served.model = theirs
+    clone = model.clone()
+    clone.model_options["transformer_options"]["optimized_attention_override"] = attend
+    return clone
+
+
+def test_a_step_with_another_nodes_code_is_not_watched(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """It may keep something from one call to the next."""
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND)
+    plain = served.model
+    served.model = _under_another_nodes_attention(plain)
     served.run()
     assert lab.jobs() == 0 and served.reasons() == {"learned_first"}
     served.model = plain
     served.run()
     served.settle()
-    served.run()
-    served.settle()
-    served.model = theirs
-    assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
-    served.model = plain
-    served.check()
+    assert lab.jobs() == 1
+
+
+def test_a_step_with_another_nodes_code_is_served_once_another_was_compared(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """It is not made twice itself, whichever function of a node's takes part."""
+    served = Served(host, again(), KIND, when_missing="wait")
+    plain, theirs = served.model, _under_another_nodes_attention(served.model)
+    patched = plain.clone()
+    patched.set_model_patch(lambda given: given, "post_input")
+    for model in (theirs, patched):
+        served.model = model
+        assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
+    for model in (plain, theirs, patched):
+        served.model = model
+        served.check()
