@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from . import small_unknown as unknown
+
 _FLUX = {
     "image_model": "flux",
     "axes_dim": [16, 56, 56],
@@ -452,6 +454,15 @@ KINDS = {
     "kandinsky": Small(_KANDINSKY, "Kandinsky5", 16, 64, True),
     "omnigen": Small(_OMNIGEN, "Omnigen2", 16, 64),
     "ernie": Small(_ERNIE, "ErnieImage", 128, 64),
+    "mage_flow": Small(unknown.MAGE_FLOW, "MageFlow", 128, 64),
+    "lens": Small(unknown.LENS, "Lens", 128, 128),
+    "joyimage": Small(unknown.JOY_IMAGE, "JoyImage", 16, 64, True),
+    "boogu": Small(unknown.BOOGU, "Boogu", 16, 64),
+    "pixeldit": Small(unknown.PIXELDIT, "PixelDiTT2I", 3, 64),
+    "hydit": Small(unknown.HYDIT, "HunyuanDiT", 4, 64),
+    "cogvideo": Small(unknown.COGVIDEO, "CogVideoX_T2V", 16, 64, True),
+    "hunyuan_3d": Small(unknown.HUNYUAN_3D, "Hunyuan3Dv2", 64, 64),
+    "triposplat": Small(unknown.TRIPOSPLAT, "TripoSplat", 16, 64),
     "ltxv": Small(_LTXV, "LTXV", 128, 96, True),
     "ltx2": Small(_LTX2, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
     "ltx23": Small(_LTX23, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
@@ -462,5 +473,10 @@ KINDS = {
 }
 #: Which makes a video frame by frame, by blocks that keep what they attended to.
 CAUSAL_WAN = Small(_WAN_CAUSAL, "WAN21_CausalAR_T2V", 16, 64, True)
-#: Those that have no regions.
+#: Those that have no regions, but whole steps to capture.
 WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
+#: Those that no family knows of.
+UNKNOWN = (
+    *("mage_flow", "lens", "joyimage", "boogu", "pixeldit"),
+    *("hydit", "cogvideo", "hunyuan_3d", "triposplat"),
+)

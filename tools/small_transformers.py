@@ -167,6 +167,10 @@ def fill(module: torch.nn.Module, *, seed: int = 0) -> None:
 
 #: Variants of Wan that look at what a CLIP sees.
 _SEEING = ("i2v", "animate", "animate2", "scail", "scail2", "wandancer")
+#: What is not called without a mask of its text.
+_MASKED = ("Omnigen2", "Boogu", "LTXV", "HunyuanDiT")
+#: Tokens that a CLIP takes at once.
+_CHUNK = 77
 
 
 def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **facts: Any) -> Any:
@@ -179,7 +183,12 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
         "guidance": 3.5,
         **facts,
     }
-    if small.name in ("Omnigen2", "Boogu", "LTXV"):  # which are not called without one
+    if small.name == "HunyuanDiT":  # of whole chunks of a CLIP, beside one of a T5
+        tokens = -(-tokens // _CHUNK) * _CHUNK
+        text = torch.randn(batch, tokens, small.text, generator=generator)
+        facts["conditioning_mt5xl"] = torch.randn(batch, 256, small.text, generator=generator)
+        facts["attention_mask_mt5xl"] = torch.ones(batch, 256, dtype=torch.long)
+    if small.name in _MASKED:
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
     if small.settings.get("model_type") in _SEEING:
         from comfy.clip_vision import Output
@@ -251,9 +260,15 @@ def latent(
     middle = (frames,) if small.is_video else ()
     height, width = (side // small.patch * small.patch for side in (height, width))
     images = torch.zeros(batch, small.channels, *middle, height, width)
-    if small.sounds is None:
+    if small.name == "Hunyuan3Dv2":  # of places in no order
+        return {"samples": images.flatten(2)}
+    if small.sounds is None and small.name != "TripoSplat":
         return {"samples": images}
     from comfy.nested_tensor import NestedTensor
+
+    if small.sounds is None:  # of as many places at any size, and a camera
+        places = torch.zeros(batch, small.settings["q_token_length"], small.channels)
+        return {"samples": NestedTensor((places, torch.zeros(batch, 1, 5)))}
 
     before, after = small.sounds
     return {"samples": NestedTensor((images, torch.zeros(batch, *before, sounds, *after)))}

@@ -38,6 +38,8 @@ STATE = frozenset(
         "_pin_state",
     )
 )
+#: What of it comes to any layer that has weights, and goes.
+COMING = ("comfy_patched_weights", "comfy_force_cast_weights")
 #: What the host's code looks at on a layer before it takes the weight itself, to do more than a
 #: product in one kernel (`linear_input_act`, and helpers in newer models), and what makes it call
 #: the layer: no format, and a product in full. `weight` and `bias` are no quantised tensors then.

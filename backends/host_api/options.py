@@ -21,6 +21,7 @@ UNREAD = frozenset({"callbacks", EASY_CACHE, _AHEAD, "uuids", "wrappers"})
 #: Where nodes put functions of their own.
 PATCHES, REPLACEMENTS = "patches", "patches_replace"
 ATTENTION = "optimized_attention_override"
+NODES = frozenset({PATCHES, REPLACEMENTS, ATTENTION})
 #: The sigmas of all steps of the sampler's run, and of its end.
 SAMPLE_SIGMAS = "sample_sigmas"
 #: Which conditionings stand in the rows of a call, one after the other.

@@ -23,10 +23,11 @@ from .values import name_of
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
-_FORWARDS = layers.FORWARDS
-_NOTED = frozenset((*layers.STATE, *_FORWARDS))
+_NOTED = frozenset((*layers.STATE, *layers.FORWARDS))
 #: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
 _FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
+#: What comes and goes on any layer that has weights, as these are loaded and a graph is placed.
+_COMING = (*layers.FORWARDS, *layers.COMING)
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
 _DESCRIBED = ("getattr", "hasattr")
 
@@ -178,7 +179,7 @@ class ReadAttributes:
 
 def _count(attributes: dict[str, Any]) -> int:
     count = len(attributes)
-    for name in _FORWARDS:
+    for name in _COMING:
         if name in attributes:
             count -= 1
     return count

@@ -19,6 +19,7 @@ from ..families.catalogue import plan_model, unread_options
 from ..graphs.lessons import Known, Lesson, Lessons
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
+from ..host_api.options import NODES
 from ..learning.arguments import write_down
 from ..learning.calls import names_of
 from ..learning.structure import structure_of
@@ -172,6 +173,8 @@ class Study:
             self.left = None if others is None else of("learned_unseen", why=others)
         if not step.serving.installed:
             return None
+        if others is not None:  # what speaks for it is the same step without other nodes
+            structure = structure_of_call(args, kwargs, self._unread | NODES)
         key = self._graphs_of(step.serving), structure
         if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
             self.left = None

@@ -80,7 +80,7 @@ class Regions:
         """Set up.
 
         Args:
-            lacking: the name of a form that has no graph.
+            lacking: the name of a form that has no graph; blocks without any are the host's.
             exported: whether blocks are computed by a worker's export, or by the form's reference
                 over a twin.
             built: gives the graph that computes them.
@@ -94,6 +94,7 @@ class Regions:
         self._placed = [
             each
             for dispatch in plan.dispatches
+            if any(p.form.name != lacking for p in dispatch.regions)
             for each in dispatch.forwards(
                 [None if p.form.name == lacking else _Call(self, p) for p in dispatch.regions]
             )

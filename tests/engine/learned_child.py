@@ -20,7 +20,7 @@ def main() -> None:
     import_tests()
     import torch
     from engine_tests.lab import Lab
-    from engine_tests.test_learned_serving import CALLS, Served
+    from engine_tests.learned_serving import CALLS, Served
 
     from warmgraph_tools import inprocess
 

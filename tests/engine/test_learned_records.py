@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
+from warmgraph_backends.learning.blocks import ReadAttributes
 from warmgraph_backends.learning.structure import structure_of
 from warmgraph_backends.learning.values import name_of
 from warmgraph_backends.plans.plan import Plan
@@ -100,6 +101,16 @@ def test_what_loading_and_running_note_is_no_part_of_it(host: Host) -> None:
     assert structure_of(root) == name
 
 
+def test_what_loading_notes_is_no_change_of_a_blocks_settings(host: Host) -> None:
+    """On layers that have weights of their own, too, as JoyImage's modulation."""
+    model = transformers.load("joyimage")
+    read = ReadAttributes(model.model.diffusion_model.double_blocks[0])
+    sample(host, "joyimage", model, FIRST)
+    assert not read.have_changed()
+    host.unload()
+    assert not read.have_changed()
+
+
 def test_it_is_the_same_in_another_process(host: Host) -> None:
     name = structure_of(transformers.load("ernie").model.diffusion_model)
     code = f"""
@@ -112,6 +123,7 @@ for part in ("tools", "backends"):
 from warmgraph_tools import inprocess
 inprocess.boot(Path({str(host.tree)!r}), Path(tempfile.mkdtemp()))
 from warmgraph_tools import small_transformers
+from warmgraph_backends.learning.blocks import ReadAttributes
 from warmgraph_backends.learning.structure import structure_of
 print(structure_of(small_transformers.load("ernie").model.diffusion_model))
 """

@@ -11,68 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
-from warmgraph_tools.small_kinds import Small
-from warmgraph_tools.watched import sample
 
-from .lab import TOLERANCE, Lab, Probe, call_instead
+from .lab import TOLERANCE, Lab, call_instead
+from .learned_serving import CALLS, RECORDS, Served
 from .processes import seen_by
 
 KIND = "ernie"
-RECORDS = "user/__warmgraph/records"
-#: Height, width, batch, tokens of the text, frames; the first one is watched.
-CALLS = ((8, 8, 1, 13, 1), (12, 8, 1, 1, 1), (16, 10, 2, 40, 1), (4, 6, 3, 300, 1))
-
-
-class Served:
-    """A small transformer through Compile Model beside eager, call by call."""
-
-    def __init__(self, host: Host, lab: Lab, kind: str, **options: Any) -> None:
-        self.host, self.lab, self.kind = host, lab, kind
-        self.probe = Probe()
-        self.plain = self.probe.attach(transformers.load(kind))
-        self.model = lab.compiled(self.plain, **{"when_missing": "background", **options})
-
-    @property
-    def report(self) -> Any:
-        return self.lab.engine.report(self.model)
-
-    @property
-    def session(self) -> Any:
-        return self.lab.engine._objects.carried(self.model)
-
-    def run(self, sizes: tuple[int, ...] = CALLS[0]) -> tuple[int, float]:
-        """One step; how many calls of blocks graphs served, and how far it is from eager."""
-        self.probe.calls.clear()
-        before = self.report["calls"]["compiled"]
-        sample(self.host, self.kind, self.model, sizes)
-        (call,) = self.probe.calls
-        return self.report["calls"]["compiled"] - before, call.error
-
-    def settle(self) -> None:
-        """Wait for what was asked of the workers."""
-        lesson = self.session.lesson
-        self.lab.wait_until(lambda: not lesson.is_pending)
-        self.lab.settle()
-        self.lab.wait_until(lambda: self.lab.is_settled(self.model))
-
-    def learn(self) -> None:
-        """The run that is watched, and the one that builds."""
-        for _ in range(2):
-            assert self.run() == (0, 0.0)
-            self.settle()
-
-    def check(self, sizes: tuple[int, ...] = CALLS[0], places: int = 2) -> None:
-        """One step, by graphs at every place."""
-        calls, error = self.run(sizes)
-        assert calls == places and error <= TOLERANCE
-        assert self.report["regions"] == {"total": places, "compiled": places, "eager": 0}
-
-    def reasons(self) -> set[str]:
-        """The keys of why parts ran at normal speed in the last run."""
-        eager = self.session.scope.eager_places()
-        return {why.cause.key for _, why in eager}
 
 
 @pytest.fixture(autouse=True)
@@ -250,134 +195,43 @@ def test_a_whole_step_that_differs_is_never_given_on(
     assert "a whole step by what was learned differs" in anew.report["text"]
 
 
-def test_a_step_with_another_nodes_code_is_neither_watched_nor_made_twice(
-    host: Host, again: Callable[..., Lab]
-) -> None:
-    """It may keep something from one call to the next; once a step was compared, it is served."""
-    lab = again(forgets=True)
-    served = Served(host, lab, KIND)
-    plain, calls = served.model, []
-
+def _under_another_nodes_attention(model: Any) -> Any:
     def attend(function: Any, *args: Any, **named: Any) -> Any:
-        calls.append(function)
         named.pop("transformer_options", None)
         return function(*args, **named)
 
-    theirs = plain.clone()
-    theirs.model_options["transformer_options"]["optimized_attention_override"] = attend
-    served.model = theirs
+    clone = model.clone()
+    clone.model_options["transformer_options"]["optimized_attention_override"] = attend
+    return clone
+
+
+def test_a_step_with_another_nodes_code_is_not_watched(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """It may keep something from one call to the next."""
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND)
+    plain = served.model
+    served.model = _under_another_nodes_attention(plain)
     served.run()
     assert lab.jobs() == 0 and served.reasons() == {"learned_unseen"}
     served.model = plain
     served.run()
     served.settle()
-    served.run()
-    served.settle()
-    served.model = theirs
-    assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
-    served.model = plain
-    served.check()
+    assert lab.jobs() == 1
 
 
-#: Of which nothing but this is tried.
-FURTHER = {
-    "mage": Small(
-        {
-            "image_model": "mage_flow",
-            "in_channels": 128,
-            "out_channels": 128,
-            "num_layers": 2,
-            "num_attention_heads": 2,
-            "joint_attention_dim": 64,
-        },
-        "MageFlow",
-        128,
-        64,
-    ),
-    "lens": Small(
-        {
-            "image_model": "lens",
-            "num_layers": 2,
-            "num_attention_heads": 2,
-            "enc_hidden_dim": 64,
-            "multi_layer_encoder_feature": False,
-            "selected_layer_index": (0,),
-        },
-        "Lens",
-        128,
-        64,
-    ),
-    "joy": Small(
-        {
-            "image_model": "joyimage",
-            "hidden_size": 256,
-            "num_attention_heads": 2,
-            "text_dim": 64,
-            "num_layers": 2,
-        },
-        "JoyImage",
-        16,
-        64,
-        True,
-    ),
-    "boogu": Small(
-        {
-            "image_model": "boogu",
-            "hidden_size": 256,
-            "num_layers": 2,
-            "num_double_stream_layers": 2,
-            "num_refiner_layers": 1,
-            "num_attention_heads": 2,
-            "num_kv_heads": 1,
-            "axes_dim_rope": (32, 48, 48),
-            "instruction_feat_dim": 64,
-        },
-        "Boogu",
-        16,
-        64,
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "blocks"),
-    [
-        *(("aura", 4), ("omnigen", 2), ("cosmos", 2)),
-        *(("mage", 2), ("lens", 2), ("joy", 2), ("boogu", 4)),
-    ],
-)
-def test_further_models_that_nobody_described_are_served(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: int
+def test_a_step_with_another_nodes_code_is_served_once_another_was_compared(
+    host: Host, again: Callable[..., Lab]
 ) -> None:
-    if kind in FURTHER:
-        monkeypatch.setitem(transformers.KINDS, kind, FURTHER[kind])
-    lab = Lab(tmp_path)
-    lab.settings.update({"learn_models": True})
-    try:
-        served = Served(host, lab, kind)
-        served.learn()
-        jobs = lab.jobs()
-        for sizes in CALLS:
-            served.check(sizes, blocks)
-        assert lab.jobs() == jobs
-    finally:
-        lab.engine.close()
-
-
-@pytest.mark.slow
-def test_a_way_that_has_no_graph_leaves_the_others(host: Host, tmp_path: Path) -> None:
-    """Kandinsky's blocks compute otherwise beyond 8192 tokens, in a way that is not built."""
-    lab = Lab(tmp_path)
-    lab.settings.update({"learn_models": True})
-    try:
-        served = Served(host, lab, "kandinsky")
-        served.learn()
-        jobs = lab.jobs()
-        for sizes in CALLS:
-            calls, error = served.run(sizes)
-            assert calls == 2 and error <= TOLERANCE
-            assert served.report["regions"] == {"total": 4, "compiled": 2, "eager": 2}
-        assert lab.jobs() == jobs
-    finally:
-        lab.engine.close()
+    """It is not made twice itself, whichever function of a node's takes part."""
+    served = Served(host, again(), KIND, when_missing="wait")
+    plain, theirs = served.model, _under_another_nodes_attention(served.model)
+    patched = plain.clone()
+    patched.set_model_patch(lambda given: given, "post_input")
+    for model in (theirs, patched):
+        served.model = model
+        assert served.run() == (0, 0.0) and served.reasons() == {"learned_unproven"}
+    for model in (plain, theirs, patched):
+        served.model = model
+        served.check()
