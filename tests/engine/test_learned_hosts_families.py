@@ -48,8 +48,9 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "aura": Family(4, 2),
-    "kandinsky": Family(2, 1, frozenset({"compiling_failed"})),
+    "kandinsky": Family(2, 2),
     "omnigen": Family(2, 1),
+    "cosmos": Family(2, 1),
     "mage_flow": Family(2, 1),
     "lens": Family(2, 1),
     "joyimage": Family(2, 1),
