@@ -52,7 +52,7 @@ class Lesson:
         structure: its name.
         known: what is known of it.
         proven: elements of the largest call whose whole step was the host's, by what that speaks
-            for.
+            for and by the places that ran.
     """
 
     #: As a graph's: no other server learns for this one.
@@ -61,7 +61,7 @@ class Lesson:
     def __init__(self, structure: str) -> None:
         self.structure = structure
         self.known = Known()
-        self.proven: dict[Hashable, int] = {}
+        self.proven: dict[Hashable, dict[str, int]] = {}
 
     @property
     def is_pending(self) -> bool:

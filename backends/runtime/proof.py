@@ -22,6 +22,8 @@ from ..kinds.tolerance import difference, nudged, relative_l2, tells_nothing
 from ..reasons import Reason, of
 from .trust import NUDGE
 
+#: From here on a whole number is likelier a size than a choice.
+_FEW = 8
 #: Makes a call with these arguments.
 Make = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
@@ -43,7 +45,8 @@ class Proven(NamedTuple):
 def structure_of_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
 ) -> Hashable:
-    """Return what is equal for calls that differ in sizes and numbers alone.
+    """Return what is equal for calls that differ in sizes and numbers alone. A side of one element
+    and a small whole number are told from others: code often goes by them.
 
     Args:
         unread: options that the model's forward does not read.
@@ -54,7 +57,7 @@ def structure_of_call(
 
 def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return value.dim(), value.dtype
+        return value.dtype, value.device.type, tuple(size == 1 for size in value.shape)
     if type(value) is dict:
         return frozenset(
             (name, _form(each, unread, True))
@@ -65,6 +68,8 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
         forms = [_form(each, unread, within) for each in value]
         return frozenset(forms) if within else tuple(forms)
     if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) is int and abs(value) < _FEW:
         return value
     return type(value).__qualname__
 

@@ -125,6 +125,11 @@ class Region:
         #: Whether a library keeps memory for each stream for products that the graph calls.
         self._by_stream = any(f is not None and f.takes_memory_by_stream for f in formats_left)
 
+    @property
+    def graphs(self) -> list[Graph]:
+        """All graphs that may compute a call here, its own first."""
+        return [self.graph, *(other.graph for other in self._others)]
+
     def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
 

@@ -380,18 +380,18 @@ class Scope:
         step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))
         captures = self.replays is not None or self.pieces is not None
         attention = self._vouched.look((*args, *kwargs.values())) if captures else NONE
-        if attention.watch is not None:
-            return step._replace(pieces=None, watch=attention.watch)
         step = step._replace(vouched=attention.function)
         no_capture = no_capture or bound.foreign.code or attention.problem
         call = self._read(args, kwargs, no_capture, attention.function)
         if self.study is not None:
             others = call if isinstance(call, Reason) else None
-            own = self.study.step(
-                step, args, kwargs, others, bound.dtype, self.faults, self.account.declined
-            )
-            if own is not None:
+            given = (others, bound.dtype, self.faults, self.account, self.forwards)
+            own = self.study.step(step, args, kwargs, *given)
+            if isinstance(own, Step):
                 return own
+            step = step._replace(serving=own)
+        if attention.watch is not None:
+            return step._replace(pieces=None, watch=attention.watch)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
@@ -433,7 +433,10 @@ class Scope:
         if bound.foreign.look_again():
             self._leave_to_others(bound)
             self.forwards.refresh()
-            placed = self.forwards.now.installed
+            serving = self.forwards.now
+            if self.study is not None:
+                serving = self.study.proven_now(self.forwards)
+            placed = serving.installed
         self._placing.replace(placed)
 
     def _look_again(self) -> Bound:

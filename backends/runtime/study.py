@@ -34,6 +34,7 @@ from .making import Made, Step
 from .placing import Placing
 from .proof import Make, prove, structure_of_call
 from .trust import REACH
+from .variations import Account
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ MOST_UNSURE = 3
 _HARMLESS = "on_cpu"
 #: What a call that was declined for shows another way in which blocks are called.
 _OTHER_WAYS = frozenset({"learned_another", "learned_option"})
+#: Of what it was called with that no graph may compute.
+_NO_GRAPH = "learned_no_graph"
 _LEFT = ForwardSet([], EXACT)
 
 
@@ -81,14 +84,24 @@ class Study:
         self._odd: set[Hashable] = set()
         self._last: Hashable = None
         self._declined = 0
-        #: Whole steps that told nothing, by what they would have spoken for.
+        #: Elements of the last call.
+        self._size = 0
+        #: What a call of places that had run in no whole step would have to be compared for anew,
+        #: what the last call was made by, where that were not all places, and how many calls of
+        #: blocks found no graph.
+        self._wanted: set[Hashable] = set()
+        self._part: Hashable = None
+        self._without = 0
+        #: Whole steps that told nothing, or nothing more, by what they would have spoken for.
         self._unsure: Counter[Hashable] = Counter()
         self._graphs: tuple[ForwardSet, Hashable] = (_LEFT, ())
+        self._folders: Sequence[Path] = ()
         self.lesson: Lesson | None = None
         self.left: Reason | None = None
 
     def look(self, folders: Sequence[Path]) -> None:
         """Look for what is known of the model, as it is before anything of a run is put into it."""
+        self._folders = folders
         self.lesson = self._lessons.of(structure_of(self._root), folders)
 
     def let_go(self) -> None:
@@ -114,6 +127,8 @@ class Study:
 
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
+        if not self.has_news:  # then its modules or their code may be others by now
+            self.look(self._folders)
         self._planned = self._known()
         self._unsure.clear()
         if (reason := self.why_none) is not None:
@@ -149,21 +164,26 @@ class Study:
         others: Reason | None,
         dtype: torch.dtype,
         faults: Faults,
-        declined: Mapping[str, int],
-    ) -> Step | None:
-        """Say how a call is to be made; None: as any other.
+        account: Account,
+        forwards: Forwards,
+    ) -> Step | ForwardSet:
+        """Say how a call is to be made, or what serves one that is made as any other.
 
         Args:
             step: how it would be.
             others: why the call is not to be made twice, or cannot be known by what it shows.
             dtype: that the model computes in.
             faults: of the model.
-            declined: how many calls of blocks were, by the key of the reason.
+            account: what its regions note.
+            forwards: its.
         """
-        self._look_back(declined)
+        self._look_back(account.declined)
         self._last = structure = structure_of_call(args, kwargs, self._unread)
-        if others is not None and others.key == _HARMLESS:
-            others = None
+        self._size = _elements(args, kwargs)
+        if others is not None:  # what speaks for it is the same step without other nodes
+            self._last = structure_of_call(args, kwargs, self._unread | NODES)
+            if others.key == _HARMLESS and self._last == structure:
+                others = None
         if self._is_to_be_watched(structure, faults):
             watch = None
             if others is None:
@@ -172,26 +192,43 @@ class Study:
                 return Step(_LEFT, watch=watch(dtype, faults))
             self.left = None if others is None else of("learned_unseen", why=others)
         if not step.serving.installed:
-            return None
-        if others is not None:  # what speaks for it is the same step without other nodes
-            structure = structure_of_call(args, kwargs, self._unread | NODES)
-        key = self._graphs_of(step.serving), structure
-        if _elements(args, kwargs) <= REACH * self._proven.get(key, 0):
-            self.left = None
-            return None
-        if others is not None or self._unsure[key] >= MOST_UNSURE:
-            self.left = of("learned_unproven", why=others or of("learned_unsure"))
-            return Step(_LEFT)
-        return step._replace(proof=key, replays=None, pieces=None)
+            return step.serving
+        serving = self.proven_now(forwards)
+        key = self._key(step.serving)
+        is_short = len(serving.regions) < len(step.serving.regions)
+        if is_short and (not serving.installed or key in self._wanted):
+            if others is None and self._unsure[key] < MOST_UNSURE:
+                return step._replace(proof=key, replays=None, pieces=None)
+            if not serving.installed:
+                self.left = of("learned_unproven", why=others or of("learned_unsure"))
+                return Step(_LEFT)
+        self.left = None
+        self._part = key if is_short else None
+        return serving
+
+    def proven_now(self, forwards: Forwards) -> ForwardSet:
+        """Return what serves a call like the last one: of what has a graph, the places that ran in
+        a whole step that was the host's.
+        """
+        proven = self._proven.get(self._key(forwards.now), {})
+        places = frozenset(n for n, most in proven.items() if self._size <= REACH * most)
+        all_places = {region.place.name for region in forwards.now.regions}
+        return forwards.now if all_places <= places else forwards.only(places)
 
     # --- learning -------------------------------------------------------------------------------
 
     def _look_back(self, declined: Mapping[str, int]) -> None:
-        """Note whether the call before showed another way."""
+        """Note whether the call before showed another way, or wanted a place that ran in no whole
+        step.
+        """
         count = sum(declined.get(key, 0) for key in _OTHER_WAYS)
         if count > self._declined:
             self._declined = count
             self._odd.add(self._last)
+        without = declined.get(_NO_GRAPH, 0)
+        if without > self._without and self._part is not None:
+            self._wanted.add(self._part)
+        self._without, self._part = without, None
 
     def _is_to_be_watched(self, structure: Hashable, faults: Faults) -> bool:
         lesson = self.lesson
@@ -237,17 +274,20 @@ class Study:
     # --- whole steps ----------------------------------------------------------------------------
 
     @property
-    def _proven(self) -> dict[Hashable, int]:
+    def _proven(self) -> dict[Hashable, dict[str, int]]:
         assert self.lesson is not None
         return self.lesson.proven
 
-    def _graphs_of(self, serving: ForwardSet) -> Hashable:
-        """The very graphs that serve a call."""
+    def _key(self, serving: ForwardSet) -> Hashable:
+        """What a whole step speaks for: all graphs that may serve, and the call's structure."""
         if self._graphs[0] is not serving:
-            loaded = [(r.place.name, r.graph.key, r.graph.loaded) for r in serving.regions]
-            graphs = tuple((name, key, one and one.payload_sha256) for name, key, one in loaded)
-            self._graphs = serving, graphs
-        return self._graphs[1]
+            graphs = tuple(
+                (region.place.name, graph.key, graph.loaded and graph.loaded.payload_sha256)
+                for region in serving.regions
+                for graph in region.graphs
+            )
+            self._graphs = serving, (graphs, serving.aids)
+        return self._graphs[1], self._last
 
     def prove(
         self,
@@ -271,7 +311,6 @@ class Study:
         Raises:
             As `proof.prove`.
         """
-        elements = _elements(args, kwargs)
         ran: set[str] = set()
         with forwards.watched(ran):
             modules = (r.graph.description.module for r in self._graphs[0].regions)
@@ -283,10 +322,13 @@ class Study:
             reason = of("learned_dropped", why=proven.problem)
             logger.warning("Warmgraph: %s runs at normal speed: %s", self._name, reason)
             self._lessons.refuse(self.lesson, reason)
-        elif proven.is_good and ran:
-            self._proven[key] = max(elements, self._proven.get(key, 0))
+        known = self._proven.get(key, {})
+        more = {name: self._size for name in ran if self._size > known.get(name, 0)}
+        if proven.is_good and more:
+            self._proven[key] = {**known, **more}
         else:
             self._unsure[key] += 1
+        self._wanted.discard(key)
         return Made(proven.result, None)
 
 

@@ -15,6 +15,7 @@ import torch
 
 #: Sizes together that a condition is tried with.
 MOST_TRIED = 1 << 23
+_LARGEST = 1 << 58
 
 
 def fake_mode() -> Any:
@@ -67,9 +68,11 @@ def _tried(environment: Any, condition: Any) -> Any:
 
     if not isinstance(condition, sympy.logic.boolalg.Boolean) or not condition.has(FloorDiv):
         return None
-    bounds = {each: environment.var_to_range.get(each) for each in condition.free_symbols}
+    known = {each: environment.var_to_range.get(each) for each in condition.free_symbols}
     try:
-        ranges = [(each, int(of.lower), int(of.upper)) for each, of in bounds.items()]
+        bounds = [(each, int(found.lower), int(found.upper)) for each, found in known.items()]
+        # A range that begins at 2 is one from 1 on, as torch traces it.
+        ranges = [(each, 1 if low == 2 else low, high) for each, low, high in bounds]
         return _of_all(condition, tuple(sorted(ranges, key=str)))
     except (ArithmeticError, AttributeError, NameError, TypeError, ValueError):
         return None  # a size has no bounds, or there is something that numpy does not know
@@ -85,16 +88,28 @@ def _of_all(condition: Any, ranges: tuple[tuple[Any, int, int], ...]) -> Any:
     holds = sympy.lambdify([each for each, _, _ in ranges], condition, modules=[own, "numpy"])
 
     def found(sizes: Sequence[Any]) -> Any:
-        held = np.asarray(holds(*np.meshgrid(*sizes, indexing="ij", sparse=True)))
+        with np.errstate(all="raise"):
+            held = np.asarray(holds(*np.meshgrid(*sizes, indexing="ij", sparse=True)))
         if held.dtype != bool:
             raise TypeError(f"a condition must be true or false, got {held.dtype}")
         return sympy.true if held.all() else None if held.any() else sympy.false
 
     corners = [np.unique([low, min(low + 1, high), high]) for _, low, high in ranges]
     too_many = math.prod(high - low + 1 for _, low, high in ranges) > MOST_TRIED
-    if too_many or found(corners) is None:
+    if too_many or _may_overflow(condition, ranges) or found(corners) is None:
         return None
     return found([np.arange(low, high + 1, dtype=np.int64) for _, low, high in ranges])
+
+
+def _may_overflow(condition: Any, ranges: Sequence[tuple[Any, int, int]]) -> bool:
+    """Whether a part of a condition, of which none is larger than at the largest sizes, comes near
+    what 64 bits hold.
+    """
+    import sympy
+
+    largest = {symbol: sympy.Integer(high) for symbol, _, high in ranges}
+    parts = (part for part in sympy.preorder_traversal(condition) if isinstance(part, sympy.Expr))
+    return any(abs(int(part.xreplace(largest))) >= _LARGEST for part in parts)
 
 
 @contextlib.contextmanager

@@ -228,7 +228,9 @@ def _shares(result: torch.Tensor, other: Any) -> bool:
 
 
 def _extremes(program: Program) -> Iterator[dict[str, int]]:
-    """Each symbol at its lower and upper end, the others small; then all at the lower end."""
+    """All symbols at the lower end, then small; each at its lower end with the others small, where
+    code may go by that there is one of something; each at its upper end with the others at theirs.
+    """
     symbols = program.description.symbols
     limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR
     small = {
@@ -236,6 +238,7 @@ def _extremes(program: Program) -> Iterator[dict[str, int]]:
     }
     yield {s.name: s.minimum for s in symbols}
     yield small
+    yield from (small | {s.name: s.minimum} for s in symbols if len(symbols) > 1)
     for symbol in symbols:
         top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}
         if program.attends and symbol.name != "batch":

@@ -144,7 +144,7 @@ def steps(models: Any, lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Ste
         yield lambda name: Steps(lab, tmp_path, getattr(models, name))
 
 
-@pytest.mark.parametrize("name", ["Model", "InPlace", "Sizes", "Indexed"])
+@pytest.mark.parametrize("name", ["Model", "InPlace", "Indexed"])
 def test_what_was_learned_serves_calls_of_all_sizes(
     steps: Callable[[str], Steps], name: str
 ) -> None:
@@ -153,6 +153,16 @@ def test_what_was_learned_serves_calls_of_all_sizes(
     for sizes in CALLS:
         calls, far = made.run(sizes)
         assert calls == 2 and far < 1e-5
+    assert made.here.jobs == 1 and made.reasons() == set()
+
+
+def test_a_way_serves_once_it_ran_in_a_whole_step(steps: Callable[[str], Steps]) -> None:
+    """The first call of it is the host's, and the next one compared."""
+    made = steps("Sizes")
+    assert made.run() == (0, 0.0)
+    found = [made.run(sizes) for sizes in (CALLS[0], CALLS[4], CALLS[4], CALLS[0], CALLS[4])]
+    assert [calls for calls, _ in found] == [2, 0, 2, 2, 2]
+    assert max(far for _, far in found) < 1e-5
     assert made.here.jobs == 1 and made.reasons() == set()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from warmgraph_backends.torch_api import tracing
 
@@ -56,6 +58,31 @@ def test_parts_that_are_not_always_as_many_still_narrow_a_size() -> None:
     """Five rows in four parts are three."""
     with pytest.raises(Exception, match="Constraints violated"):
         _export(_InParts(4), 4, 128)
+
+
+class _Halves(torch.nn.Module):
+    """Goes by what is so from two frames on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frames = x.shape[1]
+        half = (frames + 1) // 2
+        return x + 1 if half * 2 - frames + frames // 2 < frames else x - 1
+
+
+def test_what_one_alone_does_otherwise_still_narrows_a_size() -> None:
+    """It is traced from two on, and runs from one on."""
+    assert isinstance(_export(_Halves(), 3, 128), torch.export.ExportedProgram)
+    with pytest.raises(Exception, match="Constraints violated"):
+        _export(_Halves(), 2, 128)
+
+
+def test_numbers_that_64_bits_do_not_hold_and_divisions_by_nought_are_not_tried() -> None:
+    size = sympy.Symbol("size", integer=True)
+    always = FloorDiv(size, 3) * size**2 >= 0
+    assert tracing._of_all(always, ((size, 1, 1 << 16),)) is sympy.true
+    assert tracing._of_all(always, ((size, 1, 1 << 20),)) is None
+    with pytest.raises(ArithmeticError):
+        tracing._of_all(sympy.Eq(FloorDiv(size, size - 2), 0), ((size, 1, 64),))
 
 
 def test_more_sizes_than_are_tried_leave_a_condition_open() -> None:

@@ -125,25 +125,30 @@ def test_what_the_host_raises_passes_whatever_became_of_the_other_one(root: Nois
 
 
 def test_calls_of_one_structure_differ_in_sizes_and_numbers_alone() -> None:
+    """But for a side of one, and for a number that may be a choice."""
+
     def structure(**changed: Any) -> Any:
         options = {"cond_or_uncond": [0], "sigma": torch.ones(1), "uuids": [1], "note": {"a": 1}}
-        given = {"x": torch.ones(1, 4, 8, 8), "y": None, "flag": True, "refs": [torch.ones(1)]}
+        given = {"x": torch.ones(2, 4, 8, 8), "y": None, "flag": True, "refs": [torch.ones(1)]}
         options |= changed.pop("options", {})
         call = {**given, **changed, "transformer_options": options}
         return structure_of_call((call.pop("x"), 0.5), call, frozenset({"uuids"}))
 
     same = [
         {"x": torch.ones(3, 4, 9, 9)},
-        {"options": {"cond_or_uncond": [1, 0], "uuids": [2, 3]}},
+        {"options": {"cond_or_uncond": [0, 0], "uuids": [2, 3]}},
         {"options": {"patches": {}}},
     ]
     other = [
         {"x": torch.ones(4, 8, 8)},
-        {"x": torch.ones(1, 4, 8, 8).double()},
+        {"x": torch.ones(1, 4, 8, 8)},
+        {"x": torch.ones(2, 4, 8, 8).double()},
         {"y": torch.ones(1)},
         {"flag": False},
         {"refs": [torch.ones(1), torch.ones(1)]},
         {"more": 1},
+        {"more": 2},
+        {"options": {"cond_or_uncond": [1, 0]}},
         {"options": {"another": 1}},
         {"options": {"patches": {"attn1_patch": [1]}}},
     ]
