@@ -34,14 +34,14 @@ from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .graphs.graph import Graph, State
-from .graphs.lessons import Lessons
+from .graphs.lessons import Lessons, unusable
 from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
-from .runtime.faults import CAPTURES, STEP, TELLING
+from .runtime.faults import CAPTURES, LEARNING, STEP, TELLING
 from .runtime.live import Live
 from .runtime.scope import Placement
 from .runtime.session import AttachedBy, Options, Session, Whose
@@ -395,8 +395,11 @@ class Engine:
         if study is None:
             return
         if study.lesson is None:
-            study.look(self._folders(session))
-        if session.options.when_missing is WhenMissing.WAIT and study.lesson is not None:
+            faults, looked_in = session.scope.faults, self._folders(session)
+            faults.spare(LEARNING, "finding what was learned", study.look, looked_in)
+            if study.lesson is None:
+                study.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
+        if session.options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..building.builder import Builder, BuildResult, Job
 from ..errors import BuildError, CancelledBuildError, GraphFileError
@@ -23,9 +24,14 @@ logger = logging.getLogger(__name__)
 
 #: Steps of one structure that are watched: the first, and later ones that show other ways.
 MOST_STEPS = 1 + 3
+#: Whole steps that were compared and are known to be the host's: those of the last ones.
+MOST_PROVEN = 512
 #: Before any graph: nothing can be built until it is known how blocks are called.
 _COST = 1 << 30
 _TIMES = "steps"
+
+
+V = TypeVar("V")
 
 
 class Known(NamedTuple):
@@ -45,6 +51,21 @@ class Known(NamedTuple):
     steps: int = 0
 
 
+class Latest(dict[Hashable, V]):
+    """A table that forgets what was put there first, where it would become too long."""
+
+    def __setitem__(self, key: Hashable, value: V) -> None:
+        super().__setitem__(key, value)
+        for each in list(self)[: max(0, len(self) - MOST_PROVEN)]:
+            self.pop(each, None)  # several threads may
+
+    def setdefault(self, key: Hashable, default: V) -> V:
+        """Return what is there, or put this there."""
+        if key not in self:
+            self[key] = default
+        return self.get(key, default)
+
+
 class Lesson:
     """One structure of this process, whoever has models of it.
 
@@ -60,8 +81,10 @@ class Lesson:
 
     def __init__(self, structure: str) -> None:
         self.structure = structure
+        #: Read without the lock.
         self.known = Known()
-        self.proven: dict[Hashable, dict[str, int]] = {}
+        self._lock = threading.Lock()
+        self.proven: dict[Hashable, dict[str, int]] = Latest()
 
     @property
     def is_pending(self) -> bool:
@@ -73,6 +96,42 @@ class Lesson:
         """Whether one more step may be."""
         known = self.known
         return known.problem is None and not known.is_pending and known.steps < MOST_STEPS
+
+    def find(self, record: dict[str, Any]) -> None:
+        """Take what lay on disk, where nothing is known yet."""
+        with self._lock:
+            if self.known == Known():
+                self.known = Known(record=record, steps=int(record.get(_TIMES, 1)))
+
+    def begin(self) -> bool:
+        """Begin to learn from one more step; False: no more may be watched, or another was."""
+        with self._lock:
+            may_be = self.may_be_watched
+            if may_be:
+                self.known = self.known._replace(is_pending=True, steps=self.known.steps + 1)
+        return may_be
+
+    def end(self, taken: Known) -> None:
+        """Learn no more; what was refused meanwhile stays so.
+
+        Args:
+            taken: what is known now.
+        """
+        with self._lock:
+            problem = self.known.problem or taken.problem
+            self.known = taken._replace(problem=problem, is_pending=False)
+
+    def refuse(self, reason: Reason) -> None:
+        """Use nothing of it any more in this process."""
+        with self._lock:
+            self.known = self.known._replace(problem=reason)
+
+
+def unusable(reason: Reason) -> Lesson:
+    """Return one of a model that has no name, of which nothing is used."""
+    lesson = Lesson("")
+    lesson.refuse(reason)
+    return lesson
 
 
 class Lessons:
@@ -97,29 +156,34 @@ class Lessons:
         """
         lesson = self._lessons.setdefault(structure, Lesson(structure))
         if lesson.known == Known() and (found := self._records.find(structure, folders)):
-            lesson.known = Known(record=found, steps=int(found.get(_TIMES, 1)))
+            lesson.find(found)
         return lesson
 
     def teach(self, lesson: Lesson, root: str, task: Mapping[str, Any]) -> None:
-        """Have a worker learn from a step that was watched; returns at once.
+        """Have a worker learn from a step that was watched; returns at once. Of two that were
+        watched at once it is the first.
 
         Args:
             root: the name of the model's class.
             task: `learning.watching.task`.
         """
-        before = lesson.known
-        lesson.known = before._replace(is_pending=True, steps=before.steps + 1)
+        if not lesson.begin():
+            return
         label = root.rpartition(":")[2]
         job = Job(key=f"learn {lesson.structure}", label=label, cost=_COST, task=dict(task))
         logger.info("Warmgraph: a step of %s was watched: how it is called is learned", label)
-        future = self._builder.submit(job)
+        try:
+            future = self._builder.submit(job)
+        except Exception:
+            lesson.end(lesson.known)
+            raise
         future.add_done_callback(lambda done: self._arrived(lesson, root, done))
 
     def refuse(self, lesson: Lesson, reason: Reason) -> None:
         """Use nothing of what was learned of a structure any more in this process; nobody is told,
         for a step does so, under its scope's lock.
         """
-        lesson.known = lesson.known._replace(problem=reason)
+        lesson.refuse(reason)
 
     def carry(self, lesson: Lesson, folder: Path) -> None:
         """Put a record into a graph folder, which exists.
@@ -133,12 +197,13 @@ class Lessons:
 
     def _arrived(self, lesson: Lesson, root: str, future: Future[BuildResult]) -> None:
         """Take what a worker came to; whatever it is, nothing is learned afterwards."""
-        before = lesson.known._replace(is_pending=False)
+        before = lesson.known
         try:
-            lesson.known = self._taken(lesson, root, before, future)
-        except BaseException as error:  # the outermost frame of a thread
+            taken = self._taken(lesson, root, before, future)
+        except Exception as error:  # the outermost frame of a thread
             logger.exception("What was learned of %s is not used", root)
-            lesson.known = before._replace(problem=of("learned_unusable", error=error))
+            taken = before._replace(problem=of("learned_unusable", error=error))
+        lesson.end(taken)
         self._events.publish(Event.BUILDS_CHANGED)
 
     def _taken(

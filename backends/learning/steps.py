@@ -18,6 +18,7 @@ from .blocks import mark
 from .calls import by_position
 from .notes import Listener, Notes
 from .options import ReadOptions, Reads
+from .standing import Standing
 from .tries import Tried, try_others
 from .values import OPTIONS
 from .watching import Seen, Watcher
@@ -211,17 +212,8 @@ def _where(error: BaseException) -> str:
 @contextlib.contextmanager
 def _put_back(root: torch.nn.Module) -> Iterator[None]:
     """What a step sets in a model's parts is put back after it."""
-    tables = ("_parameters", "_buffers", "_modules")
-    before = [
-        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in tables})
-        for part in root.modules()
-    ]
+    before = Standing(root.modules())
     try:
         yield
     finally:
-        for part, own, contents in before:
-            part.__dict__.clear()
-            part.__dict__.update(own)
-            for name, content in contents.items():
-                part.__dict__[name].clear()
-                part.__dict__[name].update(content)
+        before.put_back()

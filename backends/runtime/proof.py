@@ -8,6 +8,7 @@ before any result of theirs is given on. What is given on of that step is the ho
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,10 +18,13 @@ import torch
 from ..cuda_graphs.signatures import FixedCallError, read_result
 from ..device import gpu
 from ..host_api import layers
-from ..host_api.execution import is_interrupt, passes
-from ..kinds.tolerance import difference, nudged, relative_l2, tells_nothing
+from ..host_api.execution import is_interrupt
+from ..kinds.tolerance import RELATIVE_L2, difference, nudged, relative_l2, tells_nothing
+from ..learning.standing import Standing
 from ..reasons import Reason, of
 from .trust import NUDGE
+
+logger = logging.getLogger(__name__)
 
 #: From here on a whole number is likelier a size than a choice.
 _FEW = 8
@@ -86,6 +90,8 @@ def prove(
 ) -> Proven:
     """Make a step by graphs, and as the host does.
 
+    Too little memory for both tells nothing.
+
     Args:
         root: the module that is called.
         device: where it runs.
@@ -94,40 +100,87 @@ def prove(
         is_quantised: whether layers that graphs call may round what they multiply.
 
     Raises:
-        Whatever the host's code raises, the host's interrupt, torch.OutOfMemoryError.
+        Whatever the host's own step raises, and its interrupt.
     """
-    first, spare = _copied((args, kwargs)), _copied((args, kwargs))
-    problem, results = None, []
-    start = _Start(root, device)
-    with start.again():
-        try:
-            results = read_result(ours(*first)).tensors
-        except FixedCallError as error:
-            problem = error.reason
-        except Exception as error:
-            if is_interrupt(error) or passes(error) or isinstance(error, torch.OutOfMemoryError):
-                raise
-            line = next(iter(str(error).splitlines()), "")[:160]
-            problem = of("learned_step_failed", sort=type(error).__name__, error=line)
-
-    def again(change: Callable[[Any], Any] = lambda value: value) -> list[torch.Tensor]:
-        with start.again():
-            return read_result(theirs(*_copied(spare, change))).tensors
-
+    trial, problem = _tried(root, device, ours, args, kwargs)
     result = theirs(args, kwargs)
-    if problem is not None:
-        return Proven(result, False, problem)
+    if trial is None or problem is not None:
+        return Proven(result, None if problem is None else False, problem)
+    try:
+        return Proven(result, *_judged(trial, result, theirs, is_quantised))
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        if not isinstance(error, torch.OutOfMemoryError):
+            logger.warning("A whole step could not be compared", exc_info=error)
+        return Proven(result, None)
+
+
+class _Trial(NamedTuple):
+    """A step that was made by graphs.
+
+    Attributes:
+        root: the module that was called.
+        start: how it stood before.
+        inputs: a copy of the arguments.
+        results: what it gave.
+    """
+
+    root: torch.nn.Module
+    start: _Start
+    inputs: Any
+    results: list[torch.Tensor]
+
+
+def _tried(
+    root: torch.nn.Module,
+    device: torch.device,
+    ours: Make,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[_Trial | None, Reason | None]:
+    """Make a step by graphs; None where there was too little memory, or why it must not be given
+    on. Only the host's interrupt passes: its own step may get through where this one does not.
+    """
+    start = None
+    try:
+        inputs = _copied((args, kwargs))
+        start = _Start(root, device)
+        with start.again():
+            trial = _Trial(root, start, inputs, read_result(ours(*_copied(inputs))).tensors)
+    except FixedCallError as error:
+        return None, error.reason
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        if not isinstance(error, torch.OutOfMemoryError):
+            line = next(iter(str(error).splitlines()), "")[:160]
+            return None, of("learned_step_failed", sort=type(error).__name__, error=line)
+        trial = None
+    if start is not None and start.is_written():
+        return None, of("learned_settings")
+    return trial, None
+
+
+def _judged(
+    trial: _Trial, result: Any, theirs: Make, is_quantised: bool
+) -> tuple[bool | None, Reason | None]:
+    """Whether a step by graphs gave what the host's own did, and why not."""
     try:
         references = read_result(result).tensors
     except FixedCallError as error:
-        return Proven(result, False, error.reason)
+        return False, error.reason
+
+    def again(change: Callable[[Any], Any] = lambda value: value) -> list[torch.Tensor]:
+        with trial.start.again():
+            return read_result(theirs(*_copied(trial.inputs, change))).tensors
 
     def in_full() -> list[torch.Tensor]:
-        with layers.multiplying_in_full(root):
+        with layers.multiplying_in_full(trial.root):
             return again()
 
     full = in_full if is_quantised else None
-    return Proven(result, *_compared(results, references, _tensors(spare), again, full))
+    return _compared(trial.results, references, _tensors(trial.inputs), again, full)
 
 
 def _compared(
@@ -140,6 +193,8 @@ def _compared(
     """Whether results are the host's, and why not."""
     if len(results) == len(references) and tells_nothing(references):
         return None, None
+    if any(str(each.dtype).removeprefix("torch.") not in RELATIVE_L2 for each in references):
+        return None, None  # there is no bound
     found = difference(results, references, inputs, in_full=in_full)
     if found.is_good:
         return True, None
@@ -170,17 +225,28 @@ class _Start:
         self._parts = [part for part in root.modules() if not layers.is_operator(part)]
         self._device = device
         self._state = self._now()
+        self._versions = [
+            (tensor, tensor._version)
+            for part in self._parts
+            for table in (part._parameters, part._buffers)
+            for tensor in table.values()
+            if tensor is not None
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and not tensor.is_inference()
+        ]
 
-    def _now(self) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-        return [dict(part.__dict__) for part in self._parts], gpu.random_state(self._device)
+    def is_written(self) -> bool:
+        """Whether a step wrote into a parameter or a buffer, which nothing puts back. Of those that
+        were made for inference PyTorch does not tell.
+        """
+        return any(tensor._version != version for tensor, version in self._versions)
 
-    def _put(self, state: tuple[list[dict[str, Any]], list[torch.Tensor]]) -> None:
-        attributes, random = state
-        for part, before in zip(self._parts, attributes, strict=True):
-            own = part.__dict__
-            for name in own.keys() - before.keys():
-                del own[name]
-            own.update(before)
+    def _now(self) -> tuple[Standing, list[torch.Tensor]]:
+        return Standing(self._parts), gpu.random_state(self._device)
+
+    def _put(self, state: tuple[Standing, list[torch.Tensor]]) -> None:
+        standing, random = state
+        standing.put_back()
         gpu.set_random_state(self._device, random)
 
     @contextlib.contextmanager

@@ -127,7 +127,8 @@ class Study:
 
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
-        if not self.has_news:  # then its modules or their code may be others by now
+        known = self._known()
+        if known.problem is None and not self.has_news:  # then its code may be another by now
             self.look(self._folders)
         self._planned = self._known()
         self._unsure.clear()

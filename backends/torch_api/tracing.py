@@ -50,6 +50,7 @@ def conditions_tried() -> Iterator[None]:
         yield
         return
 
+    @functools.wraps(evaluate)  # its cache is cleared by name
     def tried(self: Any, condition: Any, *args: Any, **options: Any) -> Any:
         found = evaluate(self, condition, *args, **options)
         return _tried(self, condition) if found is None else found

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.runtime import study
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, call_instead
@@ -113,6 +114,27 @@ def test_who_waits_for_graphs_waits_for_what_is_learned(
     assert served.run() == (0, 0.0)
     served.check()
     assert (lab.jobs(), lab.builds()) == (1, 0)
+
+
+def test_a_model_that_cannot_be_looked_at_is_as_without(
+    host: Host,
+    again: Callable[..., Lab],
+    monkeypatch: pytest.MonkeyPatch,
+    log: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever it is made of, for it is nobody's that we know."""
+
+    def fail(root: torch.nn.Module) -> str:
+        raise TypeError("settings that nobody expected")
+
+    lab = again()
+    monkeypatch.setattr(study, "structure_of", fail)
+    served = Served(host, lab, KIND, when_missing="wait")
+    for _ in range(2):
+        assert served.run() == (0, 0.0)
+    assert lab.jobs() == 0
+    assert "settings that nobody expected" in served.report["text"]
+    assert log.text.count("Traceback") == 1
 
 
 def test_off_is_as_without(host: Host, again: Callable[..., Lab]) -> None:
