@@ -16,7 +16,7 @@ from typing import Any
 
 from .models import KINDS
 from .pack import graph_files
-from .transformers import SECOND, SMALL, TRANSFORMERS, suffix
+from .transformer_kinds import SECOND, SMALL, TRANSFORMERS, suffix
 
 CHILD = Path(__file__).resolve().parent / "child.py"
 SMOKE_KINDS = {"sdxl": "narrowxl", "sd15": "narrow15", "vae": "narrowvae"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .memory_cases import SIX_SIZES
-from .transformers import QUANTISED
+from .transformer_kinds import QUANTISED
 
 Result = dict[str, Any]
 

@@ -11,20 +11,22 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..measure import Mode, Probe, Stopwatch, flat, rel_l2, summary
 from ..pack import POLL_S, brief, graph_files, open_engine, settle, settle_second_graphs
-from ..transformers import SMALL, TRANSFORMERS, load, sample, with_lora
+from ..transformer_kinds import SMALL, TRANSFORMERS
+from ..transformers import load, sample, with_lora
 from .captured import unload
 from .common import BUILD_LIMIT_S, partial
 from .pieces import Attention, attends, overridden
+from .pieces_soak import SIZES, pixels
 
 WARM_STEPS = 2
 #: Runs until all is served: one is watched, one is compared as a whole.
 FIRST_RUNS = 4
-SIZES = ((512, 512), (768, 512), (584, 328), (1024, 512))
 #: Relative L2 error of a latent, of small models in bfloat16.
 MOST = 5e-2
 
@@ -64,9 +66,12 @@ def learned(
         probes["eager"].start(Mode.TIME)
         run(models["eager"], size, steps=WARM_STEPS + 2)
     result["eager_ms"] = probes["eager"].step_milliseconds(skip=0)
-    described = _undescribed(name) if written else contextlib.nullcontext()
+
+    def described_by(form: str) -> AbstractContextManager[None]:
+        return _undescribed(name) if written and form == "learned" else contextlib.nullcontext()
+
     watch = Stopwatch()
-    with described:
+    with described_by("learned"):
         models["learned"] = engine.compile_model(models["learned"], when_missing="background")
         probes["learned"].start(Mode.TIME)
         run(models["learned"], size, steps=WARM_STEPS + 2)
@@ -88,8 +93,7 @@ def learned(
     calls: dict[str, list[float]] = {form: [] for form in forms}
     for turn in range(-1, rounds):  # the first one records what is replayed
         for form in forms:
-            context = _undescribed(name) if written and form == "learned" else None
-            with context or contextlib.nullcontext():
+            with described_by(form):
                 probes[form].start(Mode.TIME)
                 run(models[form], size, steps=WARM_STEPS + steps, seed=max(turn, 0))
                 if turn >= 0:
@@ -102,7 +106,7 @@ def learned(
         result["vs_written"] = round(medians["written"] / medians["learned"], 3)
     latents = {}
     for form in ("eager", "learned"):
-        with _undescribed(name) if written else contextlib.nullcontext():
+        with described_by(form):
             latents[form] = run(models[form], size, steps=1)
     result["rel_l2"] = rel_l2(flat(latents["learned"]), flat(latents["eager"]))
     reports = {form: engine.report(models[form]) for form in forms if form != "eager"}
@@ -158,7 +162,7 @@ def learned_soak(
     beside eager's.
 
     Args:
-        names: of the models, which are small ones (`transformers.SMALL`).
+        names: of the models, which are small ones (`transformer_kinds.SMALL`).
         scale: sizes are divided by this (a smoke run).
 
     Returns:
@@ -173,7 +177,7 @@ def learned_soak(
     models = [engine.compile_model(model, when_missing="background") for model in eager]
     for name, model in zip(names, models, strict=True):
         for _ in range(FIRST_RUNS):
-            sample(name, model, [*_pixels(SIZES[0], scale), 1], steps=2)
+            sample(name, model, [*pixels(SIZES[0], scale), 1], steps=2)
             _settle(engine, model)
         settle_second_graphs(engine, model, limit_s=BUILD_LIMIT_S)
     files = set(graph_files(Path(store)))
@@ -222,12 +226,8 @@ def learned_soak(
     return result
 
 
-def _pixels(size: tuple[int, int], scale: int) -> list[int]:
-    return [side // scale // 32 * 32 for side in size]
-
-
 def _draw(draw: random.Random, models: int, scale: int) -> Prompt:
-    size = [*_pixels(draw.choice(SIZES), scale), 1]
+    size = [*pixels(draw.choice(SIZES), scale), 1]
     return Prompt(
         model=draw.randrange(models),
         size=(*size, draw.choice((1, 1, 2, 3))),

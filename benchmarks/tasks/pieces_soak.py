@@ -40,7 +40,7 @@ def pieces_soak(
     """Run prompts drawn from a seed, each with its blocks replayed, and by calls alone.
 
     Args:
-        names: of the models, which are small ones (`transformers.SMALL`).
+        names: of the models, which are small ones (`transformer_kinds.SMALL`).
         scale: sizes are divided by this (a smoke run).
 
     Returns:
@@ -59,7 +59,7 @@ def pieces_soak(
     loaded = [load(name, Path()) for name in names]
     models = [engine.compile_model(model, when_missing="wait") for model in loaded]
     for name, model in zip(names, models, strict=True):
-        sample(name, model, [*_pixels(SIZES[0], scale), 1], steps=1)
+        sample(name, model, [*pixels(SIZES[0], scale), 1], steps=1)
         settle(engine, model, limit_s=BUILD_LIMIT_S)
         settle_second_graphs(engine, model, limit_s=BUILD_LIMIT_S)
     files = set(graph_files(Path(store)))
@@ -120,13 +120,14 @@ def pieces_soak(
     return result
 
 
-def _pixels(size: tuple[int, int], scale: int) -> list[int]:
+def pixels(size: tuple[int, int], scale: int) -> list[int]:
+    """Return the sides of an image in a run or, divided by a scale, in a smoke run."""
     return [side // scale // 32 * 32 for side in size]
 
 
 def _draw(draw: random.Random, names: list[str], scale: int) -> Prompt:
     model = draw.randrange(len(names))
-    size = [*_pixels(draw.choice(SIZES), scale), 1]
+    size = [*pixels(draw.choice(SIZES), scale), 1]
     return Prompt(
         model=model,
         size=(*size, draw.choice((1, 1, 2))),

@@ -11,7 +11,8 @@ from typing import Any
 from ..kernels import kernel_times
 from ..measure import Call, Mode, Probe, Stopwatch, peak_mib, rel_l2, start_peak, summary
 from ..pack import brief, build_seconds, graph_files, open_engine, settle, settle_second_graphs
-from ..transformers import SMALL, TRANSFORMERS, load, sample, with_lora
+from ..transformer_kinds import SMALL, TRANSFORMERS
+from ..transformers import load, sample, with_lora
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, call_errors, partial
 from .rival import skip_transformer_options, without_dynamic
 
