@@ -32,7 +32,6 @@ def _unloaded(host: Host) -> Iterator[None]:
 def learned(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that has learned a model, and built its graphs."""
     lab = Lab(tmp_path_factory.mktemp("learned"))
-    lab.settings.update({"learn_models": True})
     with torch.inference_mode():
         Served(host, lab, KIND).learn()
     yield lab
