@@ -26,6 +26,7 @@ from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
+from ..kinds.layout import elements_of
 from ..plans.plan import Place, Plan
 from ..reasons import Reason, of
 from ..target.keys import target
@@ -286,6 +287,7 @@ class Scope:
         """Forget what only the run needed."""
         with self._lock:
             self._run_open = False
+            self.account.lookahead.end_run()
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
@@ -374,7 +376,7 @@ class Scope:
         if not self._run_open:
             self.begin_run(within=True)
         bound = self._look_again()
-        self.account.lookahead.begin_step()
+        self.account.lookahead.begin_step(*elements_of((*args, *kwargs.values())))
         bound.weights.begin_step()
         self.forwards.refresh()
         step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))
