@@ -37,7 +37,7 @@ PATIENCE_S = 10.0
 _MOST_BYTES = 1 << 16
 _MOST_PATIENCE_S = 600.0
 _REMOTE, _MODE = "WARMGRAPH_REMOTE", "WARMGRAPH_REMOTE_MODE"
-_TRUSTED, _SIGNING = "WARMGRAPH_TRUSTED_KEYS", "WARMGRAPH_SIGNING_KEY_FILE"
+TRUSTED, _SIGNING = "WARMGRAPH_TRUSTED_KEYS", "WARMGRAPH_SIGNING_KEY_FILE"
 _FIELDS = ("remote", "mode", "patience_s", "options", "trusted_keys", "signing_key_file")
 
 
@@ -81,8 +81,8 @@ def read_settings(private: Path, environment: Mapping[str, str] = os.environ) ->
     for name, key in ((_REMOTE, "remote"), (_MODE, "mode"), (_SIGNING, "signing_key_file")):
         if text := environment.get(name, "").strip():
             found = _changed(found, name, {key: text}, private)
-    if keys := environment.get(_TRUSTED, "").replace(",", " ").split():
-        found = _changed(found, _TRUSTED, {"trusted_keys": keys}, private)
+    if keys := environment.get(TRUSTED, "").replace(",", " ").split():
+        found = _changed(found, TRUSTED, {"trusted_keys": keys}, private)
     return found
 
 

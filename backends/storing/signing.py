@@ -64,8 +64,8 @@ class Signer:
         """
         if len(signature) == SIGNATURE_DIGITS:
             return any(key.has_signed(text, signature) for key in self.keyring.keys.values())
-        if not self.keyring.has_own:
-            return False
+        if not self.keyring.has_own or not (self._key or self.path.exists()):
+            return False  # no key is made to verify what it cannot have signed
         mine = self._mac(text).encode()
         return hmac.compare_digest(mine, signature.encode("utf-8", "surrogatepass"))
 
