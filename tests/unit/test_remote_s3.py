@@ -21,27 +21,10 @@ from warmgraph_backends.storing.public_keys import Keyring, make_private, read_p
 from .remotes import Machine
 from .stores import flip, key_number, put
 
-pytest.importorskip("s3fs", reason="the extra [s3] is not installed")
-pytest.importorskip("moto", reason="the S3 server of the tests is not installed")
-pytest.importorskip("flask", reason="the S3 server of the tests is not installed")
-
 NUMBERS = itertools.count()
 KEYS = [key_number(number) for number in range(8)]
 USER, SECRET = "AKIAWARMGRAPHTEST", "hunter2-hunter2-hunter2"
 Make = Callable[..., Machine]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """The address of an S3 server."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 def options(endpoint: str) -> dict[str, Any]:
@@ -72,8 +55,8 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(endpoint: str) -> Bucket:
-    return Bucket(endpoint)
+def bucket(s3_endpoint: str) -> Bucket:
+    return Bucket(s3_endpoint)
 
 
 @pytest.fixture
