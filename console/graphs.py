@@ -47,7 +47,9 @@ def trust(folder: Path, signer: Signer) -> int:
             if problem:
                 raise GraphFileError(problem)
             manifest, payload = read_for_trust(path)
-            if read_header(path).is_signed(signer):
+            header = read_header(path)
+            outdated = private is not None and signer.is_own(header.data.get("signer"))
+            if header.is_signed(signer) and not outdated:
                 say(f"already trusted: {path.name} ({manifest.kind})")
             else:
                 write_whole(path, encode(manifest.data, payload, signer))

@@ -29,7 +29,7 @@ from ..storing.signing import Signer
 from ..storing.store import Store
 from .crew import Crew
 from .place import Place, open_place, private_folder
-from .schemes import scheme_of, secrets_of, told
+from .schemes import SCHEMES, scheme_of, secrets_of, told
 from .settings import WRITE, FleetSettings
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ REST_S = 60.0
 MISSED_S = 300.0
 #: A whole file: the largest payload, and a header.
 MOST_BYTES = MAX_PAYLOAD_BYTES + (8 << 20)
+#: Files that are refused in a line of the log each; the others are counted.
+SAID = 8
 _DENIED = ("403", "401", "Forbidden", "AccessDenied", "Unauthorized")
 
 
@@ -90,7 +92,7 @@ class Remote:
         self._answered = 0.0
         self._watched = False
         self._closed = False
-        self._writes = settings.mode == WRITE
+        self._writes = settings.mode == WRITE and SCHEMES[self.scheme].writes
         self._no_push_until = 0.0
         #: found, missing, refused, late, failed, denied, sent, unsent.
         self.counts: Counter[str] = Counter()
@@ -191,14 +193,10 @@ class Remote:
         self.crew.put(task)
 
     def settle(self) -> None:
-        """Wait for what is looked for, not longer than the patience."""
+        """Wait until everybody was told who looks for something: not longer than the patience."""
         with self._news:
             while self._looks and not self._closed:
-                first = min(look.started for look in self._looks.values())
-                left = first + self.patience_s - time.monotonic()
-                if left <= 0:
-                    return
-                self._news.wait(left)
+                self._news.wait()
 
     def flush(self, limit_s: float) -> bool:
         """Wait for what is being sent; says whether all of it is. For commands, which end then."""
@@ -279,8 +277,11 @@ class Remote:
         return True
 
     def _refuse(self, name: str, error: GraphFileError) -> None:
-        self.counts["refused"] += 1
-        self._note(refused(name, error))
+        with self._news:
+            self.counts["refused"] += 1
+            is_one_of_many = self.counts["refused"] > SAID
+        if not is_one_of_many:
+            self._note(refused(name, error))
 
     def _put(self, path: Path, key: str) -> None:
         count = "unsent"
@@ -338,10 +339,14 @@ class Remote:
             if look.is_told or self._closed:
                 return
             look.is_told = True
+        try:
+            look.then()
+        except Exception:  # whoever listens; the others are told all the same
+            logger.exception("Warmgraph: nobody goes on with a graph of the remote store")
+        with self._news:  # only now: who settles relies on what `then` began
             if self._looks.get(look.key) is look:
                 del self._looks[look.key]
             self._news.notify_all()
-        look.then()
 
     def _watch(self) -> None:
         """Have the thread run that tells those whose time is over (under the lock)."""
@@ -356,7 +361,8 @@ class Remote:
             with self._news:
                 if self._closed:
                     return
-                first = min((look.started for look in self._looks.values()), default=None)
+                waiting = [look for look in self._looks.values() if not look.is_told]
+                first = min((look.started for look in waiting), default=None)
                 if first is None:
                     self._news.wait()
                     continue
@@ -364,11 +370,10 @@ class Remote:
                 if left > 0:
                     self._news.wait(left)
                     continue
-                late = list(self._looks.values())
                 is_well = self._answered > first
-                self.counts["late"] += len(late)
+                self.counts["late"] += len(waiting)
             if is_well:  # it is slow only: they go on, and what is on its way still comes
-                for look in late:
+                for look in waiting:
                     self._tell(look)
             else:
                 self.rest_late()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from warmgraph_backends.fleet.fleet import Fleet
 from warmgraph_backends.fleet.remote import Remote
 from warmgraph_backends.fleet.settings import FleetSettings
 from warmgraph_backends.storing.public_keys import Keyring
@@ -69,6 +68,3 @@ class Machine:
             assert path is not None
             self.remote.push(path, key)
         assert self.remote.flush(PATIENCE_S)
-
-
-__all__ = ["Fleet", "Machine"]

@@ -100,6 +100,19 @@ def test_explain_names_the_trusted_key_that_signed(builder: Machine, runner: Mac
     assert not (runner.private / "signing.key").exists()  # looking made none
 
 
+def test_what_a_machine_signed_before_it_had_a_key_for_others_is_signed_anew_by_trust(
+    builder: Machine, tmp_path: Path
+) -> None:
+    url, folder = (tmp_path / "bucket").as_uri(), builder.root / "models" / "compiled_graphs"
+    builder.put(KEY)
+    builder.run("key", "new", "fleet")
+    assert builder.has(KEY)
+    assert "0 sent, 0 were there" in builder.run("push", url)
+    assert "1 graphs trusted" in builder.run("trust", str(folder))
+    assert "1 sent, 0 were there" in builder.run("push", url)
+    assert "already trusted" in builder.run("trust", str(folder))
+
+
 def test_a_wrong_key_or_name_is_refused_in_words(builder: Machine) -> None:
     assert "a public key must be NAME:64 hex digits" in builder.run("key", "trust", "x", status=2)
     assert "a key's name must be letters" in builder.run("key", "new", "../x", status=2)

@@ -8,11 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from warmgraph_backends.fleet import remote as remotes
+from warmgraph_backends.sessions.settings import SETTINGS, Settings
 from warmgraph_backends.storing.graph_file import file_name
 
 from .remotes import Machine
@@ -181,3 +184,60 @@ def test_an_address_and_what_opens_it_are_in_no_word_of_a_report(
     told = str(machine.remote.report()) + str(machine.faults) + repr(machine.remote._settings)
     for secret in ("host.example", "hunter2", "token-y", "pass@", "me:pass", "AKIA"):
         assert secret not in told
+
+
+def test_a_plain_web_server_is_read_and_nothing_is_sent_there(
+    tmp_path: Path, machines: list[Machine]
+) -> None:
+    bucket = tmp_path / "bucket"
+    first, _ = two(tmp_path, bucket.as_uri(), machines)
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:
+            asked.append(str(self.command))
+
+    handler = partial(Handler, directory=str(bucket))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://me:hunter2@127.0.0.1:{server.server_port}"
+        web = Machine(tmp_path / "web", url, key_of=first.root)
+        machines.append(web)
+        assert web.fetch([*KEYS, key_number(99)]) == 9
+        assert all(web.has(KEYS)) and web.remote.counts == {"found": 8, "missing": 1}
+        web.push(KEYS[:1])
+        server.shutdown()
+    assert set(asked) == {"GET"} and web.remote.report()["mode"] == "read"
+
+
+def test_of_many_files_that_lie_a_few_are_told(
+    tmp_path: Path, machines: list[Machine], caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = tmp_path / "bucket"
+    first, second = two(tmp_path, bucket.as_uri(), machines)
+    keys = [key_number(number) for number in range(100)]
+    for key in keys:
+        (bucket / first.signer.fingerprint / file_name(key)).write_bytes(b"x" * 100)
+    assert second.fetch(keys) == 100 and not any(second.has(keys))
+    assert second.remote.counts == {"missing": 100, "refused": 100}
+    assert caplog.text.count("a file of the remote store is not used") == remotes.SAID
+
+
+def test_nothing_but_its_owner_says_where_it_is_and_whose_keys_count(tmp_path: Path) -> None:
+    """No setting has such a name, and what nodes and routes are made of cannot change the file."""
+    with pytest.raises(ValueError, match="remote"):
+        Settings(tmp_path).update({"remote": "s3://x"})
+    assert not {*SETTINGS} & {"remote", "mode", "options", "trusted_keys", "signing_key_file"}
+    root = Path(__file__).parents[2]
+    names = ("write_file", "make_private", "FleetSettings(")
+    folders = ("backends", "nodes", "console")
+    assert {
+        path.relative_to(root).as_posix()
+        for folder in folders
+        for path in (root / folder).rglob("*.py")
+        if any(name in path.read_text("utf-8") for name in names)
+    } == {
+        "backends/fleet/settings.py",
+        "backends/storing/public_keys.py",
+        "console/keys.py",
+    }
