@@ -241,3 +241,18 @@ def test_nothing_but_its_owner_says_where_it_is_and_whose_keys_count(tmp_path: P
         "backends/storing/public_keys.py",
         "console/keys.py",
     }
+
+
+def test_what_may_not_be_read_counts_as_missing_and_is_told_once(
+    tmp_path: Path, machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 says so of every file that is not there, to who may not list the bucket."""
+    _, second = two(tmp_path, (tmp_path / "bucket").as_uri(), machines)
+
+    def denied(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(second.remote.open(), "fetch", denied)
+    assert second.fetch(KEYS) == 8 and not second.remote.is_resting
+    assert second.remote.counts["missing"] == 8 and len(second.faults) == 1
+    assert "does not let this machine read" in second.faults[0]
