@@ -85,17 +85,15 @@ def filled(bucket: Bucket, make: Make, **options: Any) -> Machine:
     return first
 
 
-def test_a_second_machine_has_everything_within_a_second(
-    bucket: Bucket, make: Make, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_second_machine_has_everything_within_a_second(bucket: Bucket, make: Make) -> None:
     filled(bucket, make)
     second = make(bucket.url, bucket.options, mode="read")
     begun = time.perf_counter()
     assert second.fetch(KEYS) == 8
     took = time.perf_counter() - begun
     assert second.has(KEYS) == [True] * 8 and second.remote.counts == {"found": 8}
-    record_property("seconds for eight graphs", round(took, 2))
-    assert took < 20  # 0.3 s on two cores that nobody else uses
+    logging.getLogger(__name__).info("eight graphs from a bucket: %.2f s", took)
+    assert took < 20  # half a second, where others use both cores
 
 
 def test_with_another_key_nothing_is_even_downloaded(bucket: Bucket, make: Make) -> None:
