@@ -6,6 +6,9 @@
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
     python cli.py learn MODEL           say how a model calls its blocks, for who describes it
+    python cli.py push | pull [URL]     send graphs to a store that machines share, or get them
+    python cli.py check-remote [URL]    say whether that store is well and what of it fits here
+    python cli.py key new|trust|revoke|list      keys of others, in whose name graphs are loaded
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -59,25 +62,48 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _trust(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.graphs import trust
 
-    return trust(options.folder, Signer(_user_directory(options) / PRIVATE))
+    return trust(options.folder, signer_of(_user_directory(options) / PRIVATE))
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.graphs import explain
 
-    signer = Signer(_user_directory(options) / PRIVATE)
+    signer = signer_of(_user_directory(options) / PRIVATE)
     return explain(options.path, signer, ask_torch=options.fit)
 
 
 def _source(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.source import source
 
-    return source(options.file, Signer(_user_directory(options) / PRIVATE))
+    return source(options.file, signer_of(_user_directory(options) / PRIVATE))
+
+
+def _remote(options: argparse.Namespace) -> int:
+    from warmgraph_console import remote
+
+    store = options.store or _base_directory(options) / "models" / "compiled_graphs"
+    here = remote.machine(_user_directory(options) / PRIVATE, store, options.remote_url)
+    if isinstance(here, int):
+        return here
+    commands = {"push": remote.push, "pull": remote.pull, "check-remote": remote.check_remote}
+    return commands[options.command](here)
+
+
+def _key(options: argparse.Namespace) -> int:
+    from warmgraph_console import keys
+
+    private = _user_directory(options) / PRIVATE
+    if options.key_command == "list":
+        return keys.list_keys(private)
+    if options.key_command == "new":
+        return keys.new_key(options.name, private)
+    change = keys.trust_key if options.key_command == "trust" else keys.revoke_key
+    return change(options.key, private)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -242,7 +268,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("folder", metavar="FOLDER", type=Path)
     _add_folders(command).set_defaults(run=_trust)
+
+    _add_remote(commands)
     return parser
+
+
+def _add_remote(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The commands about stores that machines share, and about keys."""
+    added = [
+        commands.add_parser("push", help="send this machine's graphs to a store of several"),
+        commands.add_parser("pull", help="get the graphs of such a store that fit this machine"),
+        commands.add_parser(
+            "check-remote", help="say whether such a store is well, what of it fits here, and why"
+        ),
+    ]
+    for command in added:
+        command.add_argument(
+            "remote_url", metavar="URL", nargs="?", help="default: what fleet.json says"
+        )
+        command.add_argument(
+            "--store", type=Path, metavar="FOLDER", help="default: BASE/models/compiled_graphs"
+        )
+        _add_folders(command).set_defaults(run=_remote)
+
+    command = commands.add_parser(
+        "key",
+        help="make, trust, revoke and list keys of several machines",
+        description="Keys whose public half only verifies. Whoever has the private half can make "
+        "files that every machine runs that trusts it.",
+    )
+    actions = command.add_subparsers(dest="key_command", required=True)
+    action = actions.add_parser("new", help="make one; prints its public half")
+    action.add_argument("name", metavar="NAME")
+    _add_folders(action)
+    action = actions.add_parser("trust", help="use what this key's owner signs")
+    action.add_argument("key", metavar="KEY")
+    _add_folders(action)
+    action = actions.add_parser("revoke", help="use that no longer")
+    action.add_argument("key", metavar="NAME_OR_KEY")
+    _add_folders(action)
+    _add_folders(actions.add_parser("list", help="say which keys this machine has"))
+    command.set_defaults(run=_key)
 
 
 def _add_folders(command: Parser) -> Parser:
