@@ -6,6 +6,7 @@
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
     python cli.py learn MODEL           say how a model calls its blocks, for who describes it
+    python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -38,7 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 when all is well, 1 when a file was refused or something is to be done,
         2 for a wrong call.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    flags: list[str] = []
+    if arguments[:1] == ["prebuild"] and "--" in arguments:
+        at = arguments.index("--")
+        arguments, flags = arguments[:at], arguments[at + 1 :]
     options = _parser().parse_args(arguments)
+    options.flags = flags
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
@@ -97,6 +104,21 @@ def _doctor(options: argparse.Namespace) -> int:
     store = options.store or base / "models" / "compiled_graphs"
     places = Places(base, user, store, options.comfyui or PACK.parents[1])
     return doctor(places, options.device)
+
+
+def _prebuild(options: argparse.Namespace) -> int:
+    from warmgraph_console.output import stop
+    from warmgraph_console.prebuild import Places, Wish, prebuild
+
+    if not options.workflows and not options.checkpoint:
+        return stop("prebuild takes a WORKFLOW, or --checkpoint NAME")
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    wish = Wish(options.workflows, options.checkpoint, options.vaes)
+    base, user = options.base_directory, options.user_directory
+    places = Places(comfyui.resolve(), base, user, options.store, options.log)
+    return prebuild(wish, places, options.flags, json_file=options.json)
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -217,6 +239,47 @@ def _parser() -> argparse.ArgumentParser:
         help="the folder with ComfyUI's main.py (default: two folders above this pack)",
     )
     command.set_defaults(run=_learn)
+
+    command = commands.add_parser(
+        "prebuild",
+        help="compile what workflows need, for an image or in CI",
+        usage="cli.py prebuild [options] WORKFLOW ... [-- FLAGS OF COMFYUI]",
+        description="Compile what saved workflows and checkpoints need, before anybody is served. "
+        "A ComfyUI server is started for that, and the part of each workflow is run that leads to "
+        "nodes which compile: no text, no sampler, no image. The files of their models must be "
+        "there. Ends with 0 only if every part that should be compiled is. What stands behind `--` "
+        "is for ComfyUI: give it the flags that the server has that will serve.",
+    )
+    command.add_argument(
+        "workflows",
+        metavar="WORKFLOW",
+        nargs="*",
+        type=Path,
+        help="a file, as saved by the page or exported for the API",
+    )
+    command.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the model of a checkpoint, as ComfyUI lists it; may be given several times",
+    )
+    command.add_argument("--vaes", action="store_true", help="the checkpoints' VAEs, too")
+    command.add_argument(
+        "--store",
+        type=Path,
+        metavar="FOLDER",
+        help="where compiled files are read and kept (default: as ComfyUI has it)",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
+    command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    _add_folders(command).set_defaults(run=_prebuild)
 
     command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"
