@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["prebuild"] and "--" in arguments:
         at = arguments.index("--")
         arguments, flags = arguments[:at], arguments[at + 1 :]
+    _import_packages()
     options = _parser().parse_args(arguments)
     options.flags = flags
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
-    _import_packages()
     from warmgraph_backends.errors import WarmgraphError
     from warmgraph_console.output import stop
 
@@ -115,7 +115,9 @@ def _prebuild(options: argparse.Namespace) -> int:
     comfyui = options.comfyui or PACK.parents[1]
     if not os.path.isfile(comfyui / "main.py"):
         return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
-    wish = Wish(options.workflows, options.checkpoint, options.vaes)
+    if options.target and "--cpu" in options.flags:
+        return stop("--target is for a card, and --cpu for none; leave one of them out")
+    wish = Wish(options.workflows, options.checkpoint, options.vaes, options.target)
     base, user = options.base_directory, options.user_directory
     places = Places(comfyui.resolve(), base, user, options.store, options.log)
     return prebuild(wish, places, options.flags, json_file=options.json)
@@ -167,6 +169,8 @@ def _import_packages() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from warmgraph_backends.device.cards import CARDS
+
     parser = argparse.ArgumentParser(
         prog="cli.py", description="Look into Warmgraph, and trust graph files."
     )
@@ -270,6 +274,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="where compiled files are read and kept (default: as ComfyUI has it)",
+    )
+    command.add_argument(
+        "--target",
+        choices=CARDS,
+        metavar="sm_NN",
+        help=f"for a card that need not be in this machine: {', '.join(CARDS)}",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
     command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")

@@ -300,8 +300,8 @@ class Compiler(Protocol):
         """
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
-        """Say what builds need besides: without it a user is told so, nothing is built, and what was
-        built before is loaded.
+        """Say what builds need besides: without it a user is told so, nothing is built, and what
+        was built before is loaded.
 
         Anywhere; never raises.
         """

@@ -65,6 +65,7 @@ class OwnServer:
         tree: The ComfyUI tree.
         log_file: What it says goes there, behind what earlier starts said.
         python: The interpreter that has torch and the host's requirements.
+        before: What it runs, with the tree's `main.py` as an argument; nothing: that itself.
         flags: Command line flags, besides `FLAGS`.
         environment: Variables added to this process's.
     """
@@ -75,11 +76,12 @@ class OwnServer:
         log_file: Path,
         *,
         python: str = sys.executable,
+        before: Sequence[str] = (),
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.tree, self.log_file, self.python = tree, log_file, python
-        self.flags = tuple(flags)
+        self.flags, self.before = tuple(flags), tuple(before)
         self.environment = dict(environment or {})
         self.port = 0
         self.client_id = uuid.uuid4().hex
@@ -114,8 +116,8 @@ class OwnServer:
         if self._process is not None:
             raise HostError("the server must be stopped before it is started, got a running one")
         self.port = free_port()
-        command = [self.python, str(self.tree / "main.py"), "--port", str(self.port), *FLAGS]
-        command += self.flags
+        command = [self.python, *self.before, str(self.tree / "main.py")]
+        command += ["--port", str(self.port), *FLAGS, *self.flags]
         windows = sys.platform == "win32"
         with self.log_file.open("ab") as log, _interrupts_reach_children():
             self._process = subprocess.Popen(

@@ -16,11 +16,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 
+from warmgraph_backends.device.cards import CARDS
+
 from .output import say, say_lines
 from .own_server import HostError, OwnServer, failure
 from .wanted import Part, Wanted, WantedError, checkpoint, part_of, read
 
 STORE = "compiled_graphs"
+_PRETENDED_HOST = Path(__file__).with_name("pretended_host.py")
 _POLL_S = 0.5
 _LIMIT_S = 7 * 24 * 3600.0  # builds have limits of their own
 _KEY_DIGITS = 12
@@ -54,11 +57,13 @@ class Wish(NamedTuple):
         workflows: files.
         checkpoints: names, as ComfyUI lists them.
         vaes: whether the checkpoints' VAEs are wanted, too.
+        target: of a card that need not be here; None: for what is here.
     """
 
     workflows: Sequence[Path]
     checkpoints: Sequence[str] = ()
     vaes: bool = False
+    target: str | None = None
 
 
 def prebuild(
@@ -82,12 +87,12 @@ def prebuild(
     started = time.monotonic()
     results = [_read(path) for path in wish.workflows]
     results += [checkpoint(name, vae=wish.vaes) for name in wish.checkpoints]
-    whole: Result = {"ok": False, "error": None, **_NOTHING}
+    whole: Result = {"ok": False, "error": None, "target": wish.target, **_NOTHING}
     with tempfile.TemporaryDirectory(prefix="warmgraph-prebuild-") as folder, _ending_softly():
-        server = _server(places, flags, environment or {}, Path(folder))
+        server = _server(wish.target, places, flags, environment or {}, Path(folder))
         if any(isinstance(each, Wanted) for each in results):
             try:
-                say(f"starting ComfyUI in {places.comfyui}")
+                say(f"starting ComfyUI in {places.comfyui}{_as_on(wish.target)}")
                 with server:
                     results = [_result(each, server) for each in results]
                     whole.update(_kept(server.report()))
@@ -117,8 +122,19 @@ def _failed(name: str, why: str) -> Result:
     return {"name": name, "ok": False, "error": why, "seconds": 0.0, "models": []}
 
 
+def _as_on(target: str | None) -> str:
+    if target is None:
+        return ""
+    card = CARDS[target]
+    return f", as on an {card.name} ({target}, {card.memory >> 30} GiB)"
+
+
 def _server(
-    places: Places, flags: Sequence[str], environment: Mapping[str, str], folder: Path
+    target: str | None,
+    places: Places,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
 ) -> OwnServer:
     """The server that builds; `folder` goes when it has ended."""
     ours: list[str] = []
@@ -130,7 +146,9 @@ def _server(
         paths.write_text(json.dumps({"warmgraph": store}), encoding="utf-8")
         ours += ["--extra-model-paths-config", str(paths)]
     log = places.log or folder / "comfyui.log"
-    return OwnServer(places.comfyui, log, flags=[*ours, *flags], environment=environment)
+    before = [] if target is None else [str(_PRETENDED_HOST), target]
+    flags = [*ours, *flags]
+    return OwnServer(places.comfyui, log, before=before, flags=flags, environment=environment)
 
 
 @contextmanager

@@ -105,8 +105,10 @@ class Inductor:
         """Rebuild the callable of a verified payload."""
         from ..device.gpu import current_index
         from ..operators import head_rotation as head_rotation  # graphs call its operator
-        from ..torch_api import loading
+        from ..torch_api import cuda_pretended, loading
 
+        if cuda_pretended.target() is not None:
+            return cuda_pretended.never_called
         return loading.unpack(payload, device_index=current_index())
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
