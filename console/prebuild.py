@@ -147,6 +147,8 @@ def _server(
         ours += ["--extra-model-paths-config", str(paths)]
     log = places.log or folder / "comfyui.log"
     before = [] if target is None else [str(_PRETENDED_HOST), target]
+    if target is not None:  # a card that is here is not asked
+        environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
     flags = [*ours, *flags]
     return OwnServer(places.comfyui, log, before=before, flags=flags, environment=environment)
 
