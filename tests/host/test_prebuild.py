@@ -248,8 +248,9 @@ def test_a_node_that_is_set_to_compile_nothing_is_no_failure(first: Done) -> Non
 
 @pytest.fixture(scope="module")
 def no_compiler(first: Done, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a process sees in an image without compilers."""
-    return {"PATH": str(tmp_path_factory.mktemp("empty")), "CC": "", "CXX": ""}
+    """What a process sees in an image without compilers, as a user without a folder of its own."""
+    empty = tmp_path_factory.mktemp("empty")
+    return {"PATH": str(empty), "CC": "", "CXX": "", "HOME": str(empty / "gone")}
 
 
 def test_a_second_call_loads_all_and_needs_no_compiler(
@@ -268,12 +269,15 @@ def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
     start_server: Callable[..., Server],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """As from an image: the folder of the store and the key are copied, and no more."""
+    """As from an image: the folder of the store and the key are copied, and no more. The key can
+    only be read.
+    """
     base = tmp_path_factory.mktemp("serving")
     shutil.copytree(folders.base / "image", base / STORE)
     key = Path("user", "__warmgraph", "signing.key")
     (base / key.parent).mkdir(parents=True)
     shutil.copy2(folders.base / key, base / key)
+    (base / key).chmod(0o400)
     (base / "models" / "checkpoints").mkdir()
     os.link(
         folders.base / "models" / "checkpoints" / CHECKPOINT,
@@ -285,6 +289,8 @@ def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
     assert report["regions"] == {"total": 38, "compiled": 38, "eager": 0}
     assert (report["builds"], report["loads"], report["calls"]["eager"]) == (0, PARTS, 0)
     assert [w["id"] for w in server.report()["warnings"]] == ["missing C++ compiler"]
+    warned = [line for line in server.log.splitlines() if "WARNING" in line]
+    assert len([line for line in warned if "ompile" in line or "Warmgraph" in line]) == 1, warned
 
 
 def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path: Path) -> None:
