@@ -4,6 +4,7 @@ that cannot compile serves it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from warmgraph_backends.storing.graph_file import read_header
 from warmgraph_tools import templates
 from warmgraph_tools.by_path import ROOT, load
 from warmgraph_tools.host import Graph, Server
@@ -46,7 +48,8 @@ def prebuild(server: Server, *wanted: object, environment: dict[str, str] | None
     pack, out = server.base / "custom_nodes" / "warmgraph", server.base / "prebuilt.json"
     command = [sys.executable, str(pack / "cli.py"), "prebuild", *map(str, wanted)]
     command += ["--store", str(server.base / "image"), "--json", str(out)]
-    command += ["--comfyui", str(server.tree), "--base-directory", str(server.base), "--", "--cpu"]
+    command += ["--comfyui", str(server.tree), "--base-directory", str(server.base)]
+    command += [] if "--target" in wanted else ["--", "--cpu"]
     environment = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     assert out.is_file(), done.stdout + done.stderr
@@ -301,6 +304,21 @@ def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path
         command = [sys.executable, str(ROOT / "cli.py"), "prebuild", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_compiled_for_a_card_that_is_not_there(folders: Server) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton, which torch for CPUs does not bring")
+    done = prebuild(folders, "--checkpoint", CHECKPOINT, "--target", "sm_90")
+    assert done.status == 0 and ", as on an NVIDIA H100 (sm_90, 80 GiB)" in done.said, done.said
+    assert (done.whole["builds"], done.whole["target"]) == (PARTS, "sm_90")
+    (model,) = done.of(CHECKPOINT)["models"]
+    for part in model["parts"]:
+        manifest = read_header(folders.base / "image" / f"{part['key']}.safetensors").read()
+        assert manifest.target["capability"] == "9.0" and manifest.facts.checks == []
+    again = prebuild(folders, "--checkpoint", CHECKPOINT, "--target", "sm_90")
+    assert (again.status, again.whole["builds"], again.whole["loads"]) == (0, 0, PARTS)
 
 
 def test_the_commands_of_the_page_for_hosts_are_understood() -> None:
