@@ -130,16 +130,21 @@ class OwnServer:
                 start_new_session=not windows,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if windows else 0,
             )
+        try:
+            self._wait_for_answer(self._process, timeout)
+        except BaseException:  # an interrupt, too, leaves nothing behind
+            self.kill()
+            raise
+
+    def _wait_for_answer(self, process: subprocess.Popen[bytes], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                self._process = None
+            if process.poll() is not None:
                 raise HostError(f"the server ended while starting:\n{self.log[-_LAST_WORDS:]}")
             with contextlib.suppress(OSError):
                 self.get("/system_stats", timeout=30)
                 return
             time.sleep(0.2)
-        self.kill()
         raise HostError(
             f"the server did not answer within {timeout:g} s:\n{self.log[-_LAST_WORDS:]}"
         )

@@ -12,10 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from warmgraph_backends.storing.graph_file import read_header
@@ -304,6 +306,23 @@ def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path
         command = [sys.executable, str(ROOT / "cli.py"), "prebuild", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
+def test_a_call_that_is_told_to_end_while_comfyui_starts_leaves_no_server(folders: Server) -> None:
+    """As `docker stop` does it, and Ctrl+C."""
+    command = [sys.executable, str(ROOT / "cli.py"), "prebuild", "--checkpoint", CHECKPOINT]
+    command += ["--comfyui", str(folders.tree), "--base-directory", str(folders.base), "--"]
+    with subprocess.Popen([*command, "--cpu"], stdout=subprocess.PIPE, text=True) as called:
+        assert called.stdout is not None and "starting ComfyUI" in called.stdout.readline()
+        deadline = time.monotonic() + 60
+        while not (started := psutil.Process(called.pid).children(recursive=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        called.terminate()
+        assert called.wait(60) == 130
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert left == []
 
 
 @pytest.mark.slow
