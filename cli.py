@@ -9,6 +9,7 @@
     python cli.py push | pull [URL]     send graphs to a store that machines share, or get them
     python cli.py check-remote [URL]    say whether that store is well and what of it fits here
     python cli.py key new|trust|revoke|list      keys of others, in whose name graphs are loaded
+    python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -41,11 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 when all is well, 1 when a file was refused or something is to be done,
         2 for a wrong call.
     """
-    options = _parser().parse_args(arguments)
+    options = parsed(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
-    _import_packages()
     from warmgraph_backends.errors import WarmgraphError
     from warmgraph_console.output import stop
 
@@ -59,6 +59,18 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `| head`
         sys.stderr.close()
         return 1
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return what was asked for; what stands behind `--` of `prebuild` is ComfyUI's, as `flags`."""
+    _import_packages()
+    flags: list[str] = []
+    if arguments[:1] == ["prebuild"] and "--" in arguments:
+        at = arguments.index("--")
+        arguments, flags = arguments[:at], arguments[at + 1 :]
+    options = _parser().parse_args(arguments)
+    options.flags = flags
+    return options
 
 
 def _trust(options: argparse.Namespace) -> int:
@@ -125,6 +137,23 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(places, options.device)
 
 
+def _prebuild(options: argparse.Namespace) -> int:
+    from warmgraph_console.output import stop
+    from warmgraph_console.prebuild import Places, Wish, prebuild
+
+    if not options.workflows and not options.checkpoint:
+        return stop("prebuild takes a WORKFLOW, or --checkpoint NAME")
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    if options.target and "--cpu" in options.flags:
+        return stop("--target is for a card, and --cpu for none; leave one of them out")
+    wish = Wish(options.workflows, options.checkpoint, options.vaes, options.target)
+    base, user = options.base_directory, options.user_directory
+    places = Places(comfyui.resolve(), base, user, options.store, options.log)
+    return prebuild(wish, places, options.flags, json_file=options.json)
+
+
 def _learn(options: argparse.Namespace) -> int:
     from warmgraph_console.learn import Wish, learn_all, learn_one
     from warmgraph_console.output import stop
@@ -171,6 +200,8 @@ def _import_packages() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from warmgraph_backends.device.cards import CARDS
+
     parser = argparse.ArgumentParser(
         prog="cli.py", description="Look into Warmgraph, and trust graph files."
     )
@@ -243,6 +274,53 @@ def _parser() -> argparse.ArgumentParser:
         help="the folder with ComfyUI's main.py (default: two folders above this pack)",
     )
     command.set_defaults(run=_learn)
+
+    command = commands.add_parser(
+        "prebuild",
+        help="compile what workflows need, for an image or in CI",
+        usage="cli.py prebuild [options] WORKFLOW ... [-- FLAGS OF COMFYUI]",
+        description="Compile what saved workflows and checkpoints need, before anybody is served. "
+        "A ComfyUI server is started for that, and the part of each workflow is run that leads to "
+        "nodes which compile: no text, no sampler, no image. The files of their models must be "
+        "there. Ends with 0 only if every part that should be compiled is. What stands behind `--` "
+        "is for ComfyUI: give it the flags that the server has that will serve.",
+    )
+    command.add_argument(
+        "workflows",
+        metavar="WORKFLOW",
+        nargs="*",
+        type=Path,
+        help="a file, as saved by the page or exported for the API",
+    )
+    command.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the model of a checkpoint, as ComfyUI lists it; may be given several times",
+    )
+    command.add_argument("--vaes", action="store_true", help="the checkpoints' VAEs, too")
+    command.add_argument(
+        "--store",
+        type=Path,
+        metavar="FOLDER",
+        help="where compiled files are read and kept (default: as ComfyUI has it)",
+    )
+    command.add_argument(
+        "--target",
+        choices=CARDS,
+        metavar="sm_NN",
+        help=f"for a card that need not be in this machine: {', '.join(CARDS)}",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
+    command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    _add_folders(command).set_defaults(run=_prebuild)
 
     command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"
