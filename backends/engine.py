@@ -34,16 +34,18 @@ from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .graphs.graph import Graph, State
-from .graphs.lessons import Lessons, unusable
+from .graphs.lessons import Lessons
 from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
-from .runtime.faults import CAPTURES, LEARNING, STEP, TELLING
+from .runtime.bound import Placement
+from .runtime.cards import Card
+from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.live import Live
-from .runtime.scope import Placement
+from .runtime.scope import Scope
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
@@ -383,24 +385,19 @@ class Engine:
     ) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        self._learn(session, on_progress)
+        self._learn(session, session.scope, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
 
-    def _learn(self, session: Session, on_progress: Progress | None = None) -> None:
+    def _learn(self, session: Session, scope: Scope, on_progress: Progress | None = None) -> None:
         """Look for what is known of a model that no family describes; a user who waits for graphs
         waits for that, too.
         """
-        study = session.scope.study
-        if study is None:
+        if scope.study is None:
             return
-        if study.lesson is None:
-            faults, looked_in = session.scope.faults, self._folders(session)
-            faults.spare(LEARNING, "finding what was learned", study.look, looked_in)
-            if study.lesson is None:
-                study.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
+        lesson = scope.study.find(self._folders(session), scope.faults)
         if session.options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
+            self._prompts.wait(session.name, [lesson], self._builder, on_progress)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
@@ -443,18 +440,21 @@ class Engine:
         session.begin_run()
         faults = session.scope.faults
         if faults.of(STEP) is None:
-            faults.spare(STEP, "looking at the model", self._look, session, placement)
+            given = (session, session.scope, placement)
+            faults.spare(STEP, "looking at the model", self._look, *given)
 
-    def _look(self, session: Session, ask: Callable[[], Placement]) -> None:
-        self._learn(session)
+    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
+        """A copy of a session's root module takes part in the run."""
+        self._look(session, card.scope, placement)
+
+    def _look(self, session: Session, scope: Scope, ask: Callable[[], Placement]) -> None:
+        self._learn(session, scope)
         placement = ask()
-        if session.scope.is_stale(placement):
-            session.describe(placement.device, placement.dtype)
         self._captured.sweep()
-        for scope in session.scopes:
-            if scope is not session.scope and scope.is_stale(placement):
-                scope.describe(placement.device, placement.dtype)
-            scope.begin_run()
+        for each in session.beside(scope):
+            if each.is_stale(placement):
+                session.describe(placement.device, placement.dtype, each)
+            each.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if wanted and not session.does_without:
             self._request(session, wanted)
@@ -467,7 +467,8 @@ class Engine:
     def await_graphs(self, session: Session) -> None:
         """Wait within a run for what is on its way, if that is what the user chose."""
         if session.options.when_missing is WhenMissing.WAIT:
-            graphs = [kind.graph for kind in session.scope.serving if kind.graph is not None]
+            kinds = (kind for scope in session.scopes for kind in scope.serving)
+            graphs = [kind.graph for kind in kinds if kind.graph is not None]
             self._prompts.wait(session.name, graphs, self._builder, None)
 
     def _tell(self, session: Session) -> None:

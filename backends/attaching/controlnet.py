@@ -9,7 +9,7 @@ are shared with the object that came in.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,9 @@ from ..families.catalogue import plan_model
 from ..host_api import controlnets, models
 from ..plans.plan import Plan
 from ..reasons import Reason, of
+from ..runtime.bound import Placement
 from ..runtime.faults import STEP
-from ..runtime.scope import Placement, Scope
+from ..runtime.scope import MakePlan, Scope
 from ..runtime.session import Session
 from .attached import Note, Runs
 
@@ -55,7 +56,7 @@ class AttachedControlNet:
         if controlnets.is_per_run(type(control)):
             self.root = torch.nn.Module()
         self.holder = self.root
-        self.plan: Callable[[], Plan | Reason] = partial(_plan, refusal(self.value), self.root)
+        self.plan: MakePlan = partial(_plan, refusal(self.value))
         self._notes = notes
 
     def placement(self) -> Placement:
@@ -117,9 +118,8 @@ class _Hold:
         session, control = self.session, self._control()
         if controlnets.is_per_run(type(control)):
             if self._own is None:
-                make_plan = partial(plan_model, module)
                 self._own = session.scope.faults.spare(
-                    STEP, "preparing a ControlNet", session.scope.over, module, make_plan
+                    STEP, "preparing a ControlNet", session.scope.over, module, plan_model
                 )
             if self._own is not None:
                 session.run_through(self._own)

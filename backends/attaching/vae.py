@@ -21,7 +21,8 @@ from ..host_api import models, vaes
 from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
-from ..runtime.scope import Placement
+from ..runtime.bound import Placement
+from ..runtime.scope import MakePlan
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 
@@ -61,7 +62,7 @@ class AttachedVAE:
         self.root = vaes.first_stage_model(vae)
         self.holder = self.root
         self.name = type(self.root).__name__
-        self.plan: Callable[[], Plan | Reason] = partial(_plan, self.root, parts)
+        self.plan: MakePlan = partial(_plan, parts)
 
     def placement(self) -> Placement:
         return _placement(self.value)
@@ -131,7 +132,7 @@ class _Attachment:
         return True
 
 
-def _plan(root: torch.nn.Module | None, parts: str) -> Plan | Reason:
+def _plan(parts: str, root: torch.nn.Module | None) -> Plan | Reason:
     if root is None:
         return of("at_normal_speed", why=of("vae_no_weights"))
     plan = plan_model(root)
