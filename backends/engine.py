@@ -415,6 +415,7 @@ class Engine:
         """A run starts: look again at what may have changed since the node ran."""
         if told:
             self._prompts.begin()
+            self._captured.sweep()
         if placement is None:
             session.begin_run()
         else:
@@ -450,7 +451,6 @@ class Engine:
     def _look(self, session: Session, scope: Scope, ask: Callable[[], Placement]) -> None:
         self._learn(session, scope)
         placement = ask()
-        self._captured.sweep()
         for each in session.beside(scope):
             if each.is_stale(placement):
                 session.describe(placement.device, placement.dtype, each)

@@ -135,8 +135,6 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
             session.guests.append(theirs)
             runs.begin(theirs, partial(placement_of, patcher), told=False)
         return _Evaluation(theirs)
-    if patcher is not None and models.is_for_another_card(patcher):
-        return _Evaluation(session, of("copy_on_card", device=models.load_device(patcher)))
     return _Evaluation(session, _COPY if theirs is session else of("another_model"))
 
 

@@ -97,13 +97,12 @@ class Inductor:
             return error
         return None
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
-        from ..device.gpu import current_index
         from ..operators import head_rotation as head_rotation  # graphs call its operator
         from ..torch_api import loading
 
-        return loading.unpack(payload, device_index=current_index())
+        return loading.unpack(payload, card=card)
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
         """Read the source and the kernels of a packed graph."""

@@ -22,6 +22,7 @@ from ..cuda_graphs.signatures import (
     run_steps,
 )
 from ..cuda_graphs.vouched import NONE, Vouched
+from ..device.gpu import index
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
@@ -99,6 +100,7 @@ class Scope:
         #: The kinds that serve places in which others have their code, and what that is.
         self._called: dict[str, tuple[Kind, Guests]] = {}
         self._facts: dict[str, Any] = {}
+        self._card = 0
         self._lock = threading.RLock()
         self._placing = Placing()
         self._making = Making(self._placing, self.forwards, self.faults, self.account)
@@ -211,7 +213,8 @@ class Scope:
         return self.graphs
 
     def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
-        self._facts = target(device.type, self._backend)
+        self._card = index(device)
+        self._facts = target(device.type, self._backend, self._card)
         plan = self._make_plan(self.root) if self.study is None else self.study.plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
@@ -289,7 +292,7 @@ class Scope:
                 self.study.begin_run()
 
     def _graph_of(self, description: Description) -> Graph:
-        return self._shared.graphs.graph(description, self._backend, self._facts)
+        return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
 
     def _leave_to_others(self, bound: Bound) -> None:
         """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""

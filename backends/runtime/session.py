@@ -226,9 +226,9 @@ class Session:
     def parts(self) -> Parts:
         """Say how the root module's parts stand: as they do on all cards that ran last."""
         cards = [card for card in self.cards if card.counts.took_part]
-        found = [_standing(card.scope, card.counts) for card in cards]
+        found = [standing_of(card.scope, card.counts) for card in cards]
         if self.counts.took_part or not cards:
-            found.insert(0, _standing(self.scope, self.counts))
+            found.insert(0, standing_of(self.scope, self.counts))
         return parts(*together(found))
 
     def describe(
@@ -368,7 +368,8 @@ def _once(*lists: Iterable[Graph]) -> list[Graph]:
     return list({id(graph): graph for graphs in lists for graph in graphs}.values())
 
 
-def _standing(scope: Scope, counts: Steps) -> Standing:
+def standing_of(scope: Scope, counts: Steps) -> Standing:
+    """Return how a root module stands that runs through a scope."""
     return Standing([place.name for place in scope.plan.places], scope.eager_places(), counts.last)
 
 

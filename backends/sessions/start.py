@@ -86,8 +86,6 @@ class Starter:
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.placement().device
-            if device.index:  # kernels are loaded on the first one
-                raise RequirementError(of("first_gpu_only", device=device))
             resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
@@ -157,7 +155,7 @@ class Starter:
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return False
         device = attached.placement().device
-        return not device.index and kind_of(device).has_cuda_graphs
+        return kind_of(device).has_cuda_graphs
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the whole calls of one of the host's objects, where that can be."""

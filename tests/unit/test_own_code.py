@@ -72,6 +72,7 @@ ELSEWHERE = {
     "target/target.py": "makes the target",
     "kinds/tolerance.py": "compares with eager, as each first call does once more",
     "code/watch.py": "notices changes in a running server",
+    "torch_api/cuda_card.py": "has a loaded graph compute on another GPU, which comparisons cover",
     "torch_api/cuda_source.py": "compiles and launches what operators run, when a graph calls them",
     "torch_api/cuda_queue.py": "lets the GPU wait while kernels are timed",
     "torch_api/loading.py": "reads graphs; one that it cannot read is refused and built anew",
