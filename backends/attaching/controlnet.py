@@ -123,16 +123,23 @@ class _Hold:
                 )
             if self._own is not None:
                 session.run_through(self._own)
-        not_ours = None
+        card, not_ours = None, None
         if module is not session.scope.root:
-            not_ours = of("copy_of_network")
-        elif not self._open:
+            faults = session.scope.faults
+            card = faults.spare(STEP, "preparing a copy", session.card, module, module)
+            not_ours = of("copy_of_network") if card is None else None
+        if not self._open and not_ours is None:
             self._open = True
-            self._runs.begin(session, partial(_placement, control, module), told=False)
+            placement = partial(_placement, control, module)
+            if card is not None:
+                self._runs.begin_card(session, card, placement)
+            else:
+                self._runs.begin(session, placement, told=False)
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
-        return session.step(module, args, kwargs, not_ours=not_ours)
+        scope = None if card is None else card.scope
+        return session.step(module, args, kwargs, scope=scope, not_ours=not_ours)
 
     def end(self) -> None:
         """The run is over, if one was open."""

@@ -76,6 +76,7 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
             runs.look(session, partial(placement_of, patcher))
         elif before is None:
             session.running = Running(model, told=True)
+            session.cards.begin_run()
             runs.begin(session, partial(placement_of, patcher) if is_own else None)
         if not is_own:
             faults.spare(STEP, "preparing a copy", _begins_copy, session, runs, patcher)

@@ -22,7 +22,8 @@ from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
-from ..runtime.scope import MakePlan
+from ..runtime.faults import STEP
+from ..runtime.scope import MakePlan, Scope
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 
@@ -90,15 +91,16 @@ class _Attachment:
         self._open = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
-        return self  # a deep copy has weights of its own, which `scope` leaves to the host
+        return self  # a deep copy has weights of its own, and a scope
 
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
         """One call of the VAE: its first-stage model runs through the session."""
-        if self._open or not self._begins(vae):  # the host's methods may call one another
+        scope = None if self._open else self._begins(vae)
+        if scope is None:  # the host's methods may call one another
             yield
             return
-        root = self.session.scope.root
+        root = scope.root
         own, before = root.__dict__, {}
         self._open = True
         try:
@@ -106,7 +108,7 @@ class _Attachment:
                 theirs = getattr(root, name, None)
                 if theirs is not None:
                     before[name] = own.get(name)
-                    own[name] = partial(_call, self.session, theirs)
+                    own[name] = partial(_call, self.session, scope, theirs)
             yield
         finally:
             for name, theirs in before.items():
@@ -117,19 +119,28 @@ class _Attachment:
             self._open = False
             self._runs.end(self.session)
 
-    def _begins(self, vae: Any) -> bool:
-        """Begin a run, if this call is the session's."""
-        if vaes.first_stage_model(vae) is not self.session.scope.root:
-            self.session.count_eager(of("copy_of_vae"))
-            return False
+    def _begins(self, vae: Any) -> Scope | None:
+        """Begin a run, if this call is the session's; returns what it runs through."""
+        session, root = self.session, vaes.first_stage_model(vae)
+        is_own, card = root is session.scope.root, None
+        if not is_own:
+            faults = session.scope.faults
+            if root is not None:
+                card = faults.spare(STEP, "preparing a copy", session.card, root, root)
+            if card is None:
+                session.count_eager(of("copy_of_vae"))
+                return None
         try:
-            self._runs.begin(self.session, partial(_placement, vae))
+            session.cards.begin_run()
+            self._runs.begin(session, partial(_placement, vae) if is_own else None)
+            if card is not None:
+                self._runs.begin_card(session, card, partial(_placement, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
-            self._runs.end(self.session)
-            self.session.note(of("ran_at_normal_speed", error=error))
-            return False
-        return True
+            self._runs.end(session)
+            session.note(of("ran_at_normal_speed", error=error))
+            return None
+        return session.scope if card is None else card.scope
 
 
 def _plan(parts: str, root: torch.nn.Module | None) -> Plan | Reason:
@@ -157,8 +168,10 @@ def _placement(vae: Any) -> Placement:
     return Placement(device, vaes.compute_dtype(vae), patches)
 
 
-def _call(session: Session, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return session.step(host, args, kwargs)
+def _call(
+    session: Session, scope: Scope, host: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    return session.step(host, args, kwargs, scope=scope)
 
 
 @cache

@@ -56,6 +56,11 @@ class Cards:
     def __iter__(self) -> Any:
         return iter(self._cards.values())
 
+    def begin_run(self) -> None:
+        """A run starts, of which it is not known which copies take part in it."""
+        for card in self:
+            card.counts.begin_run()
+
     def take(self, first: Scope, pace: Pace, root: torch.nn.Module, holder: Any) -> Card:
         """Return what serves a copy, made now if need be.
 

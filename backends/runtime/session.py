@@ -136,8 +136,6 @@ class Session:
     def begin_run(self) -> None:
         """It runs: in another prompt, perhaps, which the host's cache has served it to."""
         self.counts.begin_run()
-        for card in self.cards:
-            card.counts.begin_run()
         if self.attached_by is not None:
             self.attached_by = self._look_at_nodes(self.attached_by) or self.attached_by
 

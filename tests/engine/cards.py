@@ -22,8 +22,6 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         management, "get_all_torch_devices", lambda exclude_current=False: [FIRST, SECOND]
     )
-    named = {"default": None, "gpu:0": FIRST, "gpu:1": SECOND}
-    monkeypatch.setattr(management, "resolve_gpu_device_option", named.__getitem__)
     yield
 
 
@@ -32,6 +30,13 @@ def split(model: Any) -> Any:
     from comfy_extras.nodes_multigpu import MultiGPUCFGSplitNode
 
     return MultiGPUCFGSplitNode.execute(model, 2).result[0]
+
+
+def put(model: Any, device: torch.device) -> Any:
+    """What Select Model Device makes of a model on another card: a copy with weights of its own."""
+    from comfy_extras.nodes_multigpu import _retarget_patcher
+
+    return _retarget_patcher(model.clone(), device, torch.device("cpu"))
 
 
 def session_of(model: Any) -> Session:
