@@ -144,9 +144,9 @@ def cards_split(
 
     Returns:
         {"rows": [{"name", "rel_l2", "compiled", "total", "eager_calls", "cards", "builds"}],
-        "sorts" (names of both cards), "errors", "deepcache", "asked" (captured bytes by card before and
-        after the host asked the second one for memory), "second_mib" (its use: before, under the
-        split, and once a workflow ran without it)}
+        "sorts" (names of both cards), "errors", "deepcache", "asked" (captured bytes by card before
+        and after the host asked the second one for memory), "second_mib" (its use: before, under
+        the split, and once a workflow ran without it)}
     """
     import comfy.model_management as management
     import torch

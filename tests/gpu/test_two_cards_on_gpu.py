@@ -36,6 +36,8 @@ def _graph() -> Any:
     """Kernels of Triton's, a product of the library's and memory between them."""
     import torch
 
+    from warmgraph_backends.torch_api import tracing
+
     class Block(torch.nn.Module):
         def forward(self, weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
             normed = torch.nn.functional.layer_norm(x, x.shape[-1:])
@@ -43,9 +45,11 @@ def _graph() -> Any:
 
     inputs = _inputs(0)
     rows = torch.export.Dim("rows", min=2, max=4096)
-    with torch.no_grad():
-        exported = torch.export.export(Block(), inputs, dynamic_shapes=(None, {0: rows}))
-    return exported.module(), inputs
+    with torch.no_grad(), tracing.size_oblivious():
+        exported = torch.export.export(
+            Block(), inputs, dynamic_shapes=(None, {0: rows}), strict=False
+        )
+    return exported.graph_module, inputs
 
 
 def _inputs(card: int, rows: int = 64) -> tuple[Any, Any]:
@@ -148,7 +152,7 @@ def test_both_cards_capture_at_once_while_a_third_thread_collects(payload: bytes
     thread.start()
     try:
         with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(capture, (0, 1), timeout=300)) == [0.0, 0.0]
+            assert max(pool.map(capture, (0, 1), timeout=300)) < 1e-2
     finally:
         is_over.set()
         thread.join()

@@ -329,6 +329,7 @@ def test_two_cards_share_a_graphs_file_and_build_and_each_loads_it(
     place: Place, has_file: bool
 ) -> None:
     place.backend = TwoCards()
+    place.graphs._graphs.clear()
     kind, target = saved.description(), keys.target("cpu", place.backend)
     first, second = (place.graphs.graph(kind, place.backend, target, card) for card in (0, 1))
     assert first is not second and first.key == second.key and (first.card, second.card) == (0, 1)
