@@ -417,6 +417,8 @@ TABLE: dict[str, str | Row] = {
     "one of them",
     "deepcache_cards": "steps aside: this model is spread over several cards (MultiGPU CFG Split), "
     "and only what runs on the first one could be cached. Use one of the two",
+    "deepcache_moved": "steps aside: the model was copied to another card behind this node (Select "
+    "Model Device). Put this node behind that one",
     "deepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
     "has the trace",
     "deepcache_replaced": "steps aside: another node replaces the UNet's own forward, which it "
