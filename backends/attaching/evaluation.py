@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..code.packs import owner_of
+from ..cuda_graphs.quiet import QUIET
 from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
@@ -73,7 +74,8 @@ def around_evaluation(
     host.put_innermost(executor, partial(_evaluate, now, model, host.innermost(executor)))
     token = _now.set(now)
     try:
-        return executor(*args, **kwargs)
+        with QUIET.evaluation():
+            return executor(*args, **kwargs)
     finally:
         _now.reset(token)
 

@@ -23,7 +23,7 @@ from ..host_api.dynamic_vram import no_page_taken
 from ..host_api.execution import is_interrupt
 from ..reasons import Reason, of
 from ..weights.addresses import Addresses
-from . import streams
+from . import driver, streams
 from .constants import Constants
 from .quiet import QUIET
 from .signatures import CallValues, FixedCallError, read_result
@@ -237,7 +237,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     """Hold off what ends a capture on a device and is not of the call: what ends any (`quiet`), and
     the host's taking of a model's pages.
     """
-    with QUIET.capture(), no_page_taken(device):
+    with QUIET.capture(alone=driver.is_driver_allocator()), no_page_taken(device):
         yield
 
 

@@ -108,6 +108,11 @@ def current_index() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
+def count(type: str) -> int:
+    """Return how many devices of a type there are for graphs; the processor is one."""
+    return torch.cuda.device_count() if is_gpu(type) else 1
+
+
 def index(device: torch.device) -> int:
     """Return which GPU a device is; 0 of any other device."""
     if not is_gpu(device):

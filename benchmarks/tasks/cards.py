@@ -297,7 +297,7 @@ def _errors(model: Any, kind: str, size: Size) -> list[str]:
             clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "somebody", fail)
             try:
                 sample(clone, kind, size, steps=2)
-            except Exception as caught:
+            except (Exception, InterruptProcessingException) as caught:
                 names.append(type(caught).__name__)
     return names
 
