@@ -17,6 +17,7 @@ import torch
 
 from ..code.packs import owner_of
 from ..events import Event, Events
+from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
@@ -102,6 +103,9 @@ class DeepCache:
         """
         if SEVERAL_CARDS in extra.get("model_options", {}):
             self.problem = of("deepcache_cards")
+        elif self._is_copied(guider):
+            self.problem = of("deepcache_moved")
+        if self.problem is not None:
             logger.warning("DeepCache: %s", self.problem)
             return None, (guider, sigmas, extra, callback, *others)
         if not self.branch.is_current():
@@ -114,6 +118,12 @@ class DeepCache:
             return None if callback is None else callback(number, *given, **named)
 
         return run, (guider, sigmas, extra, after_step, *others)
+
+    def _is_copied(self, guider: Any) -> bool:
+        """Whether the host made a copy of the UNet, with weights of its own, that runs here."""
+        patcher = getattr(guider, "model_patcher", None)
+        unet = None if patcher is None else models.diffusion_model(patcher)
+        return unet is not self._unet and type(unet) is type(self._unet)
 
     def around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's PREDICT_NOISE wrapper: one evaluation of all conditionings."""

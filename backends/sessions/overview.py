@@ -100,6 +100,14 @@ class Overview:
             "captured": {
                 "vram_bytes": self._captured.used_bytes,
                 "budget_bytes": self._budget_bytes(),
+                "cards": [
+                    {
+                        "device": str(device),
+                        "vram_bytes": held,
+                        "budget_bytes": self._captured.budget_bytes(device),
+                    }
+                    for device, held in self._captured.by_device.items()
+                ],
             },
             "warnings": [
                 warning.plain()
