@@ -6,6 +6,7 @@
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
     python cli.py learn MODEL           say how a model calls its blocks, for who describes it
+    python cli.py build-worker ADDRESS  build for others, as a worker of a build farm
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -109,6 +110,19 @@ def _learn(options: argparse.Namespace) -> int:
     if options.model is None:
         return stop("learn takes a MODEL, or --all")
     return learn_one(options.model, comfyui, Wish(options.json, options.skeleton), options.text)
+
+
+def _build_worker(options: argparse.Namespace) -> int:
+    from warmgraph_console.build_worker import Certificates, build_worker
+    from warmgraph_console.output import stop
+
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    certificates = Certificates(options.tls_ca_file, options.tls_cert, options.tls_key)
+    return build_worker(
+        options.scheduler, comfyui.resolve(), certificates, name=options.name, port=options.port
+    )
 
 
 def _base_directory(options: argparse.Namespace) -> Path:
@@ -219,6 +233,26 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_learn)
 
     command = commands.add_parser(
+        "build-worker",
+        help="build for others, as a worker of a build farm",
+        description="Build what servers ask a dask scheduler for, until it is gone. Whoever "
+        "reaches the scheduler runs programs on this machine: use a private network, and TLS.",
+    )
+    command.add_argument(
+        "scheduler", metavar="SCHEDULER", help="its address: tls://HOST:8786, or tcp://HOST:8786"
+    )
+    _add_certificates(command)
+    command.add_argument("--name", help="of this worker (default: its address)")
+    command.add_argument("--port", type=int, default=0, help="to listen at (default: any)")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    command.set_defaults(run=_build_worker)
+
+    command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"
     )
     command.add_argument("--url", default=URL, help=f"the server's address (default: {URL})")
@@ -243,6 +277,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("folder", metavar="FOLDER", type=Path)
     _add_folders(command).set_defaults(run=_trust)
     return parser
+
+
+def _add_certificates(command: Parser) -> Parser:
+    for option, what in (
+        ("--tls-ca-file", "the certificate of who signed all others of the farm"),
+        ("--tls-cert", "this machine's certificate"),
+        ("--tls-key", "its private key"),
+    ):
+        command.add_argument(option, type=Path, metavar="FILE", help=f"{what} (PEM)")
+    return command
 
 
 def _add_folders(command: Parser) -> Parser:

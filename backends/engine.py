@@ -21,7 +21,7 @@ from .attaching import deepcache as attach_deepcache
 from .attaching import vae as attach_vae
 from .attaching.attached import Attached, Left, Note
 from .attaching.objects import Objects
-from .building.builder import Builder
+from .building.chosen import make_builder
 from .building.claims import Claims
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
@@ -117,7 +117,7 @@ class Engine:
             cap_bytes=lambda: settings.store_cap_bytes,
             private=paths.private,
         )
-        self._builder = Builder(
+        self._builder = make_builder(
             hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),

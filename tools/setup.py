@@ -31,6 +31,7 @@ TOOLS = (
     "mypy==2.4.1",
     "websocket-client==1.9.2",
     "prometheus-client==0.26.0",
+    "distributed==2026.8.0",
 )
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds

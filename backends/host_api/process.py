@@ -27,6 +27,24 @@ def host_flags() -> list[str]:
     return sorted({word for word in _parsed_arguments() if word.startswith("--")})
 
 
+def portable_arguments(argv: list[str]) -> list[str]:
+    """Return those options of this process's command line that say how the host computes on another
+    machine, too: its switches, and what `--fast` lists. Folders, addresses and cards are this
+    machine's.
+    """
+    from comfy.cli_args import args
+
+    kept, listing = [], False
+    for word in argv[1:]:
+        if word.startswith("--"):
+            listing = word == "--fast"
+            if listing or getattr(args, word[2:].replace("-", "_"), None) is True:
+                kept.append(word)
+        elif listing:
+            kept.append(word)
+    return kept
+
+
 def import_host(argv: list[str], folder: str) -> None:
     """Import the host in a worker, which parses its parent's command line as its own.
 
