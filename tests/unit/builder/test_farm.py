@@ -15,7 +15,6 @@ import pytest
 from warmgraph_backends.building.builder import Builder, BuildResult, Job
 from warmgraph_backends.building.farm import FarmBuilder, connect
 from warmgraph_backends.building.farm_messages import built, read
-from warmgraph_backends.cleanup.keeper import processes_of
 from warmgraph_backends.errors import CancelledBuildError
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_tools.by_path import ADOPT
@@ -93,9 +92,15 @@ def who_builds(farm: Farm) -> list[str]:
     return [name for name in farm.workers if farm.begun(name)]
 
 
-def build_processes(farm: Farm) -> list[int]:
-    """The processes that build for a farm's workers now."""
-    return processes_of(farm.folder.glob("tmp/warmgraph-worker-*"))
+def endless(tmp_path: Path) -> tuple[Job, Callable[[], list[int]]]:
+    """A job that never ends, and what tells its process and its compiler once it has begun."""
+    file = tmp_path / "pids"
+
+    def pids() -> list[int]:
+        text = file.read_text() if file.exists() else ""
+        return [int(word) for word in text.split()[:2]]
+
+    return graph_job("start_compiler", pid_file=str(file)), pids
 
 
 def test_two_workers_share_the_jobs_and_what_they_built_arrives(
@@ -131,11 +136,11 @@ def test_a_worker_that_ends_in_mid_build_leaves_its_job_to_the_other_and_nothing
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path, number: signal.Signals
 ) -> None:
     add(farm, "a", "b")
-    asker, end = ask(), tmp_path / "end"
-    (future,) = asker.submit(graph_job("wait", until=str(end)))
-    assert wait_until(lambda: bool(build_processes(farm)))
+    asker, end, pids = ask(), tmp_path / "end", tmp_path / "pids"
+    (future,) = asker.submit(graph_job("wait", until=str(end), pid_file=str(pids)))
+    assert wait_until(pids.exists)
     (name,) = who_builds(farm)
-    (pid,) = build_processes(farm)
+    pid = int(pids.read_text())
     farm.end(name, number)
     assert wait_until(lambda: not lives(pid))
     (other,) = farm.workers
@@ -151,22 +156,20 @@ def test_a_cancel_ends_what_runs_and_what_waits_and_the_workers_go_on(
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
     add(farm, "a")
-    asker, never = ask(), str(tmp_path / "never")
-    running, waiting = asker.submit(*(graph_job("wait", until=never) for _ in range(2)))
-    assert wait_until(lambda: len(asker.running()) == 1 and bool(build_processes(farm)))
-    if waiting.running():
-        running, waiting = waiting, running
+    asker, (never, pids) = ask(), endless(tmp_path)
+    (running,) = asker.submit(never)
+    assert wait_until(lambda: len(pids()) == 2)
+    (waiting,) = asker.submit(graph_job("sleep"))
     asker.builder.pause(True)
     assert asker.builder.progress().paused
-    pids = build_processes(farm)
     assert asker.builder.cancel() == 2
     assert isinstance(error_of(running), CancelledBuildError)
     assert waiting.cancelled()
-    assert wait_until(lambda: not any(map(lives, pids)))
+    assert wait_until(lambda: not any(map(lives, pids())))
     assert not asker.builder.progress().paused  # a cancel ends it
     (after,) = asker.submit(graph_job("sleep"))
-    assert pid_of(result_of(after)) not in pids
-    assert asker.built_here == 0
+    assert pid_of(result_of(after)) not in pids()
+    assert (asker.built_here, farm.begun("a")) == (0, 2)
 
 
 def test_a_future_that_is_cancelled_while_it_waits_is_not_built(
@@ -275,13 +278,12 @@ def test_a_server_that_goes_leaves_no_build_behind(
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
     add(farm, "a")
-    asker = ask()
-    (future,) = asker.submit(graph_job("wait", until=str(tmp_path / "never")))
-    assert wait_until(lambda: bool(build_processes(farm)))
-    (pid,) = build_processes(farm)
+    asker, (never, pids) = ask(), endless(tmp_path)
+    (future,) = asker.submit(never)
+    assert wait_until(lambda: len(pids()) == 2)
     asker.builder.close()
     assert "closed" in error_of(future).reason
-    assert wait_until(lambda: not lives(pid))
+    assert wait_until(lambda: not any(map(lives, pids())))
     assert asker.submit(graph_job("sleep"))[0].exception(1.0)
     (again,) = ask().submit(graph_job("sleep"))
     result_of(again)
