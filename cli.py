@@ -6,6 +6,7 @@
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
     python cli.py learn MODEL           say how a model calls its blocks, for who describes it
+    python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
     python cli.py build-worker ADDRESS  build for others, as a worker of a build farm
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
@@ -39,11 +40,17 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 when all is well, 1 when a file was refused or something is to be done,
         2 for a wrong call.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    flags: list[str] = []
+    if arguments[:1] == ["prebuild"] and "--" in arguments:
+        at = arguments.index("--")
+        arguments, flags = arguments[:at], arguments[at + 1 :]
+    _import_packages()
     options = _parser().parse_args(arguments)
+    options.flags = flags
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
-    _import_packages()
     from warmgraph_backends.errors import WarmgraphError
     from warmgraph_console.output import stop
 
@@ -100,6 +107,31 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(places, options.device)
 
 
+def _prebuild(options: argparse.Namespace) -> int:
+    from warmgraph_console.output import stop
+    from warmgraph_console.prebuild import Places, Wish, prebuild
+
+    if not options.workflows and not options.checkpoint:
+        return stop("prebuild takes a WORKFLOW, or --checkpoint NAME")
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    if options.target and "--cpu" in options.flags:
+        return stop("--target is for a card, and --cpu for none; leave one of them out")
+    wish = Wish(options.workflows, options.checkpoint, options.vaes, options.target)
+    base, user = options.base_directory, options.user_directory
+    places = Places(comfyui.resolve(), base, user, options.store, options.log)
+    environment: dict[str, str] = {}
+    if options.scheduler is not None:
+        from warmgraph_console.farm import Certificates, look_at, scheduler_environment
+
+        certificates = Certificates(options.tls_ca_file, options.tls_cert, options.tls_key)
+        if (problem := look_at(options.scheduler, certificates)) is not None:
+            return stop(problem)
+        environment = scheduler_environment(options.scheduler, certificates)
+    return prebuild(wish, places, options.flags, environment=environment, json_file=options.json)
+
+
 def _learn(options: argparse.Namespace) -> int:
     from warmgraph_console.learn import Wish, learn_all, learn_one
     from warmgraph_console.output import stop
@@ -113,7 +145,7 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _build_worker(options: argparse.Namespace) -> int:
-    from warmgraph_console.build_worker import Certificates, build_worker
+    from warmgraph_console.farm import Certificates, build_worker
     from warmgraph_console.output import stop
 
     comfyui = options.comfyui or PACK.parents[1]
@@ -159,6 +191,8 @@ def _import_packages() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from warmgraph_backends.device.cards import CARDS
+
     parser = argparse.ArgumentParser(
         prog="cli.py", description="Look into Warmgraph, and trust graph files."
     )
@@ -233,6 +267,57 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_learn)
 
     command = commands.add_parser(
+        "prebuild",
+        help="compile what workflows need, for an image or in CI",
+        usage="cli.py prebuild [options] WORKFLOW ... [-- FLAGS OF COMFYUI]",
+        description="Compile what saved workflows and checkpoints need, before anybody is served. "
+        "A ComfyUI server is started for that, and the part of each workflow is run that leads to "
+        "nodes which compile: no text, no sampler, no image. The files of their models must be "
+        "there. Ends with 0 only if every part that should be compiled is. What stands behind `--` "
+        "is for ComfyUI: give it the flags that the server has that will serve.",
+    )
+    command.add_argument(
+        "workflows",
+        metavar="WORKFLOW",
+        nargs="*",
+        type=Path,
+        help="a file, as saved by the page or exported for the API",
+    )
+    command.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the model of a checkpoint, as ComfyUI lists it; may be given several times",
+    )
+    command.add_argument("--vaes", action="store_true", help="the checkpoints' VAEs, too")
+    command.add_argument(
+        "--store",
+        type=Path,
+        metavar="FOLDER",
+        help="where compiled files are read and kept (default: as ComfyUI has it)",
+    )
+    command.add_argument(
+        "--target",
+        choices=CARDS,
+        metavar="sm_NN",
+        help=f"for a card that need not be in this machine: {', '.join(CARDS)}",
+    )
+    command.add_argument(
+        "--scheduler", metavar="ADDRESS", help="have a build farm build: tls://HOST:8786"
+    )
+    _add_certificates(command)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
+    command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    _add_folders(command).set_defaults(run=_prebuild)
+
+    command = commands.add_parser(
         "build-worker",
         help="build for others, as a worker of a build farm",
         description="Build what servers ask a dask scheduler for, until it is gone. Whoever "
@@ -280,12 +365,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_certificates(command: Parser) -> Parser:
-    for option, what in (
-        ("--tls-ca-file", "the certificate of who signed all others of the farm"),
-        ("--tls-cert", "this machine's certificate"),
-        ("--tls-key", "its private key"),
-    ):
-        command.add_argument(option, type=Path, metavar="FILE", help=f"{what} (PEM)")
+    command.add_argument(
+        "--tls-ca-file", type=Path, metavar="FILE", help="who signed the farm's certificates (PEM)"
+    )
+    command.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="this machine's certificate (PEM)"
+    )
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     return command
 
 

@@ -40,7 +40,7 @@ def make_builder(
         return FarmBuilder(
             connect(scheduler),
             builder,
-            argv=portable_arguments(hello["argv"]),
+            hello=portable_arguments(hello),
             time_limit_s=time_limit_s,
             events=events,
         )

@@ -96,7 +96,7 @@ class FarmBuilder:
         client: Any,
         local: AnyBuilder,
         *,
-        argv: list[str],
+        hello: dict[str, Any],
         time_limit_s: Callable[[], float],
         events: Events | None = None,
         nobody_s: float = NOBODY_S,
@@ -106,7 +106,7 @@ class FarmBuilder:
         Args:
             client: dask's, connected to the scheduler; closed with this builder.
             local: builds what the farm does not; closed with this builder.
-            argv: the host's options that say how it computes.
+            hello: what of `Builder`'s counts on other machines, too.
             time_limit_s: seconds that a job may take, asked for each job.
             events: is told, in this builder's thread, of changes of the progress.
             nobody_s: seconds that jobs wait while no worker may take them.
@@ -114,7 +114,7 @@ class FarmBuilder:
         self._client = client
         self._scheduler = str(client.scheduler.address)
         self._local = local
-        self._argv = argv
+        self._hello = hello
         self._time_limit_s = time_limit_s
         self._events = events or Events()
         self._nobody_s = nobody_s
@@ -268,7 +268,7 @@ class FarmBuilder:
             "cost": asked.job.cost,
             "task": task,
             "target": keys.target(asked.device, backend_named(task["backend"])),
-            "argv": self._argv,
+            "hello": self._hello,
             "limit_s": self._time_limit_s(),
         }
         # Whoever unpickles it needs the standard library and toolz alone, the scheduler, too; the

@@ -24,7 +24,7 @@ class Ask(TypedDict):
         name: of it at the scheduler.
         key, label, cost, task: see `contract.Job`.
         target: of the server that asks; another is refused.
-        argv: the host's options that say how it computes.
+        hello: how the host computes: "argv", and "pretended", the card that need not be there.
         limit_s: seconds that it may take.
     """
 
@@ -34,7 +34,7 @@ class Ask(TypedDict):
     cost: int
     task: dict[str, Any]
     target: dict[str, Any]
-    argv: list[str]
+    hello: dict[str, Any]
     limit_s: float
 
 

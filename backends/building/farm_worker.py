@@ -87,7 +87,7 @@ class FarmWorker(WorkerPlugin):
         self._tell: Callable[[str, dict[str, str]], None] = lambda _topic, _event: None
         self._lock = threading.Lock()
         self._builder: Builder | None = None
-        self._argv: list[str] = []
+        self._hello: dict[str, Any] = {}
         self._limit_s = 0.0
         self._current = ""
         self._cancelled = False
@@ -157,20 +157,16 @@ class FarmWorker(WorkerPlugin):
         return built(self._address, result.payload, result.facts, result.seconds)
 
     def _builder_for(self, ask: Ask) -> Builder:
-        """The builder for a host with these options; a server with others ends it."""
+        """The builder for a host that computes so; a server with another one ends it."""
         with self._lock:
             self._limit_s = ask["limit_s"]
             before = self._builder
-            if before is not None and (self._argv == ask["argv"] or self._closing):
+            if before is not None and (self._hello == ask["hello"] or self._closing):
                 return before
         if before is not None:
             before.close()
         made = Builder(
-            hello={
-                "argv": ["main.py", *ask["argv"]],
-                "host": str(self._host),
-                "cwd": str(self._host),
-            },
+            hello={**ask["hello"], "host": str(self._host), "cwd": str(self._host)},
             spool=self._spool,
             workers=lambda: 1,
             time_limit_s=lambda: self._limit_s,
@@ -178,7 +174,7 @@ class FarmWorker(WorkerPlugin):
             script=self._script,
         )
         with self._lock:
-            self._builder, self._argv = made, ask["argv"]
+            self._builder, self._hello = made, ask["hello"]
         return made
 
 
@@ -264,8 +260,9 @@ def _differences(ask: Ask) -> list[Reason]:
     ours = _installed(str(theirs["device"]), str(theirs["backend"]))
     if ours is None:
         return []  # the build says it
-    # Whether operators are deterministic is said by the server's options, which count here, too.
-    return explain_target(theirs, {**ours, "deterministic": theirs["deterministic"]})
+    # What the server's options decide, they decide here, too.
+    decided = ["deterministic", *(["capability"] if ask["hello"]["pretended"] else [])]
+    return explain_target(theirs, ours | {name: theirs.get(name) for name in decided})
 
 
 @cache

@@ -281,6 +281,11 @@ class Graphs:
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _build(self, graph: Graph) -> None:
+        needs = graph.backend.needs_to_build(graph.description.device)
+        if (unmet := next((need for need in needs if not need.met), None)) is not None:
+            self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
+            self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
+            return
         task = {
             "key": graph.key,
             "description": graph.description.to_dict(),

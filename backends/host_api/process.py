@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..torch_api import cuda_pretended
+
 
 def host_arguments() -> dict[str, Any]:
     """Return what a worker needs to import the host as this process did."""
@@ -19,6 +21,7 @@ def host_arguments() -> dict[str, Any]:
         "argv": _parsed_arguments(),
         "host": str(Path(next(iter(comfy.__path__))).parent),
         "cwd": os.getcwd(),
+        "pretended": cuda_pretended.target(),
     }
 
 
@@ -27,22 +30,22 @@ def host_flags() -> list[str]:
     return sorted({word for word in _parsed_arguments() if word.startswith("--")})
 
 
-def portable_arguments(argv: list[str]) -> list[str]:
-    """Return those options of this process's command line that say how the host computes on another
-    machine, too: its switches, and what `--fast` lists. Folders, addresses and cards are this
-    machine's.
+def portable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what of `host_arguments` says how the host computes on another machine, too: the
+    switches of its command line, what `--fast` lists, and the card that is pretended. Folders,
+    addresses and numbers of cards are this machine's.
     """
     from comfy.cli_args import args
 
-    kept, listing = [], False
-    for word in argv[1:]:
+    kept, listing = ["main.py"], False
+    for word in arguments["argv"][1:]:
         if word.startswith("--"):
             listing = word == "--fast"
             if listing or getattr(args, word[2:].replace("-", "_"), None) is True:
                 kept.append(word)
         elif listing:
             kept.append(word)
-    return kept
+    return {"argv": kept, "pretended": arguments["pretended"]}
 
 
 def import_host(argv: list[str], folder: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates
-from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Graph, HostError, Server
 from warmgraph_tools.install import shipped_entries
 

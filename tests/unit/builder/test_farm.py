@@ -38,7 +38,11 @@ class Asker:
     def __init__(self, farm: Farm, local: Builder, **options: Any) -> None:
         self.local = local
         self.builder = FarmBuilder(
-            connect(farm.address), local, argv=[], time_limit_s=lambda: 60.0, **options
+            connect(farm.address),
+            local,
+            hello={"argv": ["main.py"], "pretended": None},
+            time_limit_s=lambda: 60.0,
+            **options,
         )
 
     def submit(self, *jobs: Job) -> list[Any]:
