@@ -70,16 +70,26 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
     farm.stop()
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """A farm with a worker, for tests that leave both as they are."""
+    farm = Farm(tmp_path_factory.mktemp("one") / "farm")
+    add(farm, "a")
+    yield farm
+    farm.stop()
+
+
 def add(farm: Farm, *names: str, backends: Path = BACKENDS) -> None:
     for name in names:
         farm.add(name, command=(WORKER, "--backends", backends))
 
 
 @pytest.fixture
-def ask(farm: Farm, make: Callable[..., Builder]) -> Iterator[Callable[..., Asker]]:
+def ask(make: Callable[..., Builder]) -> Iterator[Callable[..., Asker]]:
+    """`ask(farm, nobody_s=...)`: a server; it goes when the test is over."""
     askers: list[Asker] = []
 
-    def make_asker(**options: Any) -> Asker:
+    def make_asker(farm: Farm, **options: Any) -> Asker:
         askers.append(Asker(farm, make(), **options))
         return askers[-1]
 
@@ -111,7 +121,7 @@ def test_two_workers_share_the_jobs_and_what_they_built_arrives(
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
     add(farm, "a", "b")
-    asker, end = ask(), tmp_path / "end"
+    asker, end = ask(farm), tmp_path / "end"
     jobs = [graph_job("wait", until=str(end), payload=f"graph {n}") for n in range(3)]
     futures = asker.submit(*jobs)
     assert asker.submit(jobs[0])[0] is futures[0]  # the same key is the same job
@@ -140,7 +150,7 @@ def test_a_worker_that_ends_in_mid_build_leaves_its_job_to_the_other_and_nothing
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path, number: signal.Signals
 ) -> None:
     add(farm, "a", "b")
-    asker, end, pids = ask(), tmp_path / "end", tmp_path / "pids"
+    asker, end, pids = ask(farm), tmp_path / "end", tmp_path / "pids"
     (future,) = asker.submit(graph_job("wait", until=str(end), pid_file=str(pids)))
     assert wait_until(pids.exists)
     (name,) = who_builds(farm)
@@ -157,10 +167,10 @@ def test_a_worker_that_ends_in_mid_build_leaves_its_job_to_the_other_and_nothing
 
 
 def test_a_cancel_ends_what_runs_and_what_waits_and_the_workers_go_on(
-    farm: Farm, ask: Callable[..., Asker], tmp_path: Path
+    one: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
-    add(farm, "a")
-    asker, (never, pids) = ask(), endless(tmp_path)
+    before = one.begun("a")
+    asker, (never, pids) = ask(one), endless(tmp_path)
     (running,) = asker.submit(never)
     assert wait_until(lambda: len(pids()) == 2)
     (waiting,) = asker.submit(graph_job("sleep"))
@@ -173,14 +183,14 @@ def test_a_cancel_ends_what_runs_and_what_waits_and_the_workers_go_on(
     assert not asker.builder.progress().paused  # a cancel ends it
     (after,) = asker.submit(graph_job("sleep"))
     assert pid_of(result_of(after)) not in pids()
-    assert (asker.built_here, farm.begun("a")) == (0, 2)
+    assert (asker.built_here, one.begun("a") - before) == (0, 2)
 
 
 def test_a_future_that_is_cancelled_while_it_waits_is_not_built(
-    farm: Farm, ask: Callable[..., Asker], tmp_path: Path
+    one: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
-    add(farm, "a")
-    asker, end = ask(), tmp_path / "end"
+    before = one.begun("a")
+    asker, end = ask(one), tmp_path / "end"
     (first,) = asker.submit(graph_job("wait", until=str(end)))
     assert wait_until(lambda: bool(asker.running()))
     (second,) = asker.submit(graph_job("sleep"))
@@ -190,14 +200,14 @@ def test_a_future_that_is_cancelled_while_it_waits_is_not_built(
     result_of(first)
     (third,) = asker.submit(graph_job("sleep"))
     result_of(third)
-    assert farm.begun("a") == 2
+    assert one.begun("a") - before == 2
 
 
 def test_a_pause_holds_back_what_waits(
-    farm: Farm, ask: Callable[..., Asker], tmp_path: Path
+    one: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
-    add(farm, "a")
-    asker, end = ask(), tmp_path / "end"
+    before = one.begun("a")
+    asker, end = ask(one), tmp_path / "end"
     first, second = asker.submit(*(graph_job("wait", until=str(end)) for _ in range(2)))
     assert wait_until(lambda: bool(asker.running()))
     asker.builder.pause(True)
@@ -206,7 +216,7 @@ def test_a_pause_holds_back_what_waits(
     (third,) = asker.submit(graph_job("sleep"))
     with pytest.raises(TimeoutError):
         third.result(1.0)
-    assert farm.begun("a") == 1
+    assert one.begun("a") - before == 1
     asker.builder.pause(False)
     for each in (first, second, third):
         result_of(each)
@@ -216,7 +226,7 @@ def test_what_the_scheduler_takes_along_is_built_here_unless_it_was_cancelled(
     farm: Farm, ask: Callable[..., Asker], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(farm, "a")
-    asker, end = ask(), tmp_path / "end"
+    asker, end = ask(farm), tmp_path / "end"
     running, waiting = asker.submit(*(graph_job("wait", until=str(end)) for _ in range(2)))
     assert wait_until(lambda: bool(asker.running()))
     farm.kill_scheduler()
@@ -239,7 +249,7 @@ def test_a_worker_of_another_version_refuses_in_words_and_others_build(
     with (other / "worker" / "export.py").open("a") as file:
         file.write("\n_ANOTHER = 1\n")
     add(farm, "other", backends=other)
-    asker = ask()
+    asker = ask(farm)
     (here,) = asker.submit(graph_job("sleep"))
     result_of(here)
     assert asker.built_here == 1
@@ -251,18 +261,17 @@ def test_a_worker_of_another_version_refuses_in_words_and_others_build(
     assert (asker.built_here, farm.begun("same")) == (1, 1)
 
 
-def test_a_farm_without_workers_is_not_waited_for(ask: Callable[..., Asker]) -> None:
-    asker = ask(nobody_s=1.0)
+def test_a_farm_without_workers_is_not_waited_for(farm: Farm, ask: Callable[..., Asker]) -> None:
+    asker = ask(farm, nobody_s=1.0)
     (future,) = asker.submit(graph_job("sleep"))
     result_of(future)
     assert asker.built_here == 1
 
 
 def test_a_build_that_fails_says_why_as_one_of_here_does_and_is_not_tried_again(
-    farm: Farm, ask: Callable[..., Asker]
+    one: Farm, ask: Callable[..., Asker]
 ) -> None:
-    add(farm, "a")
-    asker = ask()
+    asker = ask(one)
     (future,) = asker.submit(graph_job("fail"))
     error = error_of(future)
     assert error.reason == "ValueError: the compiler is unhappy"
@@ -270,26 +279,25 @@ def test_a_build_that_fails_says_why_as_one_of_here_does_and_is_not_tried_again(
     assert asker.built_here == 0
 
 
-def test_what_is_no_graph_is_done_here(farm: Farm, ask: Callable[..., Asker]) -> None:
-    add(farm, "a")
-    asker = ask()
+def test_what_is_no_graph_is_done_here(one: Farm, ask: Callable[..., Asker]) -> None:
+    before = one.begun("a")
+    asker = ask(one)
     (future,) = asker.submit(job("sleep"))
     result_of(future)
-    assert (asker.built_here, farm.begun("a")) == (1, 0)
+    assert (asker.built_here, one.begun("a") - before) == (1, 0)
 
 
 def test_a_server_that_goes_leaves_no_build_behind(
-    farm: Farm, ask: Callable[..., Asker], tmp_path: Path
+    one: Farm, ask: Callable[..., Asker], tmp_path: Path
 ) -> None:
-    add(farm, "a")
-    asker, (never, pids) = ask(), endless(tmp_path)
+    asker, (never, pids) = ask(one), endless(tmp_path)
     (future,) = asker.submit(never)
     assert wait_until(lambda: len(pids()) == 2)
     asker.builder.close()
     assert "closed" in error_of(future).reason
     assert wait_until(lambda: not any(map(lives, pids())))
     assert asker.submit(graph_job("sleep"))[0].exception(1.0)
-    (again,) = ask().submit(graph_job("sleep"))
+    (again,) = ask(one).submit(graph_job("sleep"))
     result_of(again)
 
 
