@@ -40,14 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 when all is well, 1 when a file was refused or something is to be done,
         2 for a wrong call.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    flags: list[str] = []
-    if arguments[:1] == ["prebuild"] and "--" in arguments:
-        at = arguments.index("--")
-        arguments, flags = arguments[:at], arguments[at + 1 :]
-    _import_packages()
-    options = _parser().parse_args(arguments)
-    options.flags = flags
+    options = parsed(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
@@ -64,6 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `| head`
         sys.stderr.close()
         return 1
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return what was asked for; what stands behind `--` of `prebuild` is ComfyUI's, as `flags`."""
+    _import_packages()
+    flags: list[str] = []
+    if arguments[:1] == ["prebuild"] and "--" in arguments:
+        at = arguments.index("--")
+        arguments, flags = arguments[:at], arguments[at + 1 :]
+    options = _parser().parse_args(arguments)
+    options.flags = flags
+    return options
 
 
 def _trust(options: argparse.Namespace) -> int:

@@ -103,11 +103,13 @@ class Inductor:
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
-        from ..device.gpu import current_index
+        from ..device.gpu import current_index, pretended
         from ..operators import head_rotation as head_rotation  # graphs call its operator
-        from ..torch_api import cuda_pretended, loading
+        from ..torch_api import loading
 
-        if cuda_pretended.target() is not None:
+        if pretended() is not None:
+            from ..torch_api import cuda_pretended
+
             return cuda_pretended.never_called
         return loading.unpack(payload, device_index=current_index())
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..contract import Compiled, Measure, Program
-from ..device.gpu import is_gpu, synchronize
+from ..device.gpu import is_gpu, pretended, synchronize
 from ..errors import BuildError
 from ..host_api.attention import host_order
 from ..kernels.rounding import round_once
@@ -16,7 +16,7 @@ from ..kinds.layout import CHANNELS_LAST
 from ..operators import host_layer
 from ..reasons import of
 from ..target.compiler_options import CHANNELS_LAST_CONFIG, base_config
-from ..torch_api import compiling, cuda_pretended, packing
+from ..torch_api import compiling, packing
 
 
 def lower(program: Program, measure: Measure) -> Compiled:
@@ -39,7 +39,7 @@ def lower(program: Program, measure: Measure) -> Compiled:
                 wide=description.wide,
                 last_pass=last_pass,
             )
-        if cuda_pretended.target() is None:
+        if pretended() is None:
             _run_once(module, program, measure)
         payload, binary_bytes = packing.pack(module, source)
     except BuildError:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..device.gpu import free_and_total_bytes, is_gpu
-from ..torch_api import cuda_pretended
+from ..device.gpu import free_and_total_bytes, is_gpu, pretended
 
 _SAMPLING_VRAM = 2 << 30
 
@@ -37,7 +36,7 @@ def spare_vram(patchers: Iterable[Any]) -> int | None:
     None without a GPU, or where one is only pretended.
     """
     models = {id(p.model): p for p in patchers if is_gpu(p.load_device)}
-    if not models or cuda_pretended.target() is not None:
+    if not models or pretended() is not None:
         return None
     free, _ = free_and_total_bytes(next(iter(models.values())).load_device)
     to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..torch_api import cuda_pretended
+from ..device.gpu import pretended
 
 
 def host_arguments() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def host_arguments() -> dict[str, Any]:
         "argv": _parsed_arguments(),
         "host": str(Path(next(iter(comfy.__path__))).parent),
         "cwd": os.getcwd(),
-        "pretended": cuda_pretended.target(),
+        "pretended": pretended(),
     }
 
 

@@ -16,18 +16,12 @@ from typing import Any, NoReturn
 import torch
 
 from ..device.cards import CARDS, Card
-
-_MARK = "warmgraph_target"
-
-
-def target() -> str | None:
-    """Return the architecture that this process pretends to have; None where it does not."""
-    return getattr(torch.cuda.get_device_properties, _MARK, None)
+from ..device.gpu import PRETENDED, pretended
 
 
 def never_called(_arguments: list[Any]) -> NoReturn:
     """Stand for a graph that was compiled for a card that is not there."""
-    raise RuntimeError(f"nothing can be computed for {target()}, which is not in this machine")
+    raise RuntimeError(f"nothing can be computed for {pretended()}, which is not in this machine")
 
 
 def pretend(name: str) -> None:
@@ -36,7 +30,7 @@ def pretend(name: str) -> None:
     Args:
         name: of `device.cards.CARDS`.
     """
-    if target() is not None:
+    if pretended() is not None:
         return
     importlib.import_module("torch._dynamo")  # tells functions of torch's apart: some will be one
     card = CARDS[name]
@@ -87,7 +81,7 @@ def _tell_torch(card: Card) -> None:
     def card_of(*_: Any, **__: Any) -> Any:
         return properties
 
-    setattr(card_of, _MARK, card.target)
+    setattr(card_of, PRETENDED, card.target)
     cuda: Any = torch.cuda
     _set(
         cuda,

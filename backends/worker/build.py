@@ -16,7 +16,7 @@ from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
 from ..contract import Compiler, Description, Measure, Program
-from ..device.gpu import empty_cache, is_gpu
+from ..device.gpu import empty_cache, is_gpu, pretended
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..host_api.process import import_host
@@ -127,7 +127,7 @@ def _build(
     notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
     # For a card that is not here it is compared at its first call in each process, as any graph is.
-    is_here = cuda_pretended.target() is None
+    is_here = pretended() is None
     checks = _check(program, backend.load(compiled.payload)) if is_here else []
     if is_gpu(description.device):
         empty_cache()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from warmgraph_tools import templates
+from warmgraph_tools.by_path import ROOT, load
 from warmgraph_tools.host import Graph, Server
 from warmgraph_tools.install import prepare_base
 
@@ -285,11 +288,21 @@ def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
 
 
 def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path: Path) -> None:
-    cli = Path(__file__).resolve().parents[2] / "cli.py"
     for arguments, words in (
         ([], "prebuild takes a WORKFLOW, or --checkpoint NAME"),
         (["x.json", "--comfyui", str(tmp_path)], "there is no ComfyUI in "),
     ):
-        command = [sys.executable, str(cli), "prebuild", *arguments]
+        command = [sys.executable, str(ROOT / "cli.py"), "prebuild", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and words in done.stderr
+
+
+def test_the_commands_of_the_page_for_hosts_are_understood() -> None:
+    page = (ROOT / "docs" / "hosting.md").read_text("utf-8").replace("\\\n", " ")
+    calls = re.findall(r"^.*cli\.py (prebuild .+)$", page, re.MULTILINE)
+    assert len(calls) >= 5
+    for call in calls:
+        words = shlex.split(call)
+        options = load("warmgraph_cli", ROOT / "cli.py").parsed(words)
+        assert options.workflows or options.checkpoint
+        assert bool(options.flags) == ("--" in words)

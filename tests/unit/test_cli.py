@@ -301,7 +301,9 @@ def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_ther
     assert commands is not None
     assert set(commands[1].split(",")) == named
     options = set(re.findall(r"(--[a-z][a-z-]+)", page)) - {"--verbose"}  # the server's
-    helps = "".join(run(command, "--help").stdout for command in ("doctor", "report", "learn"))
+    helps = "".join(
+        run(command, "--help").stdout for command in ("doctor", "report", "learn", "prebuild")
+    )
     assert options and all(option in helps for option in options)
     words = set(re.findall(r"^\| `([a-z-]+)(?:=KIND)?` \|", page, re.MULTILINE))
     assert words == {"verify", "only", "no-capture", "dump"}

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "compilers/registry.py": "a list; the backend's name is part of the target",
     "compilers/self_test.py": "says why nothing compiles, after a build has failed",
     "contract.py": "words; what a description says is in the key itself",
+    "device/cards.py": "which sort of card is pretended is in the target",
     "device/gpu.py": "which GPU it is, and with which CUDA, is in the target",
     "errors.py": "words",
     "reasons.py": "words",
