@@ -44,9 +44,9 @@ def look_at(scheduler: str, certificates: Certificates) -> str | None:
     Returns:
         Why it cannot be asked; None where it can.
     """
-    if (problem := _problem(scheduler)) is not None:
+    if (problem := _problem(scheduler, "client", certificates)) is not None:
         return problem
-    _warn_of_plain(scheduler)
+    warn_of_plain(scheduler)
     from distributed import Client
 
     security = _security("client", certificates)
@@ -55,7 +55,7 @@ def look_at(scheduler: str, certificates: Certificates) -> str | None:
             scheduler, timeout=_PATIENCE_S, security=security, set_as_default=False
         ) as client:
             count = len(client.nthreads())
-    except (OSError, ValueError, TypeError) as error:  # dask's words for certificates are types
+    except (OSError, ValueError) as error:
         return f"{scheduler} is not reached: {error}"
     say(f"{scheduler} has {count} workers")
     return None
@@ -69,9 +69,9 @@ def build_worker(
     Returns:
         0 when it was told to end, 1 when the scheduler was not reached or is gone.
     """
-    if (problem := _problem(scheduler)) is not None:
+    if (problem := _problem(scheduler, "worker", certificates)) is not None:
         return stop(problem)
-    _warn_of_plain(scheduler)
+    warn_of_plain(scheduler)
     from warmgraph_backends.building.farm_worker import serve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -79,7 +79,7 @@ def build_worker(
     security = _security("worker", certificates)
     try:
         told = serve(scheduler, comfyui, name=name, port=port, security=security, say=say)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         say(f"{scheduler} is not reached: {error}", sys.stderr)
         return 1
     if not told:
@@ -87,17 +87,24 @@ def build_worker(
     return 0 if told else 1
 
 
-def _problem(scheduler: str) -> str | None:
+def _problem(scheduler: str, role: str, certificates: Certificates) -> str | None:
     """Say why nobody here can speak with a scheduler, or None."""
     address = urlsplit(scheduler)
     if address.scheme not in ("tcp", "tls") or not address.hostname:
         return f"a scheduler's address must be tls://HOST:PORT or tcp://HOST:PORT, got {scheduler}"
     if importlib.util.find_spec(_PACKAGE) is None:
         return f"a build farm needs {_PACKAGE}: {sys.executable} -m pip install {_PACKAGE}"
+    if address.scheme == "tls":
+        try:
+            arguments = _security(role, certificates).get_connection_args(role)
+            if arguments["ssl_context"] is None:
+                return f"{scheduler} needs --tls-ca-file, --tls-cert and --tls-key"
+        except OSError as error:
+            return f"the certificates cannot be read: {error}"
     return None
 
 
-def _warn_of_plain(scheduler: str) -> None:
+def warn_of_plain(scheduler: str) -> None:
     """Say what an address without TLS means, unless it is this machine's own."""
     address = urlsplit(scheduler)
     if address.scheme != "tls" and not _is_local(address.hostname or ""):
@@ -116,11 +123,9 @@ def _is_local(host: str) -> bool:
 
 
 def _security(role: str, certificates: Certificates) -> Any:
-    """Dask's words for certificates; None where none are named."""
-    if certificates == Certificates():
-        return None
+    """Dask's words for certificates; what is not named is as dask's configuration says."""
     from distributed import Security
 
-    named = (None if path is None else str(path) for path in certificates)
     names = ("tls_ca_file", f"tls_{role}_cert", f"tls_{role}_key")
-    return Security(require_encryption=True, **dict(zip(names, named, strict=True)))
+    pairs = zip(names, certificates, strict=True)
+    return Security(**{name: str(path) for name, path in pairs if path is not None})

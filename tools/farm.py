@@ -106,3 +106,12 @@ class Farm:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Return the files of a certificate that signed itself, and of its key, made by openssl."""
+    certificate, key = folder / "farm.pem", folder / "farm.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=farm", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,28 +46,53 @@ def ask(lab: Lab, session: Any, *labels: str) -> list[Any]:
     return graphs
 
 
-def test_a_farm_fills_an_empty_store_and_what_it_lost_is_built_here(
-    farm: Farm, asking: Lab, host: Host, tmp_path: Path
-) -> None:
+def session_of(lab: Lab, host: Host) -> Any:
     model, *_ = host.load("narrowxl")
-    session = asking.compiled(model, when_missing="never").attachments["warmgraph"]
-    graphs = ask(asking, session, *QUICK[:2])
+    return lab.compiled(model, when_missing="never").attachments["warmgraph"]
+
+
+def built_here(lab: Lab) -> int:
+    """Builds by workers of this process."""
+    return lab.engine._builder._local._number
+
+
+def test_two_machines_fill_an_empty_store_and_the_one_that_asks_signs(
+    farm: Farm, asking: Lab, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = ask(asking, session_of(asking, host), *QUICK[:2])
     asking.wait_until(lambda: not any(graph.is_pending for graph in graphs))
     assert [graph.reason for graph in graphs] == [None, None]
     assert [graph.source for graph in graphs] == ["built", "built"]
     assert (farm.begun("a"), farm.begun("b")) == (1, 1)
-    builder = asking.engine._builder
-    assert not builder._local._seconds  # none by workers of this process
-    again = Lab(asking.root)
-    assert len(list(again.store.glob("*.safetensors"))) == 2
+    assert built_here(asking) == 0
+    monkeypatch.delenv(VARIABLE)
+    again = Lab(asking.root)  # as another server with the same key
+    found = ask(again, session_of(again, host), *QUICK[:2])
+    again.wait_until(lambda: not any(graph.is_pending for graph in found))
+    assert [graph.source for graph in found] == ["loaded", "loaded"]
     again.engine.close()
 
-    farm.kill_scheduler()
-    (graph,) = ask(asking, session, QUICK[2])
+
+@pytest.mark.slow
+def test_what_a_worker_and_then_the_scheduler_take_along_is_built_all_the_same(
+    farm: Farm, asking: Lab, host: Host
+) -> None:
+    session = session_of(asking, host)
+    (graph,) = ask(asking, session, QUICK[0])
+    asking.wait_until(lambda: bool(asking.engine._builder.progress().running))
+    (name,) = (each for each in farm.workers if farm.begun(each))
+    farm.end(name, signal.SIGKILL)
     asking.wait_until(lambda: not graph.is_pending)
     assert (graph.state, graph.reason) == (State.READY, None)
-    assert builder._local._seconds
-    for name in ("a", "b"):
-        assert farm.workers.pop(name).wait(30) == 1
-        assert f"{farm.address} is gone" in farm.log(name)
-    assert farm.left() == []
+    (other,) = farm.workers
+    assert (farm.begun(other), built_here(asking)) == (1, 0)
+
+    (graph,) = ask(asking, session, QUICK[1])
+    asking.wait_until(lambda: farm.begun(other) == 2)
+    farm.kill_scheduler()
+    asking.wait_until(lambda: not graph.is_pending)
+    assert (graph.state, graph.reason) == (State.READY, None)
+    assert built_here(asking) == 1
+    assert farm.workers.pop(other).wait(60) == 1
+    assert f"{farm.address} is gone" in farm.log(other)
+    asking.wait_until(lambda: farm.left() == [])
