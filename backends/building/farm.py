@@ -55,6 +55,7 @@ class _Asked:
     dask's word for it, here once `here`, else waiting to be sent.
 
     Attributes:
+        sent: how often it was.
         began: when a worker of the farm began with it.
         only: the workers that it was sent to; None: any of them.
     """
@@ -64,14 +65,15 @@ class _Asked:
     future: Future[BuildResult] = field(default_factory=Future)
     remote: Any = None
     here: bool = False
+    sent: int = 0
     ended: bool = False
     began: float | None = None
     only: set[str] | None = None
 
     @property
     def name(self) -> str:
-        """What dask calls it; each time that it is asked for is another."""
-        return f"warmgraph-{self.job.key[:16]}-{self.number}"
+        """What dask calls it; each time that it is sent it is another."""
+        return f"warmgraph-{self.job.key[:16]}-{self.number}-{self.sent}"
 
     @property
     def device(self) -> str:
@@ -199,10 +201,11 @@ class FarmBuilder:
     def cancel(self) -> int:
         """See `AnyBuilder.cancel`."""
         with self._lock:
-            mine = [each for each in self._asked.values() if not each.here and not each.ended]
+            entries = list(self._asked.values())
             self._paused = False
-        number = sum(self._resolve(each, CancelledBuildError()) for each in mine)
-        return number + self._local.cancel()
+        number = sum(self._resolve(each, CancelledBuildError()) for each in entries)
+        self._local.cancel()  # what it has is among them
+        return number
 
     def close(self) -> None:
         """Fail what is left, and leave the farm; returns when that is done, or after 5 s."""
@@ -259,6 +262,7 @@ class FarmBuilder:
         if asked.only is not None and not asked.only:
             self._build_here(asked, "none of its workers builds for this server")
             return
+        asked.sent += 1
         task = dict(asked.job.task)
         task.pop("dump", None)  # a folder of this machine
         ask: Ask = {
@@ -311,15 +315,19 @@ class FarmBuilder:
             self._unfit.add((answer.worker, asked.device))
             self._say(f"{answer.worker} builds nothing for this server: {answer.outcome.reason}")
             self._place(asked)
-        elif isinstance(answer.outcome, BuildError):
-            self._resolve(asked, answer.outcome)
-        else:
+        elif not isinstance(answer.outcome, BuildError):
             self._resolve(asked, BuildResult(asked.job.key, *answer.outcome))
+        elif answer.outcome.reason.key == "worker_died":  # for want of memory there, perhaps
+            self._build_here(asked, answer.outcome.reason)
+        else:
+            self._resolve(asked, answer.outcome)
 
     def _build_here(self, asked: _Asked, why: str = "") -> None:
+        asked.here = True
+        if not self._is_wanted(asked):
+            return
         if why:
             self._say(f"what it was asked for is built here: {why}")
-        asked.here = True
 
         def arrived(done: Future[BuildResult]) -> None:
             error = CancelledBuildError() if done.cancelled() else done.exception()
@@ -329,7 +337,10 @@ class FarmBuilder:
                 failed = error if isinstance(error, BuildError) else BuildError(_words(error))
                 self._resolve(asked, failed)
 
-        self._local.submit(asked.job).add_done_callback(arrived)
+        future = self._local.submit(asked.job)
+        future.add_done_callback(arrived)
+        if not self._is_wanted(asked):  # cancelled meanwhile
+            future.cancel()
 
     def _look(self) -> None:
         """See who is there, and take back what nobody of the farm may build."""
@@ -395,11 +406,11 @@ class FarmBuilder:
         name = event[1].get("name")
         with self._lock:
             asked = next((each for each in self._asked.values() if each.name == name), None)
-        if asked is None or asked.remote is None:
-            return
-        asked.began = time.monotonic()
-        if not asked.future.running():
-            asked.future.set_running_or_notify_cancel()
+            if asked is None or asked.ended or asked.remote is None:
+                return
+            asked.began = time.monotonic()
+            if not asked.future.running():
+                asked.future.set_running_or_notify_cancel()
         self._tasks.put(_nothing)
 
     def _let_go(self, asked: _Asked) -> None:
@@ -436,6 +447,10 @@ class FarmBuilder:
                 self._forget(asked)
         self._tasks.put(partial(self._take_back, asked))
         return True
+
+    def _is_wanted(self, asked: _Asked) -> bool:
+        with self._lock:
+            return not asked.ended
 
     def _forget(self, asked: _Asked) -> None:
         if self._asked.get(asked.job.key) is asked:

@@ -50,7 +50,6 @@ _OF_MACHINE = {
     "worker_died_early",
     "worker_not_ready",
     "worker_thread_failed",
-    "worker_died",
 }
 
 
@@ -124,8 +123,6 @@ class FarmWorker(WorkerPlugin):
         """Build a job, in dask's thread for tasks."""
         with self._lock:
             self._current, self._cancelled = ask["name"], False
-        self._tell(TOPIC, {"name": ask["name"], "worker": self._address})
-        logger.info("Builds %s", ask["label"])
         try:
             return self._build(ask)
         except CancelledError:
@@ -144,6 +141,8 @@ class FarmWorker(WorkerPlugin):
         differing = _differences(ask)
         if differing:
             raise BuildError(of("farm_unlike", why=differing))
+        self._tell(TOPIC, {"name": ask["name"], "worker": self._address})
+        logger.info("Builds %s", ask["label"])
         builder = self._builder_for(ask)
         future = builder.submit(Job(ask["key"], ask["label"], ask["cost"], ask["task"]))
         with self._lock:

@@ -252,13 +252,15 @@ def test_a_worker_of_another_version_refuses_in_words_and_others_build(
     asker = ask(farm)
     (here,) = asker.submit(graph_job("sleep"))
     result_of(here)
-    assert asker.built_here == 1
+    assert (asker.built_here, farm.begun("other")) == (1, 0)
     words = "a machine of the build farm is not like this one: made by another version of Warmgraph"
     assert words in caplog.text
     add(farm, "same")
-    (there,) = asker.submit(graph_job("sleep"))
-    result_of(there)
-    assert (asker.built_here, farm.begun("same")) == (1, 1)
+    for each in (asker, ask(farm)):  # one that knows who is unlike, and one that is told
+        for future in each.submit(*(graph_job("sleep") for _ in range(2))):
+            result_of(future)
+    assert (asker.built_here, each.built_here) == (1, 0)
+    assert (farm.begun("same"), farm.begun("other")) == (4, 0)
 
 
 def test_a_farm_without_workers_is_not_waited_for(farm: Farm, ask: Callable[..., Asker]) -> None:
@@ -277,6 +279,15 @@ def test_a_build_that_fails_says_why_as_one_of_here_does_and_is_not_tried_again(
     assert error.reason == "ValueError: the compiler is unhappy"
     assert "builder_worker.py" in str(error.__cause__)
     assert asker.built_here == 0
+
+
+def test_a_build_process_that_dies_there_is_tried_once_more_here(
+    one: Farm, ask: Callable[..., Asker]
+) -> None:
+    asker = ask(one)
+    (future,) = asker.submit(graph_job("die"))
+    assert error_of(future).reason.key == "worker_died"
+    assert asker.built_here == 1
 
 
 def test_what_is_no_graph_is_done_here(one: Farm, ask: Callable[..., Asker]) -> None:
