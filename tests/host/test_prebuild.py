@@ -4,6 +4,7 @@ that cannot compile serves it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from warmgraph_backends.storing.graph_file import read_header
 from warmgraph_tools import templates
 from warmgraph_tools.by_path import ROOT, load
 from warmgraph_tools.host import Graph, Server
@@ -46,7 +48,8 @@ def prebuild(server: Server, *wanted: object, environment: dict[str, str] | None
     pack, out = server.base / "custom_nodes" / "warmgraph", server.base / "prebuilt.json"
     command = [sys.executable, str(pack / "cli.py"), "prebuild", *map(str, wanted)]
     command += ["--store", str(server.base / "image"), "--json", str(out)]
-    command += ["--comfyui", str(server.tree), "--base-directory", str(server.base), "--", "--cpu"]
+    command += ["--comfyui", str(server.tree), "--base-directory", str(server.base)]
+    command += [] if "--target" in wanted else ["--", "--cpu"]
     environment = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     assert out.is_file(), done.stdout + done.stderr
@@ -248,8 +251,9 @@ def test_a_node_that_is_set_to_compile_nothing_is_no_failure(first: Done) -> Non
 
 @pytest.fixture(scope="module")
 def no_compiler(first: Done, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a process sees in an image without compilers."""
-    return {"PATH": str(tmp_path_factory.mktemp("empty")), "CC": "", "CXX": ""}
+    """What a process sees in an image without compilers, as a user without a folder of its own."""
+    empty = tmp_path_factory.mktemp("empty")
+    return {"PATH": str(empty), "CC": "", "CXX": "", "HOME": str(empty / "gone")}
 
 
 def test_a_second_call_loads_all_and_needs_no_compiler(
@@ -268,12 +272,15 @@ def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
     start_server: Callable[..., Server],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """As from an image: the folder of the store and the key are copied, and no more."""
+    """As from an image: the folder of the store and the key are copied, and no more. The key can
+    only be read.
+    """
     base = tmp_path_factory.mktemp("serving")
     shutil.copytree(folders.base / "image", base / STORE)
     key = Path("user", "__warmgraph", "signing.key")
     (base / key.parent).mkdir(parents=True)
     shutil.copy2(folders.base / key, base / key)
+    (base / key).chmod(0o400)
     (base / "models" / "checkpoints").mkdir()
     os.link(
         folders.base / "models" / "checkpoints" / CHECKPOINT,
@@ -285,6 +292,8 @@ def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
     assert report["regions"] == {"total": 38, "compiled": 38, "eager": 0}
     assert (report["builds"], report["loads"], report["calls"]["eager"]) == (0, PARTS, 0)
     assert [w["id"] for w in server.report()["warnings"]] == ["missing C++ compiler"]
+    warned = [line for line in server.log.splitlines() if "WARNING" in line]
+    assert len([line for line in warned if "ompile" in line or "Warmgraph" in line]) == 1, warned
 
 
 def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path: Path) -> None:
@@ -295,6 +304,21 @@ def test_a_call_without_anything_to_build_or_without_comfyui_is_refused(tmp_path
         command = [sys.executable, str(ROOT / "cli.py"), "prebuild", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_compiled_for_a_card_that_is_not_there(folders: Server) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton, which torch for CPUs does not bring")
+    done = prebuild(folders, "--checkpoint", CHECKPOINT, "--target", "sm_90")
+    assert done.status == 0 and ", as on an NVIDIA H100 (sm_90, 80 GiB)" in done.said, done.said
+    assert (done.whole["builds"], done.whole["target"]) == (PARTS, "sm_90")
+    (model,) = done.of(CHECKPOINT)["models"]
+    for part in model["parts"]:
+        manifest = read_header(folders.base / "image" / f"{part['key']}.safetensors").read()
+        assert manifest.target["capability"] == "9.0" and manifest.facts.checks == []
+    again = prebuild(folders, "--checkpoint", CHECKPOINT, "--target", "sm_90")
+    assert (again.status, again.whole["builds"], again.whole["loads"]) == (0, 0, PARTS)
 
 
 def test_the_commands_of_the_page_for_hosts_are_understood() -> None:
