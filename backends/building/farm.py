@@ -256,9 +256,11 @@ class FarmBuilder:
         if not self._is_connected():
             self._build_here(asked, "its scheduler is gone")
             return
-        self._look_at_workers()
-        unfit = {worker for worker, device in self._unfit if device == asked.device}
-        asked.only = self._workers - unfit if unfit & self._workers else None
+        self._look_at_workers(_LOOK_S)
+        asked.only = self._fit(asked)
+        if asked.only is not None and not asked.only:
+            self._look_at_workers(0.0)  # one may have come
+            asked.only = self._fit(asked)
         if asked.only is not None and not asked.only:
             self._build_here(asked, "none of its workers builds for this server")
             return
@@ -288,6 +290,11 @@ class FarmBuilder:
         asked.remote.add_done_callback(
             lambda remote: self._tasks.put(partial(self._arrived, asked, remote))
         )
+
+    def _fit(self, asked: _Asked) -> set[str] | None:
+        """The workers that may take a job; None: all of them."""
+        unfit = {worker for worker, device in self._unfit if device == asked.device}
+        return self._workers - unfit if unfit & self._workers else None
 
     def _arrived(self, asked: _Asked, remote: Any) -> None:
         """Take what the farm has made of a job; nothing is taken that is not wanted any more."""
@@ -347,7 +354,7 @@ class FarmBuilder:
         waiting = self._at_farm(begun=False)
         if not self._is_connected():
             return  # what was lost has been said to be
-        self._look_at_workers()
+        self._look_at_workers(_LOOK_S)
         stuck = [
             e for e in waiting if not (self._workers if e.only is None else e.only & self._workers)
         ]
@@ -364,8 +371,9 @@ class FarmBuilder:
                 self._take_back(asked)
                 self._build_here(asked, "it has no workers")
 
-    def _look_at_workers(self) -> None:
-        if time.monotonic() - self._looked < _LOOK_S and self._workers:
+    def _look_at_workers(self, age_s: float) -> None:
+        """Ask who is there, unless that was asked so many seconds ago or less."""
+        if time.monotonic() - self._looked < age_s and self._workers:
             return
         with contextlib.suppress(Exception):  # lost: each job is told of that by itself
             self._workers = set(self._client.nthreads())
