@@ -21,7 +21,7 @@ from .attaching import deepcache as attach_deepcache
 from .attaching import vae as attach_vae
 from .attaching.attached import Attached, Left, Note
 from .attaching.objects import Objects
-from .building.builder import Builder
+from .building.chosen import make_builder
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
 from .contract import CallForm, WhenMissing
@@ -112,7 +112,7 @@ class Engine:
         self._events.listen(hooks.on_change, *Event)
         fleet = Fleet(paths.private)
         self._store = fleet.store(paths.store, lambda: settings.store_cap_bytes)
-        self._builder = Builder(
+        self._builder = make_builder(
             hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),

@@ -344,6 +344,7 @@ TABLE: dict[str, str | Row] = {
     "other_host_code": "the worker sees other host code for {label}: {names}",
     "other_torch": "the worker's torch or options differ from the server's, or Warmgraph was "
     "updated since the server started: {target}",
+    "farm_unlike": "a machine of the build farm is not like this one: {why}",
     "built_wrong": "{label} differs from ComfyUI's result by {error} at {sizes}",
     "not_its_own": "{label} must return {layout} tensors of its own",
     "export_failed": "export of {label} failed: {error}",

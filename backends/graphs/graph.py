@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..building.builder import BuildResult
 from ..building.claims import BY_ANOTHER_SERVER
+from ..building.contract import BuildResult
 from ..contract import Compiler, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds.module_tree import parameters

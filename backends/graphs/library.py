@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
+from ..building.contract import AnyBuilder, BuildResult, Job
 from ..contract import Compiler, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
@@ -53,7 +53,7 @@ class Graphs:
     def __init__(
         self,
         store: Store,
-        builder: Builder,
+        builder: AnyBuilder,
         claims: Claims,
         events: Events,
         *,

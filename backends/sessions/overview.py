@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..building.builder import Builder
+from ..building.contract import AnyBuilder
 from ..cuda_graphs.memory import CapturedMemory
 from ..deepcache.cache import DeepCache
 from ..device.gpu import current
@@ -35,7 +35,7 @@ class Overview:
         *,
         sessions: Live[Session],
         caches: Live[DeepCache],
-        builder: Builder,
+        builder: AnyBuilder,
         graphs: Graphs,
         store: Store,
         fleet: Fleet,
