@@ -16,13 +16,11 @@ from typing import Any
 from ..building.claims import Claims
 from ..building.contract import AnyBuilder, BuildResult, Job
 from ..contract import Compiler, Description
-from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
+from ..errors import CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
 from ..fleet.remote import Remote
-from ..kinds.module_tree import walk
 from ..reasons import NOTHING, Reason, of, with_remedy
-from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
-from ..storing.manifest import Facts
+from ..storing.graph_file import SUFFIX
 from ..storing.store import Store
 from ..target import keys
 from ..target.target import explain_target
@@ -32,12 +30,12 @@ from .graph import (
     Graph,
     Loaded,
     Outcome,
-    Refusal,
     State,
     manifest_of,
     validate_result,
     validate_weights,
 )
+from .outcomes import cost_of, loaded_of, raw_of, refusal_of, what_stays, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +143,7 @@ class Graphs:
                 elif graph.state is State.LOADING:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
                     graph.build_wanted |= build
-        for graph in sorted(wanted, key=_cost, reverse=True):
+        for graph in sorted(wanted, key=cost_of, reverse=True):
             self._hand_over(graph, self._load_or_build, graph)
 
     def look_at_store(self) -> None:
@@ -215,7 +213,7 @@ class Graphs:
             else:
                 self._set(graph, graph.outcome)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
-            self._give_up(graph, of("gave_up", error=_words(error)), error)
+            self._give_up(graph, of("gave_up", error=words_of(error)), error)
 
     def _look_elsewhere(self, graph: Graph, first: bool) -> bool:
         """Have a graph looked for in the remote store; False where that is of no use now."""
@@ -238,14 +236,14 @@ class Graphs:
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            graph.refused = _refusal(error)
+            graph.refused = refusal_of(error)
             reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it say so
                 self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
             self._detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
-            reason = of("loading_failed", error=_words(error))
+            reason = of("loading_failed", error=words_of(error))
         if explain and not graph.build_wanted:
             if reason is None and graph.refused is not None:
                 reason, remedy, _ = graph.refused
@@ -312,7 +310,7 @@ class Graphs:
         size = None
         with suppress(OSError):  # another process may have evicted it by now
             size = file.path.stat().st_size
-        loaded = _loaded(call, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
+        loaded = loaded_of(call, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
         took_ms = (time.perf_counter() - started) * 1e3
         self.loads += 1
         self._ready(graph, loaded._replace(source="loaded", load_ms=took_ms, bytes=size))
@@ -336,7 +334,7 @@ class Graphs:
         }
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
-        job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
+        job = Job(key=graph.key, label=graph.description.label, cost=cost_of(graph), task=task)
         self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
         future = self._building.get(graph.key) or self._builder.submit(job)
         self._building[graph.key] = future
@@ -349,7 +347,7 @@ class Graphs:
         try:
             self._take(graph, future)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
-            self._give_up(graph, of("unusable", error=_words(error)), error)
+            self._give_up(graph, of("unusable", error=words_of(error)), error)
 
     def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
@@ -357,12 +355,12 @@ class Graphs:
             self._set(graph, Outcome(State.MISSING, error.reason))
             return
         if error is not None:
-            reason = error.reason if isinstance(error, WarmgraphError) else _words(error)
+            reason = error.reason if isinstance(error, WarmgraphError) else words_of(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
                 self._warn_once(of("until_restart", why=error.told))
             else:
-                logger.warning("%s: %s", _stays(graph), reason)
+                logger.warning("%s: %s", what_stays(graph), reason)
             self._detail(f"the build of {graph.description.label} failed", error)
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
             return
@@ -370,7 +368,7 @@ class Graphs:
         try:
             loaded = self._keep(graph, result)
         except WarmgraphError as failure:
-            logger.warning("%s: %s", _stays(graph), failure)
+            logger.warning("%s: %s", what_stays(graph), failure)
             self._detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
@@ -386,7 +384,7 @@ class Graphs:
     def _keep(self, graph: Graph, result: BuildResult) -> Loaded:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
-        raw = _raw(result)
+        raw = raw_of(result)
         call, size = graph.backend.load(raw, graph.card), None
         if (kept := self._kept(graph, result)) is not None:
             return kept._replace(call=call)
@@ -404,7 +402,7 @@ class Graphs:
             logger.warning("%s is not kept on disk: %s", graph.description.label, error)
             told = error.told if isinstance(error, GraphFileError) else str(error)
             self.unkept = Reason.plain(told)
-        loaded = _loaded(call, facts, result.payload.sha256, seconds)
+        loaded = loaded_of(call, facts, result.payload.sha256, seconds)
         return loaded._replace(source="built", bytes=size)
 
     def _dump(self, graph: Graph, payload: bytes) -> None:
@@ -455,51 +453,6 @@ class Graphs:
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
-
-
-def _refusal(error: GraphFileError) -> Refusal:
-    """One line for all graphs of a folder that nobody trusts here yet; otherwise the file's own."""
-    if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
-        return Refusal(error.of_folder, error.remedy, error.path.parent)
-    return Refusal(error.reason, error.remedy, None)
-
-
-def _loaded(
-    call: Callable[[list[Any]], Any], facts: Facts, payload_sha256: str, seconds: float
-) -> Loaded:
-    return Loaded(
-        call,
-        facts.weights,
-        facts.work,
-        payload_sha256=payload_sha256,
-        build_seconds=seconds,
-        binary_bytes=facts.binary_bytes,
-    )
-
-
-def _stays(graph: Graph) -> str:
-    """What happens without a graph, in words."""
-    return f"{graph.description.label} runs at normal speed"
-
-
-def _raw(result: BuildResult) -> bytes:
-    try:
-        return unpack_payload(result.payload)
-    except ValueError as error:
-        raise BuildError(of("bad_payload", error=error)) from error
-
-
-def _words(error: BaseException) -> Reason:
-    """An error in one line; some have no text."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return Reason.plain(text or type(error).__name__)
-
-
-def _cost(graph: Graph) -> int:
-    """A measure of build time: the number of modules in the region; rare graphs come last."""
-    if graph.description.wide:
-        return 0
-    return sum(1 for _ in walk(graph.description.module))
 
 
 def _logged(task: Callable[..., None], *arguments: Any) -> None:

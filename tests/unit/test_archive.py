@@ -24,7 +24,7 @@ from warmgraph_tools.install import PACK_NAME, prepare_base
 from .published import NODES
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_ARCHIVE_BYTES = 1_100_000
+MAX_ARCHIVE_BYTES = 1_300_000
 MAX_FILE_BYTES = 200_000
 #: Folders whose every file a user needs.
 WHOLE = ("backends", "console", "locales", "nodes", "web", "workflows")
