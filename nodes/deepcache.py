@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.caching.numbers import parse_steps
 from ..backends.deepcache.run import Options
-from ..backends.deepcache.schedule import Schedule, parse_steps
+from ..backends.deepcache.schedule import Schedule
 from ..backends.errors import shown, validate_length
 from ..backends.sessions.lines import line, plain
 from . import server
