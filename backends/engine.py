@@ -34,16 +34,16 @@ from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .graphs.graph import Graph, State
-from .graphs.lessons import Lessons, unusable
+from .graphs.lessons import Lessons
 from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
-from .runtime.faults import CAPTURES, LEARNING, STEP, TELLING
+from .runtime.bound import Placement
+from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.live import Live
-from .runtime.scope import Placement
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
@@ -56,6 +56,7 @@ from .sessions.report import deepcache_report, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
 from .sessions.story import Story
+from .sessions.taught import Taught
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
 from .storing.comparisons import Comparisons
@@ -151,6 +152,15 @@ class Engine:
             self._shared, settings, self._eager_times, self._builder.is_building, hooks.attached_by
         )
         self._workflow_links = WorkflowLinks(self._store, paths.workflows, self._shared.lessons)
+        self._taught = Taught(
+            self._sessions,
+            self._prompts,
+            self._builder,
+            self._workflow_links,
+            self._folders,
+            self._request,
+        )
+        self._events.listen(self._taught.learned, Event.LEARNED)
         self._story = Story()
         self._history = History(paths.private)
         #: What pages and commands look at, and what users may do there.
@@ -383,24 +393,9 @@ class Engine:
     ) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        self._learn(session, on_progress)
+        self._taught.look(session, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
-
-    def _learn(self, session: Session, on_progress: Progress | None = None) -> None:
-        """Look for what is known of a model that no family describes; a user who waits for graphs
-        waits for that, too.
-        """
-        study = session.scope.study
-        if study is None:
-            return
-        if study.lesson is None:
-            faults, looked_in = session.scope.faults, self._folders(session)
-            faults.spare(LEARNING, "finding what was learned", study.look, looked_in)
-            if study.lesson is None:
-                study.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
-        if session.options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
 
     def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
@@ -446,7 +441,7 @@ class Engine:
             faults.spare(STEP, "looking at the model", self._look, session, placement)
 
     def _look(self, session: Session, ask: Callable[[], Placement]) -> None:
-        self._learn(session)
+        self._taught.look(session)
         placement = ask()
         if session.scope.is_stale(placement):
             session.describe(placement.device, placement.dtype)
@@ -488,7 +483,8 @@ class Engine:
         self._graphs.when_loaded(self._workflow_links.file)
 
     def _folders(self, session: Session) -> list[Path]:
-        folder = self._workflow_links.folder(session, self._hooks.current_workflow())
+        workflow = self._hooks.current_workflow() or self._workflow_links.last(session)
+        folder = self._workflow_links.folder(session, workflow)
         return [] if folder is None else [folder]
 
     def _graphs_changed(self) -> None:

@@ -14,6 +14,7 @@ class Event(Enum):
 
     GRAPH_CHANGED = "a graph changed its state"
     BUILDS_CHANGED = "the progress of the builds changed"
+    LEARNED = "a worker learned of a model that no family describes"
     RUN_ENDED = "a run ended"
     CLEARED = "a user cleared the store, or gave memory back"
 

@@ -47,7 +47,6 @@ def open_engine(
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
     vouched: bool = False,
-    learns: bool = False,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
 
@@ -59,7 +58,6 @@ def open_engine(
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
         vouched: with whatever attention a node puts there.
-        learns: models that no family describes from a step of theirs.
     """
     engine = import_engine()
     from warmgraph_backends.debugging import VARIABLE, read_debugging
@@ -71,8 +69,6 @@ def open_engine(
     settings = Settings(private)
     share = SETTINGS["captured_vram_percent"].default if captured else 0
     settings.update({"workers": workers, "captured_vram_percent": share, "play_attention": vouched})
-    if learns:
-        settings.update({"learn_models": True})
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )

@@ -11,7 +11,7 @@ from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
 from ..plans.plan import Plan
 from ..reasons import Reason
-from ..runtime.scope import Placement
+from ..runtime.bound import Placement
 from ..runtime.session import Session
 
 KEY = "warmgraph"

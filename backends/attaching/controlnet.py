@@ -20,8 +20,9 @@ from ..families.catalogue import plan_model
 from ..host_api import controlnets, models
 from ..plans.plan import Plan
 from ..reasons import Reason, of
+from ..runtime.bound import Placement
 from ..runtime.faults import STEP
-from ..runtime.scope import Placement, Scope
+from ..runtime.scope import Scope
 from ..runtime.session import Session
 from .attached import Note, Runs
 

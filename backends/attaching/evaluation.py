@@ -21,10 +21,10 @@ from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
 from ..reasons import Reason, of
 from ..runtime.attributes import is_own_method
+from ..runtime.bound import Placement
 from ..runtime.faults import STEP
 from ..runtime.placing import called_next
 from ..runtime.root_copy import RootCopy
-from ..runtime.scope import Placement
 from ..runtime.session import Session
 from ..torch_api.tracing import compiled_from
 from .attached import KEY, Runs

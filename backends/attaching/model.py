@@ -14,8 +14,8 @@ from ..host_api import models
 from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason
+from ..runtime.bound import Placement
 from ..runtime.faults import TELLING
-from ..runtime.scope import Placement
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 from .evaluation import Running, around_evaluation, around_step, placement_of, why_no_step

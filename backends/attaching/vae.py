@@ -21,7 +21,7 @@ from ..host_api import models, vaes
 from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
-from ..runtime.scope import Placement
+from ..runtime.bound import Placement
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 

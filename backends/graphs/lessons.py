@@ -59,12 +59,6 @@ class Latest(dict[Hashable, V]):
         for each in list(self)[: max(0, len(self) - MOST_PROVEN)]:
             self.pop(each, None)  # several threads may
 
-    def setdefault(self, key: Hashable, default: V) -> V:
-        """Return what is there, or put this there."""
-        if key not in self:
-            self[key] = default
-        return self.get(key, default)
-
 
 class Lesson:
     """One structure of this process, whoever has models of it.
@@ -204,7 +198,7 @@ class Lessons:
             logger.exception("What was learned of %s is not used", root)
             taken = before._replace(problem=of("learned_unusable", error=error))
         lesson.end(taken)
-        self._events.publish(Event.BUILDS_CHANGED)
+        self._events.publish(Event.LEARNED)
 
     def _taken(
         self, lesson: Lesson, root: str, before: Known, future: Future[BuildResult]

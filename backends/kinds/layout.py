@@ -8,6 +8,8 @@ contiguous.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -51,3 +53,13 @@ def aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
     """
     laid_out = lay_out(value, layout)
     return laid_out.clone() if laid_out.data_ptr() % 16 else laid_out
+
+
+def elements_of(values: Iterable[Any]) -> tuple[int, tuple[int, ...]]:
+    """Return the elements of the first tensor among a call's arguments, and of what sort it is:
+    how many dimensions it has, and channels. 1 and nothing where there is none.
+    """
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            return each.numel(), (each.dim(), *each.shape[1:2])
+    return 1, ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,20 @@ from ..weights.addresses import AddressBook
 from ..weights.fetching import ModelWeights
 from .foreign import Foreign
 from .kind import Kind
+
+
+class Placement(NamedTuple):
+    """Where a root module runs.
+
+    Attributes:
+        device: its load device.
+        dtype: the dtype in which its operators compute.
+        patches: the object patches that its patcher puts into it, by name.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    patches: Mapping[str, Any]
 
 
 class Bound:

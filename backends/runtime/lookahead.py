@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -31,25 +32,46 @@ class Lookahead:
         self._marks: deque[Any] = deque()
         self._begun: float | None = None
         self._places = 0
-        #: How many may be queued ahead; None: all of a short step.
-        self._ahead: int | None = 1  # until a step has shown how long it takes
+        #: Elements of what the step that is made was called with, and of what sort that is.
+        self._call: tuple[int, Hashable] = (0, ())
+        #: The same of the last step of each sort, and how far ahead it was good to be.
+        self._known: dict[Hashable, tuple[int, int | None]] = {}
+        #: How many places may be queued ahead; None: all of a short step.
+        self._ahead: int | None = 1
 
     def begin_run(self) -> None:
-        """Nothing is known of the steps that come."""
-        self._begun, self._ahead = None, 1
+        """No step is made."""
+        self._begun = None
 
-    def begin_step(self) -> None:
-        """Take the time since the last step began: in a long one the processor waits for the GPU,
-        so that is what it took.
+    def begin_step(self, size: int, sort: Hashable) -> None:
+        """Take what the step before took. Until one has shown how long such a step takes, the
+        processor stays close.
+
+        Args:
+            size: elements of what the step is called with.
+            sort: of what sort that is; a VAE's images are of another one than its latents.
         """
-        now = time.perf_counter()
-        if self._begun is not None:
-            took = now - self._begun
-            self._ahead = None
-            if took >= LONG_S:
-                self._ahead = min(AHEAD, int(AHEAD_S * self._places / took))
-        self._begun, self._places = now, 0
+        self._take()
+        most, ahead = self._known.get(sort, (0, 1))
+        self._ahead = ahead if size <= most else 1
+        self._begun, self._call, self._places = time.perf_counter(), (size, sort), 0
         self._marks.clear()
+
+    def end_run(self) -> None:
+        """Take what the last step took: a run may have one only, as that of a VAE has."""
+        self._take()
+
+    def _take(self) -> None:
+        """Take the time since a step began: in a long one the processor waits for the GPU, so that
+        is what it took.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None or not self._places:
+            return
+        took = time.perf_counter() - begun
+        size, sort = self._call
+        ahead = None if took < LONG_S else min(AHEAD, int(AHEAD_S * self._places / took))
+        self._known[sort] = size, ahead
 
     def wait(self, device: torch.device) -> None:
         """Wait until the GPU has come near enough; to be called before a place is queued."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,12 +26,13 @@ from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
+from ..kinds.layout import elements_of
 from ..plans.plan import Place, Plan
 from ..reasons import Reason, of
 from ..target.keys import target
 from ..weights.source import same_device
 from .aids import aids_of
-from .bound import Bound
+from .bound import Bound, Placement
 from .faults import CAPTURES, STEP, Faults
 from .forwards import Forwards
 from .kind import Kind, describe_kinds, hand_over
@@ -42,20 +43,6 @@ from .shared import Shared
 from .study import Study
 from .variations import Account
 from .wiring import Guests
-
-
-class Placement(NamedTuple):
-    """Where a root module runs.
-
-    Attributes:
-        device: its load device.
-        dtype: the dtype in which its operators compute.
-        patches: the object patches that its patcher puts into it, by name.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    patches: Mapping[str, Any]
 
 
 class Scope:
@@ -190,8 +177,22 @@ class Scope:
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the model's kinds down for a device and compute dtype; returns their graphs."""
-        self._bind(device, dtype)
-        return self.graphs
+        with self._lock:
+            self._bind(device, dtype)
+            return self.graphs
+
+    def describe_again(self) -> bool:
+        """Write them down anew where more is known of the model, from any thread; not in a run.
+
+        Returns:
+            Whether that is done.
+        """
+        with self._lock:
+            if self._run_open or self._bound is None or self.study is None:
+                return False
+            if has_news := self.study.has_news:
+                self._bind(self._bound.device, self._bound.dtype)
+            return has_news
 
     def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
         self._facts = target(device.type, self._backend)
@@ -286,6 +287,7 @@ class Scope:
         """Forget what only the run needed."""
         with self._lock:
             self._run_open = False
+            self.account.lookahead.end_run()
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
@@ -374,7 +376,7 @@ class Scope:
         if not self._run_open:
             self.begin_run(within=True)
         bound = self._look_again()
-        self.account.lookahead.begin_step()
+        self.account.lookahead.begin_step(*elements_of((*args, *kwargs.values())))
         bound.weights.begin_step()
         self.forwards.refresh()
         step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))

@@ -206,8 +206,22 @@ class Session:
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
         """Write the kinds down for a device and compute dtype; returns their graphs."""
         graphs = self.scope.describe(device, dtype)
-        self._reused = {graph.key for graph in self.all_graphs if graph.state is State.READY}
+        self._reused = self._ready()
         return graphs
+
+    def look_again(self) -> bool:
+        """As `describe`, where more is known of a model that no family describes; from any thread.
+
+        Returns:
+            Whether it is described anew.
+        """
+        is_done = self.scope.describe_again()
+        if is_done:
+            self._reused = self._ready()
+        return is_done
+
+    def _ready(self) -> set[str]:
+        return {graph.key for graph in self.all_graphs if graph.state is State.READY}
 
     def expect(self, graphs: Iterable[Graph]) -> None:
         """Note that graphs are looked for; the log will say when they have come."""

@@ -20,6 +20,7 @@ from ..graphs.lessons import Known, Lesson, Lessons
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..host_api.options import NODES
+from ..kinds.layout import elements_of
 from ..learning.arguments import write_down
 from ..learning.calls import names_of
 from ..learning.structure import structure_of
@@ -180,7 +181,7 @@ class Study:
         """
         self._look_back(account.declined)
         self._last = structure = structure_of_call(args, kwargs, self._unread)
-        self._size = _elements(args, kwargs)
+        self._size, _ = elements_of((*args, *kwargs.values()))
         if others is not None:  # what speaks for it is the same step without other nodes
             self._last = structure_of_call(args, kwargs, self._unread | NODES)
             if others.key == _HARMLESS and self._last == structure:
@@ -331,9 +332,3 @@ class Study:
             self._unsure[key] += 1
         self._wanted.discard(key)
         return Made(proven.result, None)
-
-
-def _elements(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Elements of a call's first tensor."""
-    values = (*args, *kwargs.values())
-    return next((each.numel() for each in values if isinstance(each, torch.Tensor)), 1)

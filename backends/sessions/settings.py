@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "settings.json"
 GIB = 1024**3
-#: Whether models that no family describes are learned unless a user says otherwise.
-LEARNS_MODELS = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ SETTINGS = {
             "is watched how its parts are called. They are compiled then like those of any other "
             "model. Each is compared with ComfyUI's own result first, and so is a whole step. "
             "It counts when Compile Model runs the next time.",
-            default=LEARNS_MODELS,
+            default=True,
             control="toggle",
         ),
         Setting(

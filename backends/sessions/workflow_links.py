@@ -118,6 +118,11 @@ class WorkflowLinks:
             if not place.folder_only and (workflow is not None or place.graphs):
                 self._add(place, session.all_graphs, [session])
 
+    def last(self, session: Session) -> WorkflowRef | None:
+        """Return the saved workflow of a session's last run, if it has one."""
+        with self._lock:
+            return self._last.get(session)
+
     def moved(self, workflow: WorkflowRef) -> None:
         """A workflow that was queued may have another file name than when its graphs were asked
         for: bring them along, and what is still to come.

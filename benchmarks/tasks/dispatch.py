@@ -83,8 +83,6 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
         forwards._region = own
         forwards._version = -1
     scope.begin_run()
-    for _ in range(2):  # a short step was: from the next one on nothing waits for the GPU
-        scope.account.lookahead.begin_step()
     scope._bound.weights.begin_step()
     return list(seen.values())
 

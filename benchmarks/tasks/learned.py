@@ -56,7 +56,7 @@ def learned(
         "report", "step_ms": {form: times}, "speedup", "vs_written", "rel_l2"}
     """
     loaded = load(name, Path(path))
-    engine = open_engine(Path(store), workers=workers, learns=True)
+    engine = open_engine(Path(store), workers=workers)
     run = functools.partial(sample, name)
     forms = ("eager", "learned", *(("written",) if written else ()))
     probes = {form: Probe() for form in forms}
@@ -172,7 +172,7 @@ def learned_soak(
     Raises:
         RuntimeError: a prompt failed; the text has all that was drawn for it.
     """
-    engine = open_engine(Path(store), workers=workers, learns=True)
+    engine = open_engine(Path(store), workers=workers)
     eager = [load(name, Path()) for name in names]
     models = [engine.compile_model(model, when_missing="background") for model in eager]
     for name, model in zip(names, models, strict=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from warmgraph_backends.contract import WhenMissing
+from warmgraph_backends.graphs.graph import State
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.watched import sample
@@ -48,16 +50,21 @@ class Served:
 
     def settle(self) -> None:
         """Wait for what was asked of the workers."""
-        lesson = self.session.lesson
-        self.lab.wait_until(lambda: not lesson.is_pending)
+        session = self.session
+        self.lab.wait_until(lambda: not session.lesson.is_pending)
+        if session.lesson.known.record is not None:  # then its thread asks for graphs
+            self.lab.wait_until(lambda: session.scope.study.has_news is False)
+            asks = session.options.when_missing is not WhenMissing.NEVER
+            self.lab.wait_until(
+                lambda: not (asks and any(g.state is State.MISSING for g in session.all_graphs))
+            )
         self.lab.settle()
         self.lab.wait_until(lambda: self.lab.is_settled(self.model))
 
     def learn(self) -> None:
-        """The run that is watched, and the one that builds."""
-        for _ in range(2):
-            assert self.run() == (0, 0.0)
-            self.settle()
+        """The run that is watched, after which all is learned and built."""
+        assert self.run() == (0, 0.0)
+        self.settle()
 
     def check(self, sizes: tuple[int, ...] = CALLS[0], places: int = 2) -> None:
         """One step, by graphs at every place."""

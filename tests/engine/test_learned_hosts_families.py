@@ -79,7 +79,6 @@ def _unloaded(host: Host) -> Iterator[None]:
 
 def _lab(root: Path) -> Lab:
     lab = Lab(root)
-    lab.settings.update({"learn_models": True})
     return lab
 
 
@@ -198,7 +197,6 @@ def test_the_next_server_compiles_its_first_step_without_a_job(
 ) -> None:
     lab = family.lab.copy_to(tmp_path)
     try:
-        lab.settings.update({"learn_models": True})
         served = Served(host, lab, family.kind, when_missing="wait")
         _check(served, *CALLS[1])
         _check(served, *CALLS[2])

@@ -32,7 +32,6 @@ def _unloaded(host: Host) -> Iterator[None]:
 def learned(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """An engine that has learned a model, and built its graphs."""
     lab = Lab(tmp_path_factory.mktemp("learned"))
-    lab.settings.update({"learn_models": True})
     with torch.inference_mode():
         Served(host, lab, KIND).learn()
     yield lab
@@ -69,6 +68,36 @@ def test_a_model_is_learned_in_its_first_step_and_then_compiled(host: Host, lear
     assert "Ernie-Image: learned; 2 of 2 parts compiled" in lines
 
 
+def test_graphs_are_asked_for_when_a_worker_has_learned_not_when_the_next_run_begins(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    """While the user looks at the first image; they are filed beside its workflow."""
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND, graphs="portrait")
+    assert served.run() == (0, 0.0)
+    served.settle()
+    assert [graph.state.value for graph in served.session.graphs] == ["ready"]
+    folder = lab.workflows / "portrait.graphs"
+    assert {".safetensors", ".learned"} <= {path.suffix for path in folder.iterdir()}
+    served.check()
+
+
+def test_what_is_learned_within_a_run_waits_for_its_end(
+    host: Host, again: Callable[..., Lab]
+) -> None:
+    lab = again(forgets=True)
+    served = Served(host, lab, KIND)
+    lab.engine._prompts.begin()  # another model's run
+    assert served.run() == (0, 0.0)
+    lesson = served.session.lesson
+    lab.wait_until(lambda: not lesson.is_pending)
+    assert not served.session.graphs
+    lab.engine._prompts.end(sampled=True)
+    assert served.session.graphs
+    served.settle()
+    served.check()
+
+
 def test_with_the_record_the_first_step_after_a_start_is_compiled(
     host: Host, again: Callable[..., Lab]
 ) -> None:
@@ -85,8 +114,6 @@ def test_without_the_record_one_step_is_watched_and_nothing_is_built(
     lab = again(forgets=True)
     served = Served(host, lab, KIND)
     assert served.run(CALLS[2]) == (0, 0.0) and served.reasons() == {"learned_soon"}
-    served.settle()
-    served.run()
     served.settle()
     served.check()
     assert (lab.jobs(), lab.builds()) == (1, 0)
@@ -188,8 +215,6 @@ def test_a_lesson_that_was_cancelled_is_begun_anew(host: Host, again: Callable[.
     served.run()
     assert lab.engine._builder.cancel() == 1
     assert served.run() == (0, 0.0)
-    served.settle()
-    served.run()
     served.settle()
     served.check()
     assert (lab.jobs(), lab.builds()) == (2, 0)

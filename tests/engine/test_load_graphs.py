@@ -103,6 +103,9 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
 
 def test_a_model_without_regions_passes_through_and_strict_says_why(fresh: Lab, host: Host) -> None:
     aura = transformers.load("aura")
+    with pytest.raises(StrictError, match="new to Warmgraph, and here nothing is learned"):
+        fresh.engine.load_graphs(aura, NAME, strict=True)
+    fresh.settings.update({"learn_models": False})
     loaded = fresh.engine.load_graphs(aura, NAME, strict=False)
     line = "this MMDiT has no regions"
     assert fresh.engine.report(loaded)["notes"][0].startswith(line)
@@ -131,6 +134,7 @@ def test_a_refused_prompt_is_not_told_that_it_runs(
     assert "there is no folder 'gone.graphs'" in said and "no C++ compiler" in said
     assert "as without" not in said
     monkeypatch.undo()
+    fresh.settings.update({"learn_models": False})
     with pytest.raises(StrictError) as refusal:
         fresh.engine.load_graphs(transformers.load("aura"), NAME, strict=True)
     assert "no regions" in str(refusal.value) and "as without" not in str(refusal.value)

@@ -181,8 +181,10 @@ def test_svds_video_blocks_run_eager_and_are_named_and_the_rest_is_compiled(lab:
 
 
 def test_a_model_without_regions_runs_as_without_the_node_and_one_line_says_so(
-    lab: Lab, host: Host, caplog: pytest.LogCaptureFixture
+    make_lab: Callable[..., Lab], host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
+    lab = make_lab()
+    lab.settings.update({"learn_models": False})
     aura = transformers.load("aura")
     line = (
         "this MMDiT has no regions, so nothing of it is compiled; where its "

@@ -19,7 +19,7 @@ from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import RequirementError, StrictError
 from warmgraph_backends.host_api import present
 from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
-from warmgraph_backends.runtime.scope import Placement
+from warmgraph_backends.runtime.bound import Placement
 from warmgraph_backends.runtime.session import Session
 from warmgraph_tools.inprocess import Host
 

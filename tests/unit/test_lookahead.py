@@ -29,8 +29,10 @@ class Queue:
         self.now += self._place_s
 
 
-def _step(ahead: Lookahead, queue: Queue, places: int = 10) -> None:
-    ahead.begin_step()
+def _step(
+    ahead: Lookahead, queue: Queue, places: int = 10, size: int = 100, sort: str = "latent"
+) -> None:
+    ahead.begin_step(size, sort)
     queue.waiting = queue.waits = queue.furthest = 0
     for _ in range(places):
         ahead.wait(DEVICE)
@@ -70,6 +72,24 @@ def test_a_short_step_is_queued_as_a_whole_once_it_is_known(queue: Queue) -> Non
     for _ in range(2):
         _step(ahead, queue)
         assert queue.waits == queue.furthest == 0
-    ahead.begin_run()  # of another size, perhaps
-    _step(ahead, queue)
-    assert queue.waits > 0
+    ahead.end_run()
+    ahead.begin_run()
+    _step(ahead, queue, size=100)
+    assert queue.waits == 0
+    _step(ahead, queue, size=101)
+    assert queue.waits > 0, "a larger one may be a long one"
+    _step(ahead, queue, size=50, sort="image")
+    assert queue.waits > 0, "so may one of another sort"
+
+
+@pytest.mark.parametrize("queue", [LONG_S / 100], indirect=True)
+def test_a_run_of_one_step_tells_the_next_run(queue: Queue) -> None:
+    """As each call of a VAE is one."""
+    ahead = Lookahead()
+    waits = []
+    for _ in range(3):
+        ahead.begin_run()
+        _step(ahead, queue)
+        waits.append(queue.waits)
+        ahead.end_run()
+    assert waits == [9, 0, 0]

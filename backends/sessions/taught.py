@@ -1,0 +1,77 @@
+"""Sessions of models that no family describes: what is known is found for them, and their graphs
+are asked for as soon as a worker has learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..building.builder import Builder
+from ..contract import WhenMissing
+from ..graphs.graph import Graph
+from ..graphs.lessons import unusable
+from ..reasons import of
+from ..runtime.faults import LEARNING
+from ..runtime.live import Live
+from ..runtime.session import Session
+from .prompts import Progress, Prompts
+from .workflow_links import WorkflowLinks
+
+#: Have a session's graphs loaded, or built; where its workflow's files lie.
+Request = Callable[[Session, Sequence[Graph]], None]
+Folders = Callable[[Session], Sequence[Path]]
+
+
+class Taught:
+    """What the process's sessions come to know."""
+
+    def __init__(
+        self,
+        sessions: Live[Session],
+        prompts: Prompts,
+        builder: Builder,
+        links: WorkflowLinks,
+        folders: Folders,
+        request: Request,
+    ) -> None:
+        """Set up; nothing is looked for.
+
+        Args:
+            sessions: all of the process.
+            prompts: that run.
+            builder: whose workers learn.
+            links: keeps graph folders filled.
+            folders: a session's graph folders.
+            request: has graphs loaded, or built.
+        """
+        self._sessions, self._prompts, self._builder = sessions, prompts, builder
+        self._links, self._folders, self._request = links, folders, request
+
+    def look(self, session: Session, on_progress: Progress | None = None) -> None:
+        """Look for what is known of a session's model; a user who waits for graphs waits for that,
+        too.
+        """
+        study = session.scope.study
+        if study is None:
+            return
+        if study.lesson is None:
+            faults, looked_in = session.scope.faults, self._folders(session)
+            faults.spare(LEARNING, "finding what was learned", study.look, looked_in)
+            if study.lesson is None:
+                study.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
+        if session.options.when_missing is WhenMissing.WAIT:
+            self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
+
+    def learned(self) -> None:
+        """A worker has learned: graphs are asked for once no run goes on, not when the next one
+        begins; from any thread.
+        """
+        self._prompts.when_idle(self._ask)
+
+    def _ask(self) -> None:
+        for session in self._sessions.values():
+            faults = session.scope.faults
+            if faults.spare(LEARNING, "looking at what was learned", session.look_again):
+                self._request(session, session.all_graphs)
+                self._links.expect(session, self._links.last(session))
