@@ -414,7 +414,7 @@ TABLE: dict[str, str | Row] = {
     "key_bad": "the signing key {path} must be {wanted} hex digits, got {count} bytes",
     # DeepCache.
     "deepcache_needs_unet": "DeepCache needs a UNet, and this model is a {model}: it runs "
-    "unchanged. ComfyUI's own EasyCache is for such models.",
+    "unchanged. Step Cache is for such models.",
     "deepcache_easycache": "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides "
     "which steps run: DeepCache steps aside, for a step that is skipped leaves no feature. Use "
     "one of them",

@@ -212,11 +212,9 @@ NEEDS = (
     Need(f"{_PATCHER}.patch_hooks", _CACHE, names=("current_hooks",)),
     # sampling.py
     Need("comfy.samplers:CFGGuider.outer_sample", _CACHES, names=("inner_model",)),
+    Need(f"{_EXTENSION}:WrappersMP.CALC_COND_BATCH", _STEPS),
     Need(
-        "comfy.samplers:_calc_cond_batch_outer",
-        _STEPS,
-        "model, conds, x_in, timestep, model_options",
-        ("CALC_COND_BATCH",),
+        "comfy.samplers:calc_cond_batch", _STEPS, "model, conds, x_in, timestep, model_options"
     ),
     Need("comfy.samplers:calculate_start_end_timesteps", _STEPS, names=("timestep_start",)),
     Need("comfy.model_sampling:CONST", _STEPS),
