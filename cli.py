@@ -6,6 +6,10 @@
     python cli.py source FILE           print the code that was generated for a graph
     python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
     python cli.py learn MODEL           say how a model calls its blocks, for who describes it
+    python cli.py push | pull [URL]     send graphs to a store that machines share, or get them
+    python cli.py check-remote [URL]    say whether that store is well and what of it fits here
+    python cli.py key new|trust|revoke|list      keys of others, in whose name graphs are loaded
+    python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -38,11 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 when all is well, 1 when a file was refused or something is to be done,
         2 for a wrong call.
     """
-    options = _parser().parse_args(arguments)
+    options = parsed(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # consoles that cannot show every name
-    _import_packages()
     from warmgraph_backends.errors import WarmgraphError
     from warmgraph_console.output import stop
 
@@ -58,26 +61,61 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return what was asked for; what stands behind `--` of `prebuild` is ComfyUI's, as `flags`."""
+    _import_packages()
+    flags: list[str] = []
+    if arguments[:1] == ["prebuild"] and "--" in arguments:
+        at = arguments.index("--")
+        arguments, flags = arguments[:at], arguments[at + 1 :]
+    options = _parser().parse_args(arguments)
+    options.flags = flags
+    return options
+
+
 def _trust(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.graphs import trust
 
-    return trust(options.folder, Signer(_user_directory(options) / PRIVATE))
+    return trust(options.folder, signer_of(_user_directory(options) / PRIVATE))
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.graphs import explain
 
-    signer = Signer(_user_directory(options) / PRIVATE)
+    signer = signer_of(_user_directory(options) / PRIVATE)
     return explain(options.path, signer, ask_torch=options.fit)
 
 
 def _source(options: argparse.Namespace) -> int:
-    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.fleet.keys import signer_of
     from warmgraph_console.source import source
 
-    return source(options.file, Signer(_user_directory(options) / PRIVATE))
+    return source(options.file, signer_of(_user_directory(options) / PRIVATE))
+
+
+def _remote(options: argparse.Namespace) -> int:
+    from warmgraph_console import remote
+
+    store = options.store or _base_directory(options) / "models" / "compiled_graphs"
+    here = remote.machine(_user_directory(options) / PRIVATE, store, options.remote_url)
+    if isinstance(here, int):
+        return here
+    commands = {"push": remote.push, "pull": remote.pull, "check-remote": remote.check_remote}
+    return commands[options.command](here)
+
+
+def _key(options: argparse.Namespace) -> int:
+    from warmgraph_console import keys
+
+    private = _user_directory(options) / PRIVATE
+    if options.key_command == "list":
+        return keys.list_keys(private)
+    if options.key_command == "new":
+        return keys.new_key(options.name, private)
+    change = keys.trust_key if options.key_command == "trust" else keys.revoke_key
+    return change(options.key, private)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -97,6 +135,23 @@ def _doctor(options: argparse.Namespace) -> int:
     store = options.store or base / "models" / "compiled_graphs"
     places = Places(base, user, store, options.comfyui or PACK.parents[1])
     return doctor(places, options.device)
+
+
+def _prebuild(options: argparse.Namespace) -> int:
+    from warmgraph_console.output import stop
+    from warmgraph_console.prebuild import Places, Wish, prebuild
+
+    if not options.workflows and not options.checkpoint:
+        return stop("prebuild takes a WORKFLOW, or --checkpoint NAME")
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    if options.target and "--cpu" in options.flags:
+        return stop("--target is for a card, and --cpu for none; leave one of them out")
+    wish = Wish(options.workflows, options.checkpoint, options.vaes, options.target)
+    base, user = options.base_directory, options.user_directory
+    places = Places(comfyui.resolve(), base, user, options.store, options.log)
+    return prebuild(wish, places, options.flags, json_file=options.json)
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -145,6 +200,8 @@ def _import_packages() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from warmgraph_backends.device.cards import CARDS
+
     parser = argparse.ArgumentParser(
         prog="cli.py", description="Look into Warmgraph, and trust graph files."
     )
@@ -219,6 +276,53 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_learn)
 
     command = commands.add_parser(
+        "prebuild",
+        help="compile what workflows need, for an image or in CI",
+        usage="cli.py prebuild [options] WORKFLOW ... [-- FLAGS OF COMFYUI]",
+        description="Compile what saved workflows and checkpoints need, before anybody is served. "
+        "A ComfyUI server is started for that, and the part of each workflow is run that leads to "
+        "nodes which compile: no text, no sampler, no image. The files of their models must be "
+        "there. Ends with 0 only if every part that should be compiled is. What stands behind `--` "
+        "is for ComfyUI: give it the flags that the server has that will serve.",
+    )
+    command.add_argument(
+        "workflows",
+        metavar="WORKFLOW",
+        nargs="*",
+        type=Path,
+        help="a file, as saved by the page or exported for the API",
+    )
+    command.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the model of a checkpoint, as ComfyUI lists it; may be given several times",
+    )
+    command.add_argument("--vaes", action="store_true", help="the checkpoints' VAEs, too")
+    command.add_argument(
+        "--store",
+        type=Path,
+        metavar="FOLDER",
+        help="where compiled files are read and kept (default: as ComfyUI has it)",
+    )
+    command.add_argument(
+        "--target",
+        choices=CARDS,
+        metavar="sm_NN",
+        help=f"for a card that need not be in this machine: {', '.join(CARDS)}",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
+    command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    _add_folders(command).set_defaults(run=_prebuild)
+
+    command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"
     )
     command.add_argument("--url", default=URL, help=f"the server's address (default: {URL})")
@@ -242,7 +346,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("folder", metavar="FOLDER", type=Path)
     _add_folders(command).set_defaults(run=_trust)
+
+    _add_remote(commands)
     return parser
+
+
+def _add_remote(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The commands about stores that machines share, and about keys."""
+    added = [
+        commands.add_parser("push", help="send this machine's graphs to a store of several"),
+        commands.add_parser("pull", help="get the graphs of such a store that fit this machine"),
+        commands.add_parser(
+            "check-remote", help="say whether such a store is well, what of it fits here, and why"
+        ),
+    ]
+    for command in added:
+        command.add_argument(
+            "remote_url", metavar="URL", nargs="?", help="default: what fleet.json says"
+        )
+        command.add_argument(
+            "--store", type=Path, metavar="FOLDER", help="default: BASE/models/compiled_graphs"
+        )
+        _add_folders(command).set_defaults(run=_remote)
+
+    command = commands.add_parser(
+        "key",
+        help="make, trust, revoke and list keys of several machines",
+        description="Keys whose public half only verifies. Whoever has the private half can make "
+        "files that every machine runs that trusts it.",
+    )
+    actions = command.add_subparsers(dest="key_command", required=True)
+    action = actions.add_parser("new", help="make one; prints its public half")
+    action.add_argument("name", metavar="NAME")
+    _add_folders(action)
+    action = actions.add_parser("trust", help="use what this key's owner signs")
+    action.add_argument("key", metavar="KEY")
+    _add_folders(action)
+    action = actions.add_parser("revoke", help="use that no longer")
+    action.add_argument("key", metavar="NAME_OR_KEY")
+    _add_folders(action)
+    _add_folders(actions.add_parser("list", help="say which keys this machine has"))
+    command.set_defaults(run=_key)
 
 
 def _add_folders(command: Parser) -> Parser:

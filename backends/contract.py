@@ -300,7 +300,8 @@ class Compiler(Protocol):
         """
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
-        """Say what builds need besides, of which a user is told, and nothing is refused for it.
+        """Say what builds need besides: without it a user is told so, nothing is built, and what
+        was built before is loaded.
 
         Anywhere; never raises.
         """

@@ -22,7 +22,6 @@ from .attaching.attached import Attached, Left, Note
 from .attaching.caches import Caches
 from .attaching.objects import Objects
 from .building.builder import Builder
-from .building.claims import Claims
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
 from .contract import CallForm, WhenMissing
@@ -31,6 +30,7 @@ from .debugging import OFF, Debugging
 from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
+from .fleet.fleet import Fleet
 from .graphs.graph import Graph, State
 from .graphs.lessons import Lessons
 from .graphs.library import Graphs
@@ -60,8 +60,6 @@ from .storing import folders
 from .storing.comparisons import Comparisons
 from .storing.paths import Paths
 from .storing.records import Records
-from .storing.signing import Signer
-from .storing.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +107,8 @@ class Engine:
         self.caches = Caches(self._objects, self._events, self._numbers)
         self._events.listen(self._graphs_changed, Event.GRAPH_CHANGED)
         self._events.listen(hooks.on_change, *Event)
-        paths.private.mkdir(parents=True, exist_ok=True)
-        signer = Signer(paths.private)
-        self._store = Store(
-            paths.store,
-            signer,
-            cap_bytes=lambda: settings.store_cap_bytes,
-            private=paths.private,
-        )
+        fleet = Fleet(paths.private)
+        self._store = fleet.store(paths.store, lambda: settings.store_cap_bytes)
         self._builder = Builder(
             hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
@@ -126,8 +118,11 @@ class Engine:
             is_busy=self._prompts.is_busy,
             events=self._events,
         )
-        claims = Claims(paths.store, signer, patience_s=lambda: settings.job_limit_s)
-        self._graphs = Graphs(self._store, self._builder, claims, self._events, dump=debugging.dump)
+        remote = fleet.remote(self._store)
+        claims = fleet.claims(self._store, lambda: settings.job_limit_s)
+        self._graphs = Graphs(
+            self._store, self._builder, claims, self._events, dump=debugging.dump, remote=remote
+        )
         self._graphs.when_loaded(claims.sweep)
         self._graphs.when_loaded(self._graphs.look_at_store)
         self._captured = CapturedMemory(
@@ -144,7 +139,7 @@ class Engine:
             Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
             lambda: settings.plays_back_attention,
-            Lessons(Records(paths.records, signer), self._builder, self._events),
+            Lessons(Records(paths.records, fleet.signer), self._builder, self._events),
         )
         self._eager_times = EagerTimes(paths.private, machine)
         self._starter = Starter(
@@ -169,6 +164,7 @@ class Engine:
             builder=self._builder,
             graphs=self._graphs,
             store=self._store,
+            fleet=fleet,
             captured=self._captured,
             prompts=self._prompts,
             history=self._history,

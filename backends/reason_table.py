@@ -372,6 +372,7 @@ TABLE: dict[str, str | Row] = {
     "file": "compiled file {path} {what}",
     "not_loaded": "{why}, so it is not loaded",
     "other_key": "was signed with another key ({key})",
+    "not_by_key": "names the trusted key {key}, which has not signed it",
     "unsigned": "is not signed",
     "untrusted": "signed with another key than this server's, or not at all",
     "made_for": "{fact}: made for {there}, this machine has {here}",
@@ -412,6 +413,26 @@ TABLE: dict[str, str | Row] = {
     "payload_damaged": "the payload of compiled file {key} was damaged on its way to the store",
     "key_unusable": "the signing key {path} cannot be used: {error}",
     "key_bad": "the signing key {path} must be {wanted} hex digits, got {count} bytes",
+    # A fleet: its keys, and the store that machines share.
+    "only_verifies": "this machine has no key that signs",
+    "no_public_key": "a public key must be NAME:64 hex digits, as `python cli.py key list` "
+    "prints it",
+    "no_private_key": "{path} must hold a private key, which is NAME:64 hex digits",
+    "bad_key_name": "a key's name must be letters, digits and any of . _ -, at most 64",
+    "key_exists": "{path} is there, and no key is written over another",
+    "package_missing": "{what} need the Python package {package}, and all goes on without: "
+    "{command}",
+    "fleet_file": "nothing of {path} is used: {error}",
+    "fleet_variable": "{name} of the environment is not used: {error}",
+    "file_too_large": "is larger than a compiled file can be",
+    "remote_late": "the remote store did not answer within {seconds} s",
+    "remote_failed": "the remote store failed: {error}",
+    "remote_denied": "the remote store does not let this machine read: {error}",
+    "remote_read_only": "the remote store takes no files from here and is only read from now on: "
+    "{error}",
+    "remote_unsent": "a compiled file could not be sent to the remote store: {error}",
+    "remote_only_read": "a store at {scheme}:// can only be read",
+    "remote_refused": "a file of the remote store is not used: {name} {what}",
     # DeepCache.
     "deepcache_needs_unet": "DeepCache needs a UNet, and this model is a {model}: it runs "
     "unchanged. Step Cache is for such models.",
@@ -458,6 +479,8 @@ TABLE: dict[str, str | Row] = {
     "do_restore_key": "restore it, or delete it: a new one is made, and older compiled files need "
     "`python cli.py trust FOLDER` or are built again",
     "do_trust": "if you trust where it came from, run at the server's console: {command}",
+    "do_trust_key": "if you know whose key that is: `python cli.py key trust KEY`",
+    "do_nothing_remote": "it is left alone for {seconds} s, and all goes on without it",
     "do_nothing_anew": "it is built anew",
     "do_nothing_again": "it is built again",
     "do_nothing_damaged": "it is not loaded and is built again",

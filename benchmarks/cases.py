@@ -13,6 +13,7 @@ from .learned_cases import LEARNED, learned, learned_soak
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .pieces_case import PIECES, interrupt, pieces
+from .prebuilt_case import prebuilt_without_card
 from .product_case import int8_product
 from .rival_cases import rival, rivals
 from .stages import TEMPLATES
@@ -254,6 +255,7 @@ CASES: dict[str, Case] = {
     "dispatch": Case(dispatch, 40),
     "int8_rows": Case(int8_rows, 20),
     "int8_product": Case(int8_product, 60),
+    "prebuilt_without_card": Case(prebuilt_without_card, 240),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),
     "users_run": Case(users_run, 150),

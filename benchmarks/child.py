@@ -1,8 +1,8 @@
 """Run one task in a fresh process under given host flags; its last line is the result as JSON.
 
 A script, started by `run.py` and by the GPU tests with one argument: a JSON object {"task", "tree",
-"base", "argv", "narrow", "params"}. What a task reports on the way is printed as lines {"partial":
-...}, so that a killed one is not lost.
+"base", "argv", "narrow", "pretended", "params"}. What a task reports on the way is printed as lines
+{"partial": ...}, so that a killed one is not lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     host = importlib.import_module(f"{ALIAS}.host")
     begin = time.perf_counter()
     facts = host.boot(
-        Path(request["tree"]), request["argv"], base=Path(request["base"]), narrow=request["narrow"]
+        Path(request["tree"]),
+        request["argv"],
+        base=Path(request["base"]),
+        narrow=request["narrow"],
+        pretended=request["pretended"],
     )
     boot_seconds = time.perf_counter() - begin
     print(json.dumps({"host": facts._asdict()}), flush=True)

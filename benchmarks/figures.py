@@ -257,6 +257,12 @@ FIGURES: dict[str, Figure] = {
         lambda case: case["int8_product_ratio"],
         ">= 1.35",
     ),
+    "prebuilt_without_card_ratio": Figure(
+        "built without the card / on it",
+        ("prebuilt_without_card",),
+        lambda case: case["crossbuilt_ratio"],
+        "<= 1.1",
+    ),
     "new_size_capture_seconds": Figure(
         "s", ("run_costs",), lambda case: case["capture_seconds"], "<= 0.3"
     ),

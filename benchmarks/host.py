@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .models import KINDS, register_narrow, vae_config
+from .pack import import_engine_package
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,14 @@ class Size(NamedTuple):
     batch: int = 1
 
 
-def boot(tree: Path, argv: Sequence[str], *, base: Path, narrow: bool = False) -> HostFacts:
+def boot(
+    tree: Path,
+    argv: Sequence[str],
+    *,
+    base: Path,
+    narrow: bool = False,
+    pretended: str | None = None,
+) -> HostFacts:
     """Import the host under these command-line arguments.
 
     Args:
@@ -45,6 +53,7 @@ def boot(tree: Path, argv: Sequence[str], *, base: Path, narrow: bool = False) -
             cudaMallocAsync on CUDA.
         base: the base directory (models, user, output), so that nothing is written into the tree.
         narrow: register the narrow kinds.
+        pretended: a GPU that torch is told of in the place of those here; without dynamic VRAM.
 
     Raises:
         RuntimeError: if torch or the host was imported before.
@@ -67,6 +76,8 @@ def boot(tree: Path, argv: Sequence[str], *, base: Path, narrow: bool = False) -
     import cuda_malloc  # noqa: F401  - chooses the allocator before torch is imported
     import torch
 
+    if pretended is not None:
+        import_engine_package("torch_api.cuda_pretended").pretend(pretended)
     torch.set_grad_enabled(False)
     import comfy.memory_management
     import comfy.model_management

@@ -140,6 +140,7 @@ class Lab:
         hash_seed: str = "0",
         silence_s: float | None = None,
         caches: str | None = None,
+        pretended: str | None = None,
         **params: Any,
     ) -> dict[str, Any]:
         """Run one task in a fresh process under these host flags and return its result.
@@ -148,6 +149,7 @@ class Lab:
             silence_s: stop it too when it has reported nothing partial for so long.
             caches: folder of the caches of Inductor and Triton; None are new and empty ones, so
                 that nothing is quick because of an earlier child.
+            pretended: the child sees no GPU, and is told of this one.
 
         Raises:
             ChildError: it failed, printed no result or ran past its limit.
@@ -161,6 +163,7 @@ class Lab:
             "base": str(self.work / "base"),
             "argv": [*(SMOKE_FLAGS if self.smoke else ()), *flags],
             "narrow": self.smoke,
+            "pretended": pretended,
             "params": params,
         }
         log = self.work / "logs" / f"{len(list((self.work / 'logs').iterdir())):03d}-{task}.log"
@@ -174,6 +177,8 @@ class Lab:
                 "TRITON_CACHE_DIR": os.path.join(kept, "triton"),
             }
             environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+            if pretended is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = ""
             output, code = _run(
                 [sys.executable, str(CHILD), json.dumps(request)],
                 environment,

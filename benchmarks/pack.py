@@ -35,8 +35,13 @@ def import_alias(name: str, folder: Path) -> None:
 
 def import_engine() -> Any:
     """Import the pack's engine and return the module, as a server does at its start."""
+    return import_engine_package("engine")
+
+
+def import_engine_package(name: str) -> Any:
+    """Import a module of the pack's `backends`, which imports no host by itself."""
     import_alias("warmgraph_backends", ROOT / "backends")
-    return importlib.import_module("warmgraph_backends.engine")
+    return importlib.import_module(f"warmgraph_backends.{name}")
 
 
 def open_engine(

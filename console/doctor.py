@@ -13,6 +13,7 @@ from warmgraph_backends.sessions.settings import Settings
 
 from .asked import ask
 from .embedded import headers
+from .fleet import fleet
 from .kept import GIB, PRIVATE, beside_workflows, leftovers, signing_key, store
 from .line import Line
 from .output import say
@@ -62,6 +63,7 @@ def _lines(places: Places, device: str) -> Iterator[Line]:
     yield from _torch(facts, died)
     yield from _host(places, device=facts.get("device", "cpu"))
     yield signing_key(places.user)
+    yield from fleet(places.user / PRIVATE)
     yield from store(places.store, places.user)
     yield from beside_workflows(places.user)
     yield from _vram(places.user, facts.get("gpu"))

@@ -36,16 +36,20 @@ def trust(folder: Path, signer: Signer) -> int:
     """
     if not os.path.isdir(folder):
         return stop(f"{folder} is not a folder")
-    if not signer.path.exists():
+    if signer.keyring.private is None and not signer.path.exists():
         say("making a new signing key: run this as the user who runs ComfyUI")
-    say(f"signing with key {signer.fingerprint} of {signer.path}")
+    private = signer.keyring.private
+    whose = signer.path if private is None else private.public.name
+    say(f"signing with key {signer.fingerprint} of {whose}")
     trusted = refused = 0
     for path, problem in graph_files(folder):
         try:
             if problem:
                 raise GraphFileError(problem)
             manifest, payload = read_for_trust(path)
-            if read_header(path).is_signed(signer):
+            header = read_header(path)
+            outdated = private is not None and signer.is_own(header.data.get("signer"))
+            if header.is_signed(signer) and not outdated:
                 say(f"already trusted: {path.name} ({manifest.kind})")
             else:
                 write_whole(path, encode(manifest.data, payload, signer))
@@ -97,8 +101,9 @@ def _explain_file(
         for name in ("built", "target"):
             facts = manifest.data[name]
             say(f"  {name}: {', '.join(f'{k} {v}' for k, v in sorted(facts.items()))}")
-        if signer.path.exists() and header.is_signed(signer):
-            say("  signed: by this machine")
+        if header.is_signed(signer):
+            key = signer.keyring.keys.get(str(header.data.get("signer")))
+            say(f"  signed: {'by this machine' if key is None else f'with the key {key.name}'}")
         else:
             say("  signed: not by this machine; `python cli.py trust FOLDER` trusts it")
         read_for_trust(path)

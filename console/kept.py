@@ -13,6 +13,7 @@ from typing import NamedTuple
 from warmgraph_backends.building.messages import RESULT
 from warmgraph_backends.cleanup import keeper, temporary
 from warmgraph_backends.errors import GraphFileError
+from warmgraph_backends.fleet.keys import signer_of
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_backends.storing.folders import SUFFIX, list_folders
 from warmgraph_backends.storing.graph_file import RefusedFileError, key_of, read_header
@@ -129,8 +130,7 @@ def _whose(name: str, paths: Iterable[Path], user: Path) -> Iterator[Line]:
 
 
 def _sorted_out(paths: Iterable[Path], user: Path) -> _Found:
-    key = _key_of(user)
-    signer = Signer(key.parent) if key.exists() else None
+    signer = signer_of(user / PRIVATE)
     ours: list[str | None] = []
     foreign, damaged = [], []
     for path in paths:
@@ -139,7 +139,7 @@ def _sorted_out(paths: Iterable[Path], user: Path) -> _Found:
         except RefusedFileError:
             damaged.append(path)
             continue
-        if signer is not None and header.is_signed(signer):
+        if header.is_signed(signer):
             ours.append(key_of(path))
         else:
             foreign.append(path)

@@ -29,7 +29,7 @@ def source(path: Path, signer: Signer) -> int:
     try:
         header = read_header(path)
         manifest, payload = read_for_trust(path)
-        signed = signer.path.exists() and header.is_signed(signer)
+        signed = header.is_signed(signer)
         backend = backend_named(str(manifest.target.get("backend")))
         facts = backend.describe_payload(unpack_payload(payload))
     except (GraphFileError, RequirementError, OSError, ValueError, MemoryError) as error:

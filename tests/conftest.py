@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -121,6 +122,21 @@ def host(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield inprocess.boot(host_tree, base)
     finally:
         sys.argv = argv
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a real S3 server in this process."""
+    for package in ("s3fs", "moto", "flask"):
+        pytest.importorskip(package, reason="a development tool is not installed")
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 class InstallPack(Protocol):

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy
 from safetensors.numpy import load_file
 
+from warmgraph_console.convert import to_prompt
+
 from . import templates
-from .convert import to_prompt
 from .host import Graph, Run, Server
 from .install import PACK, prepare_base
 

@@ -5,7 +5,7 @@ what lies in memory between them. Nothing is compiled and nothing runs.
 
 KIND is of `small_transformers`, `h3_vae`, or at no place of a model: `int8_product` or
 `packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. `--learned` takes
-the same block as it is learned from a step. The process pretends to have one H200; it is of no
+the same block as it is learned from a step. The process pretends to have one H100; it is of no
 other use.
 """
 
@@ -16,25 +16,10 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_H200 = SimpleNamespace(
-    name="NVIDIA H200",
-    major=9,
-    minor=0,
-    multi_processor_count=132,
-    total_memory=141 << 30,
-    max_threads_per_multi_processor=2048,
-    regs_per_multiprocessor=65536,
-    warp_size=32,
-    shared_memory_per_block=49152,
-    shared_memory_per_block_optin=232448,
-    shared_memory_per_multiprocessor=233472,
-    gcnArchName="",
-    L2_cache_size=60 << 20,
-)
+_CARD = "sm_90"
 
 #: A transformer, too.
 H3_VAE = "h3_vae"
@@ -124,7 +109,6 @@ def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = F
             places[form] = found_places[0]
         description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
     program = export(description, form_of(description.family, description.form, description.way))
-    _cuda().is_available = lambda: True  # now Inductor asks
     try:
         compiling.compile_wrapper(
             program.graph_module, config_of(program), last_pass=products.finish
@@ -164,106 +148,22 @@ def _root(kind: str, file: str | None) -> Any:
     return small_transformers.load_quantised(kind, file).model.diffusion_model
 
 
-def _cuda() -> Any:
-    import torch
-
-    return torch.cuda
-
-
 def _pretend(found: list[str]) -> None:
     """Have torch and Triton believe in a GPU as far as writing code asks for one.
 
     Args:
         found: takes the code.
     """
-    import torch
-    import triton.runtime.driver as driver
-    from torch._dynamo import device_interface
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.fx_passes import joint_graph, post_grad
-    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
-    from torch._subclasses import fake_tensor
-    from triton.backends.compiler import GPUTarget
 
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    def zero(*_: Any, **__: Any) -> int:
-        return 0
-
-    def card(*_: Any, **__: Any) -> Any:
-        return _H200
+    from warmgraph_backends.torch_api import cuda_pretended
 
     def write(code: Any, *_: Any, **__: Any) -> None:
         found.append(str(code))
         raise _WrittenError
 
-    def kept(*given: Any) -> Any:
-        """What cuDNN takes: what lies by its channels stays so."""
-        for tensor in given[:2]:
-            layout = torch.channels_last_3d if tensor.dim() == 5 else torch.channels_last
-            if tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
-                return layout
-        return torch.contiguous_format
-
-    deduce = UniformValueConstantFolder._deduce_value
-
-    def deduced(folder: Any, node: Any) -> Any:
-        """What a constant is: of one on the GPU nothing is known here."""
-        try:
-            return deduce(folder, node)
-        except RuntimeError:
-            return folder.unknown_value
-
-    private: Any = torch._C
-    interface: Any = device_interface.get_interface_for_device("cuda")
-    answers: list[tuple[Any, dict[str, Any]]] = [
-        (
-            _cuda(),
-            {
-                **dict.fromkeys(("get_device_properties", "_get_device_properties"), card),
-                **dict.fromkeys(("current_device", "_exchange_device"), zero),
-                **dict.fromkeys(("_maybe_exchange_device",), zero),
-                **dict.fromkeys(("synchronize", "set_device", "_lazy_init"), nothing),
-                "get_device_capability": lambda *_: (9, 0),
-                "device_count": lambda: 1,
-            },
-        ),
-        (_cuda().random, {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
-        (_cuda(), {"get_rng_state": lambda *_: torch.zeros(1), "set_rng_state": nothing}),
-        (private, {"_cuda_init": nothing, "_cuda_getCurrentRawStream": zero}),
-        (private, {"_conv_determine_backend_memory_format": kept}),
-        (fake_tensor, {"init_gpu_context": nothing}),
-        (
-            interface,
-            {
-                "get_device_properties": staticmethod(card),
-                "get_compute_capability": staticmethod(lambda *_: 90),
-                "current_device": staticmethod(zero),
-                "is_triton_capable": staticmethod(lambda *_: True),
-                "raise_if_triton_unavailable": staticmethod(nothing),
-                "synchronize": staticmethod(nothing),
-            },
-        ),
-        (interface.Worker, {"get_device_properties": staticmethod(card)}),
-        (UniformValueConstantFolder, {"_deduce_value": deduced}),
-        # Their patterns are traced on the GPU; none of them is in a block that calls our attention.
-        *((module, {"lazy_init": nothing}) for module in (joint_graph, post_grad)),
-        # A constant would be made there, to look at it.
-        (joint_graph, {"constant_fold_uniform_value": nothing}),
-        (PyCodeCache, {"write": write}),
-    ]
-    for owner, names in answers:
-        for name, answer in names.items():
-            setattr(owner, name, answer)
-    driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-            get_current_device=zero,
-            get_active_torch_device=lambda: torch.device("cuda", 0),
-            get_current_stream=zero,
-        )
-    )
+    cuda_pretended.pretend(_CARD)
+    PyCodeCache.write = write
 
 
 if __name__ == "__main__":

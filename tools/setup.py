@@ -31,6 +31,9 @@ TOOLS = (
     "mypy==2.4.1",
     "websocket-client==1.9.2",
     "prometheus-client==0.26.0",
+    "s3fs==2026.9.0",
+    "moto[server]==5.2.5",
+    "cryptography==50.0.2",
 )
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds

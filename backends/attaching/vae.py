@@ -87,6 +87,9 @@ class _Attachment:
         self.session = session
         self._runs = runs
         self._open = False
+        #: What stands on the first-stage model in a run, by name, and what it calls: the same in
+        #: each, so that nothing seems to have changed.
+        self._calls: dict[str, tuple[Any, Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         return self  # a deep copy has weights of its own, which `scope` leaves to the host
@@ -94,38 +97,59 @@ class _Attachment:
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
         """One call of the VAE: its first-stage model runs through the session."""
-        if self._open or not self._begins(vae):  # the host's methods may call one another
+        if self._open or not self._is_ours(vae):  # the host's methods may call one another
             yield
             return
-        root = self.session.scope.root
-        own, before = root.__dict__, {}
         self._open = True
         try:
-            for name in vaes.CALLS:
-                theirs = getattr(root, name, None)
-                if theirs is not None:
-                    before[name] = own.get(name)
-                    own[name] = partial(_call, self.session, theirs)
-            yield
+            # Before the run begins, so that the model looks the same whenever it is looked at.
+            with self._placed() as undo:
+                if not self._begins(vae):
+                    undo()
+                yield
         finally:
-            for name, theirs in before.items():
+            self._open = False
+            self._runs.end(self.session)
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[Callable[[], None]]:
+        """Put our calls on the first-stage model; gives what takes them away before the end."""
+        root = self.session.scope.root
+        own, before = root.__dict__, {}
+        for name in vaes.CALLS:
+            theirs = getattr(root, name, None)
+            if theirs is not None:
+                before[name] = own.get(name)
+                if name not in self._calls or self._calls[name][0] != theirs:
+                    self._calls[name] = theirs, partial(_call, self.session, theirs)
+                own[name] = self._calls[name][1]
+
+        def undo() -> None:
+            while before:
+                name, theirs = before.popitem()
                 if theirs is None:
                     del own[name]
                 else:
                     own[name] = theirs
-            self._open = False
-            self._runs.end(self.session)
+
+        try:
+            yield undo
+        finally:
+            undo()
+
+    def _is_ours(self, vae: Any) -> bool:
+        """Whether this call is the session's."""
+        if vaes.first_stage_model(vae) is self.session.scope.root:
+            return True
+        self.session.count_eager(of("copy_of_vae"))
+        return False
 
     def _begins(self, vae: Any) -> bool:
-        """Begin a run, if this call is the session's."""
-        if vaes.first_stage_model(vae) is not self.session.scope.root:
-            self.session.count_eager(of("copy_of_vae"))
-            return False
+        """Begin a run."""
         try:
             self._runs.begin(self.session, partial(_placement, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
-            self._runs.end(self.session)
             self.session.note(of("ran_at_normal_speed", error=error))
             return False
         return True

@@ -34,8 +34,12 @@ class Inductor:
         return [_torch(), *_of_device(device)]
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
-        """Triton compiles its launchers with the C compiler that it finds."""
-        if device == CPU or sys.platform == "win32":  # triton-windows brings one along
+        """A C++ compiler makes kernels for processors; Triton compiles its launchers with the C
+        compiler that it finds.
+        """
+        if device == CPU:
+            return [_cpp_compiler()]
+        if sys.platform == "win32":  # triton-windows brings one along
             return ()
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         return [
@@ -99,10 +103,14 @@ class Inductor:
 
     def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
-        from ..device.gpu import current_index
+        from ..device.gpu import current_index, pretended
         from ..operators import head_rotation as head_rotation  # graphs call its operator
         from ..torch_api import loading
 
+        if pretended() is not None:
+            from ..torch_api import cuda_pretended
+
+            return cuda_pretended.never_called
         return loading.unpack(payload, device_index=current_index())
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
@@ -118,19 +126,21 @@ def _torch() -> Requirement:
     return Requirement("torch", missing is None, missing or NOTHING, remedy, is_final=True)
 
 
+def _cpp_compiler() -> Requirement:
+    compiler = "cl" if sys.platform == "win32" else "g++"
+    return Requirement(
+        "C++ compiler",
+        any(shutil.which(c) for c in (compiler, "c++", "clang++")),
+        of("no_cpp_compiler", name=compiler),
+        of("do_install_one"),
+    )
+
+
 def _of_device(device: str) -> list[Requirement]:
     from ..device.gpu import is_there, kind_of
 
     if device == CPU:
-        compiler = "cl" if sys.platform == "win32" else "g++"
-        return [
-            Requirement(
-                "C++ compiler",
-                any(shutil.which(c) for c in (compiler, "c++", "clang++")),
-                of("no_cpp_compiler", name=compiler),
-                of("do_install_one"),
-            )
-        ]
+        return []
     if not any(kind.has_packed_kernels for kind in KINDS if kind.type == device):
         reason = of("no_such_device", device=device)
         return [Requirement("device", False, reason, of("do_use_nvidia"))]

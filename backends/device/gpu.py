@@ -17,6 +17,9 @@ import torch
 
 from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
 
+#: What the answer of a GPU that is only pretended is marked with.
+PRETENDED = "warmgraph_pretends"
+
 
 @cache  # a device takes microseconds to say its type
 def is_gpu(device: torch.device | str) -> bool:
@@ -51,6 +54,13 @@ def compiled_for() -> str:
 def name() -> str:
     """Return what the GPU is called, or the processor where there is none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+
+
+def pretended() -> str | None:
+    """Return the architecture of the GPU that this process pretends to have, and nothing can be
+    computed on (`torch_api.cuda_pretended`); None where it does not.
+    """
+    return getattr(torch.cuda.get_device_properties, PRETENDED, None)
 
 
 def machine() -> str:

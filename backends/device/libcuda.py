@@ -16,16 +16,22 @@ logger = logging.getLogger(__name__)
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
-@functools.cache
 def library() -> Any:
-    """Return the driver's library; None where there is none."""
+    """Return the driver's library; None where there is none now, which is asked again: a process
+    may begin where its card is hidden.
+    """
     try:
-        if sys.platform == "win32":
-            return ctypes.WinDLL("nvcuda.dll")
-        return ctypes.CDLL("libcuda.so.1")
+        return _load()
     except OSError as error:
         logger.debug("The CUDA driver's library was not found: %s", error)
         return None
+
+
+@functools.cache
+def _load() -> Any:
+    if sys.platform == "win32":
+        return ctypes.WinDLL("nvcuda.dll")
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def capability() -> str | None:

@@ -18,6 +18,7 @@ from ..building.claims import Claims
 from ..contract import Compiler, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
+from ..fleet.remote import Remote
 from ..kinds.module_tree import walk
 from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.graph_file import SUFFIX, Fault, RefusedFileError, unpack_payload
@@ -57,6 +58,7 @@ class Graphs:
         events: Events,
         *,
         dump: Path | None = None,
+        remote: Remote | None = None,
     ) -> None:
         """Set up; nothing is read.
 
@@ -66,8 +68,10 @@ class Graphs:
             claims: what keeps servers from building the same.
             events: who is told of changes.
             dump: a folder in which each graph is written down for a developer.
+            remote: a store that machines share, if there is one; `claims` closes it.
         """
         self._dump_folder = dump
+        self._remote = remote
         self._store = store
         self._builder = builder
         self._claims = claims
@@ -142,8 +146,13 @@ class Graphs:
             self._note_change()
 
     def settle(self) -> None:
-        """Wait until everything requested so far was looked for on disk (builds may go on)."""
+        """Wait until everything requested so far was looked for on disk (builds may go on), and in
+        the remote store for as long as patience lasts.
+        """
         self._loader.submit(int).result()
+        if self._remote is not None:
+            self._remote.settle()
+            self._loader.submit(int).result()
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
@@ -165,16 +174,27 @@ class Graphs:
             logger.debug("%s is not waited for: %s", graph.description.label, error)
             self._set(graph, Outcome(State.MISSING, _CLOSED))
 
-    def _load_or_build(self, graph: Graph, first: bool = True) -> None:
+    def _load_or_build(self, graph: Graph, first: bool = True, *, remote: bool = True) -> None:
         """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
         given.
+
+        Args:
+            remote: whether to have it looked for in the remote store as well; then it comes back
+                here, and nothing is waited for.
         """
+        remote = remote and self._remote is not None
         try:
             build: bool | None = None
             while build is None:
                 folders = graph.folders
-                if self._find(graph, folders):
+                if self._find(graph, folders, explain=not remote):
                     return
+                if remote:
+                    remote = False
+                    if self._look_elsewhere(graph, first):
+                        return
+                    if not graph.build_wanted:
+                        continue  # to explain it
                 with self._lock:  # from here on another request finds the graph missing
                     if graph.folders == folders:  # else more were named meanwhile
                         build = graph.build_wanted
@@ -187,7 +207,19 @@ class Graphs:
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("gave_up", error=_words(error)), error)
 
-    def _find(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
+    def _look_elsewhere(self, graph: Graph, first: bool) -> bool:
+        """Have a graph looked for in the remote store; False where that is of no use now."""
+
+        def come_back() -> None:
+            if graph.is_pending:  # else dropped meanwhile
+                self._load_or_build(graph, first, remote=False)
+
+        def then() -> None:
+            self._hand_over(graph, _logged, come_back)
+
+        return self._remote is not None and self._remote.fetch(graph.key, then)
+
+    def _find(self, graph: Graph, folders: tuple[Path, ...], *, explain: bool = True) -> bool:
         """Load a graph from a file; where there is none, say why unless it is to be built."""
         reason: Reason | None = None
         remedy = NOTHING
@@ -204,7 +236,7 @@ class Graphs:
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
             reason = of("loading_failed", error=_words(error))
-        if not graph.build_wanted:
+        if explain and not graph.build_wanted:
             if reason is None and graph.refused is not None:
                 reason, remedy, _ = graph.refused
             reason = reason or self._explain_missing(graph, folders)
@@ -281,6 +313,11 @@ class Graphs:
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _build(self, graph: Graph) -> None:
+        needs = graph.backend.needs_to_build(graph.description.device)
+        if (unmet := next((need for need in needs if not need.met), None)) is not None:
+            self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
+            self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
+            return
         task = {
             "key": graph.key,
             "description": graph.description.to_dict(),
@@ -337,6 +374,8 @@ class Graphs:
         try:
             path = self._store.put(manifest, result.payload)
             size = path.stat().st_size
+            if self._remote is not None:
+                self._remote.push(path, graph.key)
             self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
             self.unkept = None
         except (GraphFileError, OSError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..device.gpu import free_and_total_bytes, is_gpu
+from ..device.gpu import free_and_total_bytes, is_gpu, pretended
 
 _SAMPLING_VRAM = 2 << 30
 
@@ -33,10 +33,10 @@ def total_vram(device: torch.device) -> int:
 def spare_vram(patchers: Iterable[Any]) -> int | None:
     """Return the bytes of VRAM that sampling with all these models will not need.
 
-    None without a GPU.
+    None without a GPU, or where one is only pretended.
     """
     models = {id(p.model): p for p in patchers if is_gpu(p.load_device)}
-    if not models:
+    if not models or pretended() is not None:
         return None
     free, _ = free_and_total_bytes(next(iter(models.values())).load_device)
     to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..device.gpu import pretended
+
 
 def host_arguments() -> dict[str, Any]:
     """Return what a worker needs to import the host as this process did."""
@@ -19,6 +21,7 @@ def host_arguments() -> dict[str, Any]:
         "argv": _parsed_arguments(),
         "host": str(Path(next(iter(comfy.__path__))).parent),
         "cwd": os.getcwd(),
+        "pretended": pretended(),
     }
 
 

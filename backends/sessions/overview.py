@@ -10,6 +10,7 @@ from ..building.builder import Builder
 from ..cuda_graphs.memory import CapturedMemory
 from ..device.gpu import current
 from ..events import Event, Events
+from ..fleet.fleet import Fleet
 from ..graphs.library import Graphs
 from ..host_api.memory import empty_cache
 from ..host_api.needs import Feature
@@ -37,6 +38,7 @@ class Overview:
         builder: Builder,
         graphs: Graphs,
         store: Store,
+        fleet: Fleet,
         captured: CapturedMemory,
         prompts: Prompts,
         history: History,
@@ -52,6 +54,7 @@ class Overview:
             builder: builds graphs.
             graphs: all graphs of the process.
             store: the graph files of this machine.
+            fleet: what this machine shares with others.
             captured: the memory of captured calls.
             prompts: what the server's prompts do now.
             history: the last sampler runs.
@@ -64,6 +67,7 @@ class Overview:
         self._builder = builder
         self._graphs = graphs
         self._store = store
+        self._fleet = fleet
         self._captured = captured
         self._prompts = prompts
         self._history = history
@@ -94,6 +98,7 @@ class Overview:
                 "cap_bytes": self._settings.store_cap_bytes,
                 "folder": str(self._store.root),
             },
+            "fleet": self._fleet.report(),
             "captured": {
                 "vram_bytes": self._captured.used_bytes,
                 "budget_bytes": self._budget_bytes(),

@@ -62,10 +62,17 @@ class Warning(NamedTuple):
         }
 
 
-@cache
 def of_machine() -> tuple[Warning, ...]:
-    """Look at what compiling needs here; once a process, for it costs milliseconds."""
-    found = needs(compiled_for())
+    """Look at what compiling needs here; once for each sort of device, for it costs milliseconds.
+
+    A card may show up later: processes are kept in memory snapshots while it is hidden.
+    """
+    return _of(compiled_for())
+
+
+@cache
+def _of(device: str) -> tuple[Warning, ...]:
+    found = needs(device)
     return tuple(_missing(requirement) for requirement in found if not requirement.met)
 
 

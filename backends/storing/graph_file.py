@@ -53,6 +53,7 @@ class Fault(str, Enum):
     UNREADABLE = "unreadable"  # gone, no permission, not a regular file
     DAMAGED = "damaged"  # truncated, bits flipped, or no graph file at all
     UNTRUSTED = "untrusted"  # unsigned, or signed with another key
+    FORGED = "forged"  # names a public key that is trusted, and that has not signed it
     MISNAMED = "misnamed"  # a signed file under another file's name
     FORMAT = "format"  # written by another version of Warmgraph
 
@@ -118,12 +119,16 @@ class Header(NamedTuple):
             raise _damaged(self.path, of("in_manifest", error=error.reason)) from error
 
     def is_signed(self, signer: Signer) -> bool:
-        """Tell whether the manifest carries the signature of this machine's key."""
+        """Tell whether this machine's key has signed the manifest, or one that it trusts."""
         return signer.verify(_PURPOSE + self.text, self.signature)
 
     def claims(self, signer: Signer) -> bool:
-        """Tell whether the manifest names this machine's key, rightly or not."""
-        return bool(self.data.get("signer") == signer.fingerprint)
+        """Tell whether the manifest names this machine's own key, rightly or not.
+
+        A public key's name can be written by anybody, so a file in such a name is never taken for
+        one of ours that was damaged.
+        """
+        return signer.is_own(self.data.get("signer"))
 
 
 def file_name(key: str, *, hidden: bool = False) -> str:
@@ -258,7 +263,8 @@ def validate_signature(header: Header, path: Path, signer: Signer) -> None:
     """Refuse a manifest that does not carry this machine's signature, saying why it might not.
 
     Raises:
-        RefusedFileError: DAMAGED when it names this machine's key, else UNTRUSTED.
+        RefusedFileError: DAMAGED when it names this machine's own key, FORGED when a public one
+            that is trusted, else UNTRUSTED.
     """
     if header.is_signed(signer):
         return
@@ -266,6 +272,9 @@ def validate_signature(header: Header, path: Path, signer: Signer) -> None:
         raise RefusedFileError(path, Fault.DAMAGED, of("tampered"), remedy=of("do_nothing_again"))
     other = header.data.get("signer")
     known = isinstance(other, str) and re.fullmatch(r"[0-9a-f]{8}", other) and header.signature
+    if known and other in signer.keyring.keys:
+        what = of("not_loaded", why=of("not_by_key", key=other))
+        raise RefusedFileError(path, Fault.FORGED, what, remedy=of("do_nothing_anew"))
     origin = of("other_key", key=other) if known else of("unsigned")
     remedy = trust_remedy(path, signer)
     raise RefusedFileError(path, Fault.UNTRUSTED, of("not_loaded", why=origin), remedy=remedy)

@@ -1,4 +1,4 @@
-"""The key that tells graph files made on this machine from all others."""
+"""The key that tells graph files made on this machine from all others, and those it trusts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from ..errors import GraphFileError, console_command
 from ..reasons import of
 from .files import remove_stale
+from .public_keys import SIGNATURE_DIGITS, Keyring
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ _USER = Path(__file__, "../../../../../user").resolve()
 _KEY_BYTES = 32
 _UNREAD = of("do_make_readable")
 _UNMADE = of("do_let_write")
+_NO_KEYS = Keyring()
 _PATIENCE_S = 2.0  # how long another process may take between creating its key and writing it
 
 
@@ -36,30 +38,52 @@ class Signer:
 
     Args:
         directory: The pack's system user directory; made (owner-only) with the key.
+        keyring: Keys besides; a private one signs in place of the machine's own.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, keyring: Keyring = _NO_KEYS) -> None:
         self.path = Path(directory) / KEY_FILE
+        self.keyring = keyring
         self._lock = threading.Lock()
         self._key: bytes | None = None
 
     def sign(self, text: str) -> str:
-        """Return the HMAC-SHA256 of `text` as 64 hex digits.
+        """Return the HMAC-SHA256 of `text` as 64 hex digits, or a private key's signature as 128.
 
         Raises:
-            GraphFileError: the key cannot be read or made.
+            GraphFileError: the key cannot be read or made, or there is none that can sign.
         """
-        return hmac.new(self._secret(), text.encode(), hashlib.sha256).hexdigest()
+        private = self.keyring.private
+        return self._mac(text) if private is None else private.sign(text)
 
     def verify(self, text: str, signature: str) -> bool:
-        """Tell whether `signature` is what `sign(text)` returns, in constant time.
+        """Tell whether this machine's key, or one that it trusts, has signed `text`.
 
         Raises:
-            GraphFileError: the key cannot be read or made.
+            GraphFileError: the machine's own key cannot be read or made.
         """
-        return hmac.compare_digest(
-            self.sign(text).encode(), signature.encode("utf-8", "surrogatepass")
-        )
+        if len(signature) == SIGNATURE_DIGITS:
+            return any(key.has_signed(text, signature) for key in self.keyring.keys.values())
+        if not self.keyring.has_own or not (self._key or self.path.exists()):
+            return False  # no key is made to verify what it cannot have signed
+        mine = self._mac(text).encode()
+        return hmac.compare_digest(mine, signature.encode("utf-8", "surrogatepass"))
+
+    def is_own(self, fingerprint: object) -> bool:
+        """Tell whether a fingerprint names the machine's own key, which nobody else has."""
+        return self.keyring.has_own and fingerprint == self._own_fingerprint()
+
+    @property
+    def readable(self) -> list[str]:
+        """The fingerprints of all keys whose files are used; the one that signs comes first.
+
+        Raises:
+            GraphFileError: the machine's own key cannot be read or made.
+        """
+        keys, own = list(self.keyring.keys), []
+        if self.keyring.has_own:
+            own.append(self._own_fingerprint())
+        return [*keys, *own] if self.keyring.private is not None else [*own, *keys]
 
     def trust_command(self, folder: Path) -> str:
         """Return what is typed at the server's console to sign a folder's files with this key."""
@@ -69,10 +93,23 @@ class Signer:
 
     @property
     def fingerprint(self) -> str:
-        """Name the key in messages and manifests: 8 hex digits that do not give it away."""
+        """Name the key that signs in messages and manifests: 8 hex digits that do not give it away.
+
+        Raises:
+            GraphFileError: the key cannot be read or made, or there is none that can sign.
+        """
+        private = self.keyring.private
+        return self._own_fingerprint() if private is None else private.public.fingerprint
+
+    def _own_fingerprint(self) -> str:
         return hashlib.sha256(self._secret()).hexdigest()[:8]
 
+    def _mac(self, text: str) -> str:
+        return hmac.new(self._secret(), text.encode(), hashlib.sha256).hexdigest()
+
     def _secret(self) -> bytes:
+        if not self.keyring.has_own:
+            raise GraphFileError(of("only_verifies"))
         with self._lock:
             if self._key is None:
                 self._key = self._read_or_make()
@@ -135,7 +172,7 @@ def _read_key(path: Path) -> bytes:
         if len(text) == 2 * _KEY_BYTES:
             with contextlib.suppress(ValueError):
                 key = bytes.fromhex(text.decode("ascii", "replace"))
-                _keep_to_owner(path)
+                keep_to_owner(path)
                 return key
         if len(text) >= 2 * _KEY_BYTES or time.monotonic() > deadline:
             raise GraphFileError(
@@ -145,10 +182,10 @@ def _read_key(path: Path) -> bytes:
         time.sleep(0.02)
 
 
-def _keep_to_owner(path: Path) -> None:
+def keep_to_owner(path: Path) -> None:
     """Take a key that an operator has copied here away from other accounts of this machine."""
-    if os.name != "posix" or not path.stat().st_mode & 0o077:
-        return
     with contextlib.suppress(OSError):
+        if os.name != "posix" or not path.stat().st_mode & 0o077:
+            return
         path.chmod(0o600)
         logger.warning("the signing key %s was readable by other accounts; made owner-only", path)

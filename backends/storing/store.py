@@ -2,7 +2,8 @@
 
     ROOT/KEY.safetensors                 a graph
     ROOT/KEY.safetensors.broken          a damaged one, moved aside; the newest 20 are kept
-    ROOT/FINGERPRINT/KEY.safetensors     one whose plain name is taken by a file signed elsewhere
+    ROOT/FINGERPRINT/KEY.safetensors     one whose plain name is taken by a file signed elsewhere;
+                                         by the key that signed it
     NAME.graphs/.KEY.safetensors         a hard link or copy beside a workflow; never evicted
 
 Any number of threads and processes may use one store: files appear whole or not at all, and whoever
@@ -187,6 +188,24 @@ class Store:
                     raise
         return target
 
+    def take_in(self, draft: Path) -> Path:
+        """Put a file that came from elsewhere into the shared store, once it passed every check.
+
+        Args:
+            draft: its bytes, below the name that it has in a store.
+
+        Raises:
+            GraphFileError: it must not be used, or the store cannot be written.
+        """
+        graph = read_graph(draft, self._signer)
+        target = self.root / draft.name
+        if self._is_foreign(target):
+            target = self.root / str(graph.manifest.signer) / draft.name
+        with _writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, draft.read_bytes())
+        return target
+
     def link(self, key: str, folder: Path) -> bool:
         """Make a workflow's folder hold this graph, by a hard link or else a copy.
 
@@ -292,7 +311,7 @@ class Store:
         name = file_name(key)
         folders = [self.root]
         with suppress(GraphFileError):  # without a signing key nothing loads, and `read` says so
-            folders.insert(0, self._own_folder())
+            folders[:0] = [self.root / fingerprint for fingerprint in self._signer.readable]
         for folder in folders:
             if os.path.exists(folder / name):
                 yield folder / name

@@ -8,7 +8,6 @@ sizes of symbolic dims and object identities are in none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 
 from ..contract import Compiler, Description
 from ..device import gpu
-from ..reasons import Reason, of
+from ..reasons import Reason
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.manifest import FORMAT, Manifest
-from .target import TorchFacts, compose_target
+from .target import TorchFacts, compose_target, differing_regions, recorded_inputs
 
 
 def target(device: str, backend: Compiler) -> dict[str, Any]:
@@ -74,18 +73,6 @@ def explain_structure(manifest: Manifest, description: Description) -> list[Reas
     """Say in words how a graph file's region differs from a kind of the same form; empty: it
     fits.
     """
-    theirs, ours = manifest.structure, structure(description)
-    lines = []
-    if theirs["module"] != ours["module"]:
-        lines.append(of("region_differs"))
-    changed = _differing(theirs["sources"], ours["sources"])
-    if changed:
-        lines.append(of("code_changed", names=", ".join(changed[:4])))
-    recorded = {"inputs": manifest.inputs, "symbols": manifest.symbols}
-    if canonical_json(recorded) != canonical_json(inputs(description)):
-        lines.append(of("inputs_differ"))
-    return lines
-
-
-def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
+    return differing_regions(
+        manifest.structure, structure(description), recorded_inputs(manifest), inputs(description)
+    )

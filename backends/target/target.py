@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from ..device.kinds import GPU_TYPES
 from ..reasons import Reason, of
+from ..storing.canonical_json import canonical_json
+from ..storing.manifest import Manifest
 from .compiler_options import INSTRUCTIONS, OURS
 from .instructions import shortly
 
@@ -72,3 +74,37 @@ def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any])
         fact = _WORDS.get(name, name)
         lines.append(of("made_for", fact=fact, there=there, here=here))
     return lines
+
+
+def explain_region(theirs: Manifest, ours: Manifest) -> list[Reason]:
+    """Say in words how the regions of two graph files of a kind differ; empty: they do not."""
+    return differing_regions(
+        theirs.structure, ours.structure, recorded_inputs(theirs), recorded_inputs(ours)
+    )
+
+
+def recorded_inputs(manifest: Manifest) -> dict[str, Any]:
+    """Return the part of a manifest that says what its graph takes."""
+    return {"inputs": manifest.inputs, "symbols": manifest.symbols}
+
+
+def differing_regions(
+    their_structure: Mapping[str, Any],
+    our_structure: Mapping[str, Any],
+    their_inputs: Mapping[str, Any],
+    our_inputs: Mapping[str, Any],
+) -> list[Reason]:
+    """Say in words how one region differs from another of its form; empty: it does not."""
+    lines = []
+    if their_structure["module"] != our_structure["module"]:
+        lines.append(of("region_differs"))
+    changed = _differing(their_structure["sources"], our_structure["sources"])
+    if changed:
+        lines.append(of("code_changed", names=", ".join(changed[:4])))
+    if canonical_json(their_inputs) != canonical_json(our_inputs):
+        lines.append(of("inputs_differ"))
+    return lines
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

@@ -16,7 +16,7 @@ from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
 from ..contract import Compiler, Description, Measure, Program
-from ..device.gpu import empty_cache, is_gpu
+from ..device.gpu import empty_cache, is_gpu, pretended
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..host_api.process import import_host
@@ -27,7 +27,7 @@ from ..plans.describe import named_code
 from ..plans.plan import region_sources
 from ..reasons import of
 from ..target import keys
-from ..torch_api import present
+from ..torch_api import cuda_pretended, present
 from .export import export
 from .notebook import Notebook
 
@@ -52,9 +52,11 @@ def prepare(hello: dict[str, Any]) -> None:
     """Import the host under the parent's own arguments: attention choice and dtypes hang on them.
 
     Args:
-        hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree) and "spool" (the
-            builder's own folder).
+        hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree), "spool" (the
+            builder's own folder) and "pretended" (the card that the parent pretends to have).
     """
+    if hello.get("pretended"):
+        cuda_pretended.pretend(hello["pretended"])
     import_host(hello["argv"], hello["host"])
     if (missing := present.missing_to_export()) is not None:
         raise RequirementError(missing, final=True)
@@ -124,7 +126,9 @@ def _build(
     compiled = backend.compile(program, measure=measure)
     notebook.write("generated.py", lambda: compiled.source)
     built = time.monotonic()
-    checks = _check(program, backend.load(compiled.payload))
+    # For a card that is not here it is compared at its first call in each process, as any graph is.
+    is_here = pretended() is None
+    checks = _check(program, backend.load(compiled.payload)) if is_here else []
     if is_gpu(description.device):
         empty_cache()
     facts = {

@@ -10,8 +10,8 @@ import pytest
 
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import NOTICE
+from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates, thumbnails
-from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import OPEN, STATUS, Page
 

@@ -126,12 +126,14 @@ def test_without_a_compiler_the_model_is_eagers_and_says_what_is_missing(
     tmp_path: Path,
     log: pytest.LogCaptureFixture,
 ) -> None:
-    lab = make_lab()
+    lab = make_lab(empty=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     model = Probed(lab, host)
+    lab.settle()
     assert torch.equal(model.sample(), model.sample(model.plain))
-    assert "no C++ compiler" in model.report()["notes"][0]
-    assert said(log, "no C++ compiler") == 1
+    (left,) = model.report()["eager"]
+    assert "no C++ compiler" in left["reason"] and left["places"] == 38
+    assert said(log, "nothing compiles here: no C++ compiler") == 1
 
 
 def test_a_build_that_fails_is_named_tried_once_more_and_then_left(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.errors import StrictError
+from warmgraph_backends.runtime.attributes import Attributes
 from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks
@@ -179,6 +180,19 @@ def test_calls_are_served_by_graphs(vae_lab: Lab, compiled: Any) -> None:
     decoder = [k for k in vae_lab.engine.report(compiled)["kinds"] if k["state"] == "ready"]
     assert decoder
     assert vae_lab.engine.report(compiled)["calls"]["compiled"] - before == 12
+
+
+def test_a_vae_that_is_as_before_is_not_looked_through_again(
+    vae_lab: Lab, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes milliseconds, which a small decode does not have."""
+    latent = torch.zeros(1, 4, 8, 8)
+    compiled.decode(latent)
+    scans = []
+    scan = Attributes._scan
+    monkeypatch.setattr(Attributes, "_scan", lambda self: scans.append(1) or scan(self))
+    compiled.decode(latent)
+    assert not scans
 
 
 def test_a_block_that_changes_its_width_is_compiled(vae_lab: Lab) -> None:

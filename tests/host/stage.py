@@ -8,8 +8,8 @@ import av
 import numpy
 from PIL import Image, ImageSequence
 
+from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates
-from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Graph, Run, Server
 from warmgraph_tools.templates import read
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates
-from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Server
 
 ROOT = Path(__file__).parents[2]

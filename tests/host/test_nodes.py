@@ -263,6 +263,7 @@ def test_settings_are_changed_as_json_only(server: Server) -> None:
     for bad, words in [
         (b'{"idle_s": 0}', "idle_s must be"),
         (b'{"signing_key": 1}', "setting must be one of"),
+        (b'{"remote": "s3://x"}', "setting must be one of"),
         (b"[1]", "must be a JSON object"),
         (b"{", "body must be JSON"),
         (b"\xff", "body must be JSON"),

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates
-from warmgraph_tools.convert import to_prompt
 from warmgraph_tools.host import Graph, HostError, Server
 from warmgraph_tools.install import shipped_entries
 
@@ -164,6 +164,16 @@ class TestConverter:
         assert self.within(7.0, link=1, mode=4)["9"]["inputs"] == {"x": ["1", 0]}
         assert self.within(7.0, link=1, mode=2)["9"]["inputs"] == {}
         assert set(self.within(7.0, link=1, mode=4)) == {"1", "9"}
+
+    def test_only_what_the_ends_need_is_taken(self) -> None:
+        source = self.node(1, "Source", None, widgets_values={"size": 3.0, "shown": "by a page"})
+        nodes = [source, self.node(2, "Pass", 1), self.node(3, "Unknown", 2)]
+        links = [[1, 1, 0, 2, 0, "T"], [2, 2, 0, 3, 0, "T"]]
+        prompt = to_prompt({"nodes": nodes, "links": links}, self.INFO, ends={"Pass"})
+        assert {place: entry["inputs"] for place, entry in prompt.items()} == {
+            "1": {"size": 3.0},
+            "2": {"x": ["1", 0]},
+        }
 
     def test_unknown_classes_and_leftover_values_are_refused(self) -> None:
         with pytest.raises(ValueError, match="known class"):

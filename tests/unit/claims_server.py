@@ -39,6 +39,10 @@ class Echo:
     def requirements(self, device: str) -> Sequence[Requirement]:
         return ()
 
+    def needs_to_build(self, device: str) -> Sequence[Requirement]:
+        """Need nothing for builds either."""
+        return ()
+
     def fingerprint(self, device: str) -> dict[str, Any]:
         return {}
 

@@ -134,6 +134,10 @@ class Counting:
         """Need nothing."""
         return ()
 
+    def needs_to_build(self, device: str) -> Sequence[Requirement]:
+        """Need nothing for builds either."""
+        return ()
+
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Say what code is made with."""
         return {"payload": 1, "options": {"a": True}}

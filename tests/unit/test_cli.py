@@ -296,12 +296,14 @@ def test_explain_and_trust_do_without_pytorch_unless_it_is_asked_for(tmp_path: P
 
 def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_there() -> None:
     page = (CLI.parent / "docs" / "developers.md").read_text("utf-8")
-    named = set(re.findall(r"cli\.py ([a-z]+)", page))
-    commands = re.search(r"\{([a-z,]+)\}", run("--help").stdout)
+    named = set(re.findall(r"cli\.py ([a-z-]+)", page))
+    commands = re.search(r"\{([a-z,-]+)\}", run("--help").stdout)
     assert commands is not None
     assert set(commands[1].split(",")) == named
     options = set(re.findall(r"(--[a-z][a-z-]+)", page)) - {"--verbose"}  # the server's
-    helps = "".join(run(command, "--help").stdout for command in ("doctor", "report", "learn"))
+    helps = "".join(
+        run(command, "--help").stdout for command in ("doctor", "report", "learn", "prebuild")
+    )
     assert options and all(option in helps for option in options)
     words = set(re.findall(r"^\| `([a-z-]+)(?:=KIND)?` \|", page, re.MULTILINE))
     assert words == {"verify", "only", "no-capture", "dump"}

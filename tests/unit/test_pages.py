@@ -189,10 +189,10 @@ def test_commands_that_the_server_tells_are_those_of_the_page() -> None:
 
 def test_commands_of_the_console_are_there() -> None:
     parser = (ROOT / "cli.py").read_text("utf-8")
-    there = set(re.findall(r'add_parser\(\s*"(\w+)"', parser))
+    there = set(re.findall(r'add_parser\(\s*"([\w-]+)"', parser))
     options = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', parser))
     for page in PAGES:
-        for command, rest in re.findall(r"cli\.py ([a-z]+)([^`\n]*)", page.read_text("utf-8")):
+        for command, rest in re.findall(r"cli\.py ([a-z-]+)([^`\n]*)", page.read_text("utf-8")):
             assert command in there
             assert set(re.findall(r"--[\w-]+", rest)) <= options
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from warmgraph_backends.compilers.preflight import install_command, needs
 from warmgraph_backends.contract import Requirement
@@ -73,9 +74,9 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def _looked_at_anew() -> Iterator[None]:
-    warnings.of_machine.cache_clear()
+    warnings._of.cache_clear()
     yield
-    warnings.of_machine.cache_clear()
+    warnings._of.cache_clear()
 
 
 @pytest.mark.usefixtures("_looked_at_anew")
@@ -121,3 +122,18 @@ def test_a_warning_is_data_that_a_page_may_show_in_its_language(
     assert {f"{key}_why" for key in ENGLISH if re.fullmatch("mend_(?!.*_why).*", key)} == {
         key for key in ENGLISH if re.fullmatch("mend_.*_why", key)
     }
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no NVIDIA card")
+@pytest.mark.usefixtures("_looked_at_anew")
+def test_a_card_that_was_hidden_while_the_server_was_loaded_is_asked_about_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a process is kept in a memory snapshot and goes on where its card is."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "/usr/bin/gcc")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "missing C++ compiler" in {each.id for each in warnings.of_machine()}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    told = {each.id for each in warnings.of_machine()}
+    assert not told & {"missing C++ compiler", "missing C compiler", "missing NVIDIA CUDA"}

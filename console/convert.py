@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
@@ -31,15 +31,19 @@ class _Flat(NamedTuple):
     given: dict[str, dict[str, Any]]
 
 
-def to_prompt(workflow: Workflow, object_info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def to_prompt(
+    workflow: Workflow, object_info: Mapping[str, Any], *, ends: Container[str] | None = None
+) -> dict[str, dict[str, Any]]:
     """Return the prompt that the page sends for a workflow.
 
-    Values of primitive nodes are not carried over, nor those that a choice brings along, nor those
-    that a subgraph's node shows without an input for them.
+    What is in subgraphs stands beside the rest, under ids such as "OUTER:INNER". Values of
+    primitive nodes are not carried over, nor those that a choice brings along, nor those that a
+    subgraph's node shows without an input for them: the page keeps the latter where they count.
 
     Args:
         workflow: The saved workflow.
         object_info: The server's answer to GET /object_info.
+        ends: Classes of the nodes that are wanted, with all that they need; None is all nodes.
 
     Raises:
         ValueError: A node's class is unknown, or its widget values do not fit its inputs.
@@ -47,25 +51,42 @@ def to_prompt(workflow: Workflow, object_info: Mapping[str, Any]) -> dict[str, d
     subgraphs = {each["id"]: each for each in workflow.get("definitions", {}).get("subgraphs", ())}
     flat = _Flat({}, {}, {}, {})
     _flatten(workflow, "", subgraphs, flat)
+    there = {place: node for place, node in flat.nodes.items() if _is_sent(node)}
+    wanted = [place for place, node in there.items() if ends is None or node["type"] in ends]
     prompt: dict[str, dict[str, Any]] = {}
-    for place, node in flat.nodes.items():
-        kind = node["type"]
-        if kind in _PAGE_ONLY or node["mode"] in (_NEVER, _BYPASS):
-            continue
-        if kind not in object_info:
-            raise ValueError(f"node {place} must be of a known class, got {kind!r}")
-        inputs = _widget_values(node, object_info[kind]) | flat.given.get(place, {})
-        for slot in node["inputs"]:
-            source = _source(_named(place, slot["link"]), slot["type"], flat)
-            if source is not None:
-                inputs[slot["name"]] = source
-        title = node.get("title") or object_info[kind]["display_name"] or kind
-        prompt[place] = {
-            "inputs": inputs,
-            "class_type": kind,
-            "_meta": {"title": title},
-        }
+    for place in wanted:  # it grows
+        if place not in prompt:
+            prompt[place] = _entry(place, there[place], flat, object_info)
+            wanted += sources_of(prompt[place])
     return prompt
+
+
+def sources_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the nodes that a prompt's node is linked to."""
+    values = entry["inputs"].values()
+    return [str(value[0]) for value in values if isinstance(value, list) and len(value) == 2]
+
+
+def _is_sent(node: Node) -> bool:
+    return node["type"] not in _PAGE_ONLY and _mode(node) not in (_NEVER, _BYPASS)
+
+
+def _mode(node: Node) -> int:
+    return int(node.get("mode", 0))
+
+
+def _entry(place: str, node: Node, flat: _Flat, object_info: Mapping[str, Any]) -> dict[str, Any]:
+    """A node as it stands in a prompt."""
+    kind = node["type"]
+    if kind not in object_info:
+        raise ValueError(f"node {place} must be of a known class, got {kind!r}")
+    inputs = _widget_values(node, object_info[kind]) | flat.given.get(place, {})
+    for slot in node.get("inputs", ()):
+        source = _source(_named(place, slot["link"]), slot["type"], flat)
+        if source is not None:
+            inputs[slot["name"]] = source
+    title = node.get("title") or object_info[kind]["display_name"] or kind
+    return {"inputs": inputs, "class_type": kind, "_meta": {"title": title}}
 
 
 def _named(place: str, link: int | None) -> str | None:
@@ -81,47 +102,50 @@ def _flatten(graph: Workflow, outer: str, subgraphs: Mapping[str, Workflow], fla
         flat.links[f"{outer}:{number}"] = (f"{before}{origin}", slot)
     for node in graph["nodes"]:
         place = f"{before}{node['id']}"
-        if node["type"] not in subgraphs or node["mode"] in (_NEVER, _BYPASS):
+        if node["type"] not in subgraphs or _mode(node) in (_NEVER, _BYPASS):
             flat.nodes[place] = node
             continue
         inner = subgraphs[node["type"]]
-        _flatten(inner, place, subgraphs, flat)
         _pass_on(node, place, inner, flat)
+        _flatten(inner, place, subgraphs, flat)
 
 
 def _pass_on(node: Node, place: str, inner: Workflow, flat: _Flat) -> None:
     """Join a subgraph's inside to what is around its node."""
     for slot, output in enumerate(inner["outputs"]):
-        (link,) = output["linkIds"] or (None,)
+        link = next(iter(output["linkIds"]), None)
         flat.passed[place, slot] = None if link is None else f"{place}:{link}"
     entered = {entry["name"]: entry["link"] for entry in node["inputs"]}
     values = list(node.get("widgets_values") or [])
+    chosen = flat.given.get(place, {})  # on the node of the subgraph that this one is in
+    nodes = {each["id"]: each for each in inner["nodes"]}
     targets = {
-        link["id"]: f"{place}:{link['target_id']}"
-        for link in inner["links"]
-        if link["origin_id"] == _INPUTS
+        link["id"]: link["target_id"] for link in inner["links"] if link["origin_id"] == _INPUTS
     }
     for slot, entry in enumerate(inner["inputs"]):
-        link = entered.get(entry["name"])
-        flat.passed[f"{place}:{_INPUTS}", slot] = _named(place, link)
+        name = entry["name"]
+        flat.passed[f"{place}:{_INPUTS}", slot] = _named(place, entered.get(name))
         widgets = [
-            (target, each["widget"]["name"])
+            (f"{place}:{targets[number]}", each["widget"]["name"])
             for number in entry["linkIds"]
-            for target in [targets[number]]
-            for each in flat.nodes[target]["inputs"]
+            for each in nodes[targets[number]]["inputs"]
             if each["link"] == number and _widget(each)
         ]
-        if widgets and values:
-            value = values.pop(0)
-            for target, name in widgets:
-                flat.given.setdefault(target, {})[name] = value
+        if widgets and (values or name in chosen):
+            value = values.pop(0) if values else None
+            for target, widget in widgets:
+                flat.given.setdefault(target, {})[widget] = chosen.get(name, value)
     if values:
         raise ValueError(f"node {place} ({inner['name']}) has values left over: {values}")
 
 
 def _widget_values(node: Node, info: Mapping[str, Any]) -> dict[str, Any]:
     """Name a node's widget values, which are stored by position."""
-    values = list(node.get("widgets_values") or [])
+    values = node.get("widgets_values") or []
+    if isinstance(values, dict):  # some packs save them by name
+        declared = {name for name, *_ in _declared(info)}
+        return {name: value for name, value in values.items() if name in declared}
+    values = list(values)
     named: dict[str, Any] = {}
     for name, kind, options in _declared(info):
         if not _is_widget(kind, options):
@@ -164,11 +188,11 @@ def _source(link: str | None, kind: str, flat: _Flat) -> list[Any] | None:
     if (place, slot) in flat.passed:
         return _source(flat.passed[place, slot], kind, flat)
     node = flat.nodes[place]
-    if node["type"] == "PrimitiveNode" or node["mode"] == _NEVER:
+    if node["type"] == "PrimitiveNode" or _mode(node) == _NEVER:
         return None
     if node["type"] == "Reroute":
         return _source(_named(place, node["inputs"][0]["link"]), kind, flat)
-    if node["mode"] == _BYPASS:
+    if _mode(node) == _BYPASS:
         passed = [i["link"] for i in node["inputs"] if i["type"] in (kind, "*") and not _widget(i)]
         return _source(_named(place, passed[0]), kind, flat) if passed else None
     return [place, slot]

@@ -1,0 +1,1 @@
+"""What machines share: a store anywhere, who builds what there, and keys that only verify."""

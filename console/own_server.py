@@ -1,0 +1,265 @@
+"""A ComfyUI server in a process of its own, and a client for its API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: One's own server serves nobody else: no browser, no database on disk.
+FLAGS = (
+    "--database-url",
+    "sqlite:///:memory:",
+    "--disable-api-nodes",
+    "--disable-auto-launch",
+)
+
+Prompt = Mapping[str, Mapping[str, Any]]
+"""A prompt in the API format: node id -> class_type and inputs."""
+
+_LAST_WORDS = 3000
+
+
+class HostError(RuntimeError):
+    """The server did not start, refused a prompt or a node failed; the text says which and why."""
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _interrupts_reach_children() -> Iterator[None]:
+    """Let a child started inside hear SIGINT although this process was told to ignore it.
+
+    A shell starts background commands that way, and what is ignored stays so in their children.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class OwnServer:
+    """A ComfyUI server; a context manager that starts and stops it.
+
+    Args:
+        tree: The ComfyUI tree.
+        log_file: What it says goes there, behind what earlier starts said.
+        python: The interpreter that has torch and the host's requirements.
+        before: What it runs, with the tree's `main.py` as an argument; nothing: that itself.
+        flags: Command line flags, besides `FLAGS`.
+        environment: Variables added to this process's.
+    """
+
+    def __init__(
+        self,
+        tree: Path,
+        log_file: Path,
+        *,
+        python: str = sys.executable,
+        before: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.tree, self.log_file, self.python = tree, log_file, python
+        self.flags, self.before = tuple(flags), tuple(before)
+        self.environment = dict(environment or {})
+        self.port = 0
+        self.client_id = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the running server, without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        if self._process is None:
+            raise HostError("the server must be running to have a process id")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything that all starts of this server have logged."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def __enter__(self) -> OwnServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def start(self, timeout: float = 600.0) -> None:
+        """Start the server and wait until it answers."""
+        if self._process is not None:
+            raise HostError("the server must be stopped before it is started, got a running one")
+        self.port = free_port()
+        command = [self.python, *self.before, str(self.tree / "main.py")]
+        command += ["--port", str(self.port), *FLAGS, *self.flags]
+        windows = sys.platform == "win32"
+        with self.log_file.open("ab") as log, _interrupts_reach_children():
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.tree,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=not windows,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if windows else 0,
+            )
+        try:
+            self._wait_for_answer(self._process, timeout)
+        except BaseException:  # an interrupt, too, leaves nothing behind
+            self.kill()
+            raise
+
+    def _wait_for_answer(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise HostError(f"the server ended while starting:\n{self.log[-_LAST_WORDS:]}")
+            with contextlib.suppress(OSError):
+                self.get("/system_stats", timeout=30)
+                return
+            time.sleep(0.2)
+        raise HostError(
+            f"the server did not answer within {timeout:g} s:\n{self.log[-_LAST_WORDS:]}"
+        )
+
+    def stop(self, timeout: float = 120.0) -> None:
+        """Stop the server as Ctrl+C does; kill it if it does not go."""
+        if self._process is None:
+            return
+        stop = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
+        self._process.send_signal(stop)
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End the server at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def request(
+        self, path: str, body: Any = None, *, method: str | None = None, timeout: float = 300.0
+    ) -> bytes:
+        """Send one request and return the raw answer; `body` goes as JSON unless it is bytes."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, method=method)
+        request.add_header("Content-Type", "application/json")
+        # A local server is not asked through a proxy.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=timeout) as answer:
+            return bytes(answer.read())
+
+    def get(self, path: str, *, timeout: float = 300.0) -> Any:
+        """Return the JSON answer of a GET."""
+        return json.loads(self.request(path, timeout=timeout))
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return the JSON answer of a POST, None when it is empty."""
+        raw = self.request(path, body)
+        return json.loads(raw) if raw else None
+
+    def object_info(self) -> dict[str, Any]:
+        """Return the description of every node class."""
+        return dict(self.get("/object_info"))
+
+    def report(self) -> dict[str, Any]:
+        """Return what GET /warmgraph/report says."""
+        return dict(self.get("/warmgraph/report"))
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        workflow: Mapping[str, Any] | None = None,
+        client_id: str | None = None,
+        extra_data: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Queue a prompt and return its id; `extra_data` is what goes along beside a workflow.
+
+        Raises:
+            HostError: The host refused it, or any of its outputs.
+        """
+        prompt_id = str(uuid.uuid4())
+        extra = {"extra_pnginfo": {"workflow": workflow}} if workflow is not None else {}
+        body = {
+            "prompt": prompt,
+            "prompt_id": prompt_id,
+            "client_id": client_id or self.client_id,
+            "extra_data": {**extra, **(extra_data or {})},
+        }
+        try:
+            answer = self.post("/prompt", body)
+        except urllib.error.HTTPError as error:
+            raise HostError(f"the prompt was refused: {error.read().decode()[:3000]}") from None
+        if answer["node_errors"]:
+            raise HostError(f"outputs of the prompt were refused: {answer['node_errors']}")
+        return str(answer["prompt_id"])
+
+    def wait(
+        self,
+        prompt_id: str,
+        timeout: float = 900.0,
+        *,
+        poll_s: float = 0.05,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Return the history entry of a prompt once it has ended, however it ended.
+
+        Args:
+            timeout: seconds; the prompt goes on behind it.
+            poll_s: seconds between two looks.
+            meanwhile: called between them.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise HostError(f"the server ended during a prompt:\n{self.log[-_LAST_WORDS:]}")
+            entry = self.get(f"/history/{prompt_id}").get(prompt_id)
+            if entry is not None:
+                return dict(entry)
+            meanwhile()
+            time.sleep(poll_s)
+        raise HostError(f"prompt {prompt_id} did not end within {timeout:g} s")
+
+
+def failure(entry: Mapping[str, Any]) -> str | None:
+    """Say why a prompt did not succeed, by its entry in the history; None where it did."""
+    if entry["status"]["status_str"] == "success":
+        return None
+    messages = entry["status"]["messages"]
+    for event, data in messages:
+        if event == "execution_error":
+            trace = "".join(data["traceback"])
+            return f"{data['node_type']} failed: {data['exception_message'].strip()}\n{trace}"
+    return f"the prompt did not succeed: {messages[-1]}"

@@ -1,0 +1,78 @@
+"""Compile one block of a small Flux 1 as a worker does for a card that is not there, and put it
+into a store. Arguments: the ComfyUI tree, the store, the private folder, a target. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT / "tools")
+from by_path import load  # noqa: E402
+
+sys.path.pop(0)
+
+
+def main(tree: str, store: str, private: str, target: str) -> None:
+    """Pretend, then do what a worker and its server do."""
+    for name in ("backends", "tools"):
+        load(f"warmgraph_{name}", ROOT / name)
+    build = importlib.import_module("warmgraph_backends.worker.build")
+    spool = Path(private, "spool")
+    spool.mkdir(parents=True)
+    build.prepare({"argv": ["main.py"], "host": tree, "spool": str(spool), "pretended": target})
+    import torch
+    from comfy import model_management
+
+    from warmgraph_backends.building.worker_thread import BuildResult
+    from warmgraph_backends.compilers.registry import backend_named
+    from warmgraph_backends.device import gpu
+    from warmgraph_backends.families.catalogue import plan_model
+    from warmgraph_backends.graphs.graph import Graph, manifest_of, validate_result
+    from warmgraph_backends.plans.plan import describe_place
+    from warmgraph_backends.storing.graph_file import compress_payload
+    from warmgraph_backends.storing.signing import Signer
+    from warmgraph_backends.storing.store import Store
+    from warmgraph_backends.target import keys
+    from warmgraph_tools import small_transformers
+
+    model = small_transformers.make("flux1", dtype=torch.bfloat16)
+    plan = plan_model(model.diffusion_model)
+    place = next(place for place in plan.places if place.form.name == "single")
+    description = describe_place(place, plan, dtype=torch.bfloat16, device="cuda")
+    backend = backend_named("inductor")
+    graph = Graph(keys.graph_key(description, keys.target("cuda", backend)), description, backend)
+    task = {"key": graph.key, "description": description.to_dict(), "backend": "inductor"}
+    began = time.monotonic()
+    payload, said = build.run(task, measure=contextlib.nullcontext)
+    result = BuildResult(graph.key, compress_payload(payload), said, time.monotonic() - began)
+    facts, seconds = validate_result(graph, result)
+    signer = Signer(Path(private))
+    kept = Store(Path(store), signer, cap_bytes=lambda: 1 << 30, private=Path(private))
+    path = kept.put(manifest_of(graph, facts, seconds), result.payload)
+    device = model_management.get_torch_device()
+    kernels = backend.describe_payload(payload).kernels
+    sys.stdout.write(
+        json.dumps(
+            {
+                "file": str(path),
+                "seconds": round(seconds, 1),
+                "checks": said["checks"],
+                "kernels": len(kernels),
+                "pretended": gpu.pretended(),
+                "fp8": model_management.supports_fp8_compute(device),
+                "bf16": model_management.should_use_bf16(device),
+                "nvfp4": model_management.supports_nvfp4_compute(device),
+                "initialised": torch.cuda.is_initialized(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
