@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .patches import Patch
@@ -50,6 +50,10 @@ class Places(Generic[V]):
         """Keep a thing in place of an older one."""
         self._kept = [each for each in self._kept if each[0] != place]
         self._kept.append((place, thing))
+
+    def keep_only(self, is_wanted: Callable[[V], bool]) -> None:
+        """Forget what is not wanted any more."""
+        self._kept = [each for each in self._kept if is_wanted(each[1])]
 
     def clear(self) -> None:
         """Forget all."""

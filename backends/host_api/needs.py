@@ -213,9 +213,7 @@ NEEDS = (
     # sampling.py
     Need("comfy.samplers:CFGGuider.outer_sample", _CACHES, names=("inner_model",)),
     Need(f"{_EXTENSION}:WrappersMP.CALC_COND_BATCH", _STEPS),
-    Need(
-        "comfy.samplers:calc_cond_batch", _STEPS, "model, conds, x_in, timestep, model_options"
-    ),
+    Need("comfy.samplers:calc_cond_batch", _STEPS, "model, conds, x_in, timestep, model_options"),
     Need("comfy.samplers:calculate_start_end_timesteps", _STEPS, names=("timestep_start",)),
     Need("comfy.model_sampling:CONST", _STEPS),
     # dynamic_vram.py

@@ -64,7 +64,9 @@ class Run(caching.Run[Kept]):
         super().__init__(Tally((FULL, FORECAST)))
         self.steps, self.full, self.is_flow = steps, full, is_flow
         self._anew = anew
+        #: The step that was begun last, and the last of them that is computed.
         self._begun: int | None = None
+        self._last = 0
         self.computed: set[int] = set()
         self.forecast: set[int] = set()
 
@@ -90,11 +92,15 @@ class Run(caching.Run[Kept]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the step that is being made is computed; what is another evaluation's is let go
-        as it begins.
+        """Whether the step that is being made is computed. As it begins, what is another
+        evaluation's is let go, and what the last computed step did not ask for.
         """
+        is_full = self.step in self.full or self.step >= self.steps
         if self._begun != self.step:
             self._begun = self.step
             if self.step in self._anew:
                 self.kept.clear()
-        return self.step in self.full or self.step >= self.steps
+            if is_full:
+                last, self._last = self._last, self.step
+                self.kept.keep_only(lambda each: each.last.step >= last)
+        return is_full

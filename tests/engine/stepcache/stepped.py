@@ -88,28 +88,35 @@ class Reference:
         return clone
 
     def _around_run(self, executor: Any, *args: Any) -> Any:
-        self._evaluation, self._made = -1, {}
+        self._evaluation, self._last, self._made = -1, 0, {}
         return executor(*args)
 
     def _around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         self._evaluation += 1
         self._calls: Counter[Any] = Counter()
+        if self._step in self._full and self._step != self._last:
+            # What the last full step did not ask for is of no call any more.
+            self._made = {c: m for c, m in self._made.items() if max(m) >= self._last}
+            self._last = self._step
         return executor(*args, **kwargs)
+
+    @property
+    def _step(self) -> int:
+        return self._evaluation if self._step_of is None else self._step_of[self._evaluation]
 
     def _around_batch(
         self, executor: Any, model: Any, conds: Any, x: Any, sigma: Any, options: Any
     ) -> Any:
         seen = x.clone()
         given = executor(model, conds, x, sigma, options)
-        n = self._evaluation
-        step = n if self._step_of is None else self._step_of[n]
+        step = self._step
         inner = options.get("transformer_options", {})
         window = tuple(getattr(inner.get("context_window"), "index_list", ()))
         patches = str(sorted(inner.get("patches_replace", {})))
         ids = tuple(None if c is None else tuple(each["uuid"] for each in c) for c in conds)
         call = (ids, window, tuple(x.shape), patches)
         self._calls[call] += 1
-        made = self._made.setdefault((call, self._calls[call]), {})
+        made = self._made.get((call, self._calls[call]), {})
         since = max((each for each in self._anew if each <= step), default=0)
         known = [made[each] for each in sorted(made) if since <= each < step]
         s = sigma[:1].float().view(-1, *[1] * (x.dim() - 1))
@@ -117,6 +124,7 @@ class Reference:
         if step in self._full or step >= STEPS or len(known) < 2:
             self.sorts.append("full")
             made[step] = (noise, [(seen - each) / s for each in given])
+            self._made[call, self._calls[call]] = made
             return given
         self.sorts.append("forecast")
         (n0, v0), (n1, v1) = known[-2:]
