@@ -10,6 +10,7 @@
     python cli.py check-remote [URL]    say whether that store is well and what of it fits here
     python cli.py key new|trust|revoke|list      keys of others, in whose name graphs are loaded
     python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
+    python cli.py build-worker ADDRESS  build for others, as a worker of a build farm
 
 All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
 is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
@@ -151,7 +152,15 @@ def _prebuild(options: argparse.Namespace) -> int:
     wish = Wish(options.workflows, options.checkpoint, options.vaes, options.target)
     base, user = options.base_directory, options.user_directory
     places = Places(comfyui.resolve(), base, user, options.store, options.log)
-    return prebuild(wish, places, options.flags, json_file=options.json)
+    environment: dict[str, str] = {}
+    if options.scheduler is not None:
+        from warmgraph_console.farm import Certificates, look_at, scheduler_environment
+
+        certificates = Certificates(options.tls_ca_file, options.tls_cert, options.tls_key)
+        if (problem := look_at(options.scheduler, certificates)) is not None:
+            return stop(problem)
+        environment = scheduler_environment(options.scheduler, certificates)
+    return prebuild(wish, places, options.flags, environment=environment, json_file=options.json)
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -164,6 +173,19 @@ def _learn(options: argparse.Namespace) -> int:
     if options.model is None:
         return stop("learn takes a MODEL, or --all")
     return learn_one(options.model, comfyui, Wish(options.json, options.skeleton), options.text)
+
+
+def _build_worker(options: argparse.Namespace) -> int:
+    from warmgraph_console.farm import Certificates, build_worker
+    from warmgraph_console.output import stop
+
+    comfyui = options.comfyui or PACK.parents[1]
+    if not os.path.isfile(comfyui / "main.py"):
+        return stop(f"there is no ComfyUI in {comfyui}; name its folder with --comfyui")
+    certificates = Certificates(options.tls_ca_file, options.tls_cert, options.tls_key)
+    return build_worker(
+        options.scheduler, comfyui.resolve(), certificates, name=options.name, port=options.port
+    )
 
 
 def _base_directory(options: argparse.Namespace) -> Path:
@@ -312,6 +334,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="sm_NN",
         help=f"for a card that need not be in this machine: {', '.join(CARDS)}",
     )
+    command.add_argument(
+        "--scheduler", metavar="ADDRESS", help="have a build farm build: tls://HOST:8786"
+    )
+    _add_certificates(command)
     command.add_argument("--json", type=Path, metavar="FILE", help="write all of it, for machines")
     command.add_argument("--log", type=Path, metavar="FILE", help="keep what ComfyUI says")
     command.add_argument(
@@ -321,6 +347,26 @@ def _parser() -> argparse.ArgumentParser:
         help="the folder with ComfyUI's main.py (default: two folders above this pack)",
     )
     _add_folders(command).set_defaults(run=_prebuild)
+
+    command = commands.add_parser(
+        "build-worker",
+        help="build for others, as a worker of a build farm",
+        description="Build what servers ask a dask scheduler for, until it is gone. Whoever "
+        "reaches the scheduler runs programs on this machine: use a private network, and TLS.",
+    )
+    command.add_argument(
+        "scheduler", metavar="SCHEDULER", help="its address: tls://HOST:8786, or tcp://HOST:8786"
+    )
+    _add_certificates(command)
+    command.add_argument("--name", help="of this worker (default: its address)")
+    command.add_argument("--port", type=int, default=0, help="to listen at (default: any)")
+    command.add_argument(
+        "--comfyui",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder with ComfyUI's main.py (default: two folders above this pack)",
+    )
+    command.set_defaults(run=_build_worker)
 
     command = commands.add_parser(
         "report", help="say what a running server has compiled, and what not and why"
@@ -387,6 +433,17 @@ def _add_remote(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_folders(action)
     _add_folders(actions.add_parser("list", help="say which keys this machine has"))
     command.set_defaults(run=_key)
+
+
+def _add_certificates(command: Parser) -> Parser:
+    command.add_argument(
+        "--tls-ca-file", type=Path, metavar="FILE", help="who signed the farm's certificates (PEM)"
+    )
+    command.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="this machine's certificate (PEM)"
+    )
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    return command
 
 
 def _add_folders(command: Parser) -> Parser:

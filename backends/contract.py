@@ -348,10 +348,15 @@ class Compiler(Protocol):
         known. A final error ends all building while the server lives. Never raises.
         """
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a payload whose signature and hash were right.
 
-        In the server, in a thread of its own, and in the worker that built it.
+        In the server, in a thread of its own, and in the worker that built it. A payload is loaded
+        once for each GPU on which it is called, whichever it was built on.
+
+        Args:
+            card: the number of that GPU; None: the one that is in use. Without GPUs it says
+                nothing.
 
         Returns:
             What takes the list [*weights, *inputs], empties it, and returns the results in order,

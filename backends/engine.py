@@ -21,7 +21,7 @@ from .attaching import vae as attach_vae
 from .attaching.attached import Attached, Left, Note
 from .attaching.caches import Caches
 from .attaching.objects import Objects
-from .building.builder import Builder
+from .building.chosen import make_builder
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
 from .contract import CallForm, WhenMissing
@@ -40,8 +40,10 @@ from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
 from .runtime.bound import Placement
+from .runtime.cards import Card
 from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.live import Live
+from .runtime.scope import Scope
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
@@ -109,7 +111,7 @@ class Engine:
         self._events.listen(hooks.on_change, *Event)
         fleet = Fleet(paths.private)
         self._store = fleet.store(paths.store, lambda: settings.store_cap_bytes)
-        self._builder = Builder(
+        self._builder = make_builder(
             hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
             workers=lambda: room_for_workers(settings.workers, self._spare_vram),
@@ -376,7 +378,7 @@ class Engine:
     ) -> list[Graph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
-        self._taught.look(session, on_progress)
+        self._taught.look(session, session.scope, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
 
@@ -396,6 +398,7 @@ class Engine:
         """A run starts: look again at what may have changed since the node ran."""
         if told:
             self._prompts.begin()
+            self._captured.sweep()
         if placement is None:
             session.begin_run()
         else:
@@ -421,18 +424,20 @@ class Engine:
         session.begin_run()
         faults = session.scope.faults
         if faults.of(STEP) is None:
-            faults.spare(STEP, "looking at the model", self._look, session, placement)
+            given = (session, session.scope, placement)
+            faults.spare(STEP, "looking at the model", self._look, *given)
 
-    def _look(self, session: Session, ask: Callable[[], Placement]) -> None:
-        self._taught.look(session)
+    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
+        """A copy of a session's root module takes part in the run."""
+        self._look(session, card.scope, placement)
+
+    def _look(self, session: Session, scope: Scope, ask: Callable[[], Placement]) -> None:
+        self._taught.look(session, scope)
         placement = ask()
-        if session.scope.is_stale(placement):
-            session.describe(placement.device, placement.dtype)
-        self._captured.sweep()
-        for scope in session.scopes:
-            if scope is not session.scope and scope.is_stale(placement):
-                scope.describe(placement.device, placement.dtype)
-            scope.begin_run()
+        for each in session.beside(scope):
+            if each.is_stale(placement):
+                session.describe(placement.device, placement.dtype, each)
+            each.begin_run()
         wanted = [g for g in session.all_graphs if g.state is State.MISSING]
         if wanted and not session.does_without:
             self._request(session, wanted)
@@ -445,7 +450,8 @@ class Engine:
     def await_graphs(self, session: Session) -> None:
         """Wait within a run for what is on its way, if that is what the user chose."""
         if session.options.when_missing is WhenMissing.WAIT:
-            graphs = [kind.graph for kind in session.scope.serving if kind.graph is not None]
+            kinds = (kind for scope in session.scopes for kind in scope.serving)
+            graphs = [kind.graph for kind in kinds if kind.graph is not None]
             self._prompts.wait(session.name, graphs, self._builder, None)
 
     def _tell(self, session: Session) -> None:

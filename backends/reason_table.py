@@ -56,7 +56,6 @@ TABLE: dict[str, str | Row] = {
     "no_c_compiler": "Triton needs one (gcc or clang) for its first kernel, and there is none",
     "no_cuda": "this backend runs on NVIDIA GPUs so far, and this torch has none",
     "no_such_device": "this backend does not run on {device}",
-    "first_gpu_only": "models run compiled on the first GPU only, not on {device}",
     "torch_lacks": "torch {version} lacks {name}",
     "torch_differs": "torch {version} is another one: {sort}: {error}",
     "torch_without_aot": "torch {version} has no standalone_compile(aot=True), which came with "
@@ -257,8 +256,6 @@ TABLE: dict[str, str | Row] = {
     "no_step": "no step of the last run came to this node: the sampler made none, or ran this "
     "model by itself or with another model's options (Dual Model CFG Guider: Compile Model "
     "belongs on both)",
-    "copy_on_card": "its copy on {device} runs at normal speed (MultiGPU CFG Split): models run "
-    "compiled on one card so far",
     "copy_of_model": "another copy of the model runs (hooks or several GPUs)",
     "copy_of_vae": "another copy of the VAE runs (several GPUs, or another node's)",
     "copy_of_network": "another copy of the network runs (several GPUs, or another node's)",
@@ -347,6 +344,7 @@ TABLE: dict[str, str | Row] = {
     "other_host_code": "the worker sees other host code for {label}: {names}",
     "other_torch": "the worker's torch or options differ from the server's, or Warmgraph was "
     "updated since the server started: {target}",
+    "farm_unlike": "a machine of the build farm is not like this one: {why}",
     "built_wrong": "{label} differs from ComfyUI's result by {error} at {sizes}",
     "not_its_own": "{label} must return {layout} tensors of its own",
     "export_failed": "export of {label} failed: {error}",
@@ -441,6 +439,8 @@ TABLE: dict[str, str | Row] = {
     "one of them",
     "deepcache_cards": "steps aside: this model is spread over several cards (MultiGPU CFG Split), "
     "and only what runs on the first one could be cached. Use one of the two",
+    "deepcache_moved": "steps aside: the model was copied to another card behind this node (Select "
+    "Model Device). Put this node behind that one",
     "deepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
     "has the trace",
     "deepcache_replaced": "steps aside: another node replaces the UNet's own forward, which it "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .captured_cases import batches, exact, forms, run_costs, soak
+from .cards_cases import SPLIT, multigpu_split
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .learned_cases import LEARNED, learned, learned_soak
@@ -275,6 +276,7 @@ CASES: dict[str, Case] = {
     **{f"transformer_{name}": Case(more(name), 90) for name in MORE},
     **{f"pieces_{name}": Case(pieces(name), 150) for name in PIECES},
     "interrupt": Case(interrupt, 120),
+    **{f"multigpu_split_{kind}": Case(multigpu_split(kind), 150) for kind in SPLIT},
     **{f"learned_{name}": Case(learned(name), 90) for name in LEARNED},
     "learned_soak": Case(learned_soak, 200),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from .cards_cases import CARDS_FIGURES
 from .figure import Figure, largest, speedup
 from .learned_cases import LEARNED_FIGURES
 from .transformer_figures import TRANSFORMER_FIGURES
@@ -79,6 +80,7 @@ _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
 FIGURES: dict[str, Figure] = {
     **TRANSFORMER_FIGURES,
     **LEARNED_FIGURES,
+    **CARDS_FIGURES,
     "sdxl_1024_default_host_regions_speedup": Figure(
         "eager / ours", ("speed_default",), speedup("1024x1024"), ">= 1.5"
     ),

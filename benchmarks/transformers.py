@@ -129,7 +129,14 @@ def with_lora(model: Any, node: str, *, rank: int = 16, strength: float = 0.8) -
 
 
 def sample(
-    name: str, model: Any, size: list[int], *, steps: int, seed: int = 0, tokens: int | None = None
+    name: str,
+    model: Any,
+    size: list[int],
+    *,
+    steps: int,
+    seed: int = 0,
+    tokens: int | None = None,
+    cfg: float | None = None,
 ) -> Any:
     """Sample as the KSampler node does.
 
@@ -137,6 +144,7 @@ def sample(
         size: [width, height, frames] in pixels and frames of the latent, then a batch if it is
             more than one, and how many first frames are there already.
         tokens: of its texts; None is as many as `TRANSFORMERS` says.
+        cfg: None is the kind's own.
     """
     width, height, frames, *batch = size
     known = batch.pop() if len(batch) > 1 else 0
@@ -151,7 +159,7 @@ def sample(
         _prompt(name, seed=2, tokens=tokens),
         pixels,
         steps=steps,
-        cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg,
+        cfg=TRANSFORMERS[name.removeprefix(SMALL)].cfg if cfg is None else cfg,
         seed=seed,
         scheduler="simple",
         latent=latent,

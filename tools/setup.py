@@ -34,6 +34,7 @@ TOOLS = (
     "s3fs==2026.9.0",
     "moto[server]==5.2.5",
     "cryptography==50.0.2",
+    "distributed==2026.8.0",
 )
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"  # Windows: the default index has CPU builds

@@ -9,9 +9,10 @@ import torch
 
 from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
-from ..plans.plan import Plan
 from ..reasons import Reason
 from ..runtime.bound import Placement
+from ..runtime.cards import Card
+from ..runtime.scope import MakePlan
 from ..runtime.session import Session
 
 KEY = "warmgraph"
@@ -21,11 +22,9 @@ def when_unloaded(patcher: Any, session: Session) -> None:
     """Have a session told when the host unloads the model of a ModelPatcher."""
 
     def detached(patcher: Any, unpatch_all: bool) -> None:
-        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false, and
-        for copies on other cards.
-        """
-        if unpatch_all and loaded_model(patcher) is session.scope.holder:
-            for scope in session.scopes:
+        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
+        for scope in session.scopes if unpatch_all else ():
+            if scope.holder is loaded_model(patcher):
                 scope.unloaded()
 
     call_back(patcher, "ON_DETACH", KEY, detached)
@@ -58,6 +57,9 @@ class Runs(Protocol):
     def look(self, session: Session, placement: Callable[[], Placement]) -> None:
         """The run goes on, and the host has prepared its model once more."""
 
+    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
+        """A copy of the session's root module takes part in the run."""
+
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
         """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
 
@@ -88,7 +90,7 @@ class Left:
         self.value = thing
         self.name = type(thing).__name__
         self.why = why
-        self.plan: Callable[[], Plan | Reason] = lambda: why
+        self.plan: MakePlan = lambda _: why
         self._notes = notes
 
     def placement(self) -> Placement:
@@ -112,8 +114,8 @@ class Attached(Protocol):
         root: the module that is cut into regions; None where the host has loaded none.
         holder: the module on which the host notes where its weights are.
         scale: how its latents are to images; None where it makes no sampler's steps.
-        plan: cuts `root` into regions, or says in a line why it stays as it is; it refers to
-            `root` alone, for a session keeps it.
+        plan: cuts `root`, or a copy of it, into regions, or says in a line why it stays as it is;
+            it refers to none of them, for a session keeps it.
     """
 
     sort: str
@@ -123,7 +125,7 @@ class Attached(Protocol):
     root: torch.nn.Module | None
     holder: Any
     scale: LatentScale | None
-    plan: Callable[[], Plan | Reason]
+    plan: MakePlan
 
     def placement(self) -> Placement:
         """Return where it runs, as things are now."""

@@ -9,7 +9,7 @@ are shared with the object that came in.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
 from ..runtime.faults import STEP
-from ..runtime.scope import Scope
+from ..runtime.scope import MakePlan, Scope
 from ..runtime.session import Session
 from .attached import Note, Runs
 
@@ -56,7 +56,7 @@ class AttachedControlNet:
         if controlnets.is_per_run(type(control)):
             self.root = torch.nn.Module()
         self.holder = self.root
-        self.plan: Callable[[], Plan | Reason] = partial(_plan, refusal(self.value), self.root)
+        self.plan: MakePlan = partial(_plan, refusal(self.value))
         self._notes = notes
 
     def placement(self) -> Placement:
@@ -118,22 +118,28 @@ class _Hold:
         session, control = self.session, self._control()
         if controlnets.is_per_run(type(control)):
             if self._own is None:
-                make_plan = partial(plan_model, module)
                 self._own = session.scope.faults.spare(
-                    STEP, "preparing a ControlNet", session.scope.over, module, make_plan
+                    STEP, "preparing a ControlNet", session.scope.over, module, plan_model
                 )
             if self._own is not None:
                 session.run_through(self._own)
-        not_ours = None
+        card, not_ours = None, None
         if module is not session.scope.root:
-            not_ours = of("copy_of_network")
-        elif not self._open:
+            faults = session.scope.faults
+            card = faults.spare(STEP, "preparing a copy", session.card, module, module)
+            not_ours = of("copy_of_network") if card is None else None
+        if not self._open and not_ours is None:
             self._open = True
-            self._runs.begin(session, partial(_placement, control, module), told=False)
+            placement = partial(_placement, control, module)
+            if card is not None:
+                self._runs.begin_card(session, card, placement)
+            else:
+                self._runs.begin(session, placement, told=False)
             if self._own is not None:
                 self._runs.await_graphs(session)
         self._runs.stay_busy()
-        return session.step(module, args, kwargs, not_ours=not_ours)
+        scope = None if card is None else card.scope
+        return session.step(module, args, kwargs, scope=scope, not_ours=not_ours)
 
     def end(self) -> None:
         """The run is over, if one was open."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..code.packs import owner_of
+from ..cuda_graphs.quiet import QUIET
 from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
@@ -73,7 +74,8 @@ def around_evaluation(
     host.put_innermost(executor, partial(_evaluate, now, model, host.innermost(executor)))
     token = _now.set(now)
     try:
-        return executor(*args, **kwargs)
+        with QUIET.evaluation():
+            return executor(*args, **kwargs)
     finally:
         _now.reset(token)
 
@@ -125,7 +127,7 @@ def placement_of(patcher: Any) -> Placement:
 
 def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
     """Find the session of the model that is evaluated."""
-    if model is session.scope.holder:
+    if any(model is scope.holder for scope in session.scopes):
         return _Evaluation(session)
     patcher = models.running_on(model)
     theirs = None if patcher is None else host.attached(patcher, KEY)
@@ -135,8 +137,6 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
             session.guests.append(theirs)
             runs.begin(theirs, partial(placement_of, patcher), told=False)
         return _Evaluation(theirs)
-    if patcher is not None and models.is_for_another_card(patcher):
-        return _Evaluation(session, of("copy_on_card", device=models.load_device(patcher)))
     return _Evaluation(session, _COPY if theirs is session else of("another_model"))
 
 

@@ -12,10 +12,10 @@ import torch
 from ..families.catalogue import plan_model
 from ..host_api import models
 from ..host_api import patcher as host
-from ..plans.plan import Plan
 from ..reasons import Reason
 from ..runtime.bound import Placement
-from ..runtime.faults import TELLING
+from ..runtime.faults import STEP, TELLING
+from ..runtime.scope import MakePlan
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 from .evaluation import Running, around_evaluation, around_step, placement_of, why_no_step
@@ -39,7 +39,7 @@ class AttachedModel:
         self.name = models.model_name(clone)
         self.scale: models.LatentScale | None = models.latent_scale(clone)
         self.root: torch.nn.Module | None = root
-        self.plan: Callable[[], Plan | Reason] = partial(plan_model, root)
+        self.plan: MakePlan = plan_model
 
     def placement(self) -> Placement:
         return placement_of(self.patcher)
@@ -70,17 +70,24 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
 
     def begins(patcher: Any) -> None:
         model, before = models.loaded_model(patcher), session.running
-        is_own = model is session.scope.holder
+        is_own, faults = model is session.scope.holder, session.scope.faults
         if is_own and before is not None:
             session.running = Running(model, before.told)
             runs.look(session, partial(placement_of, patcher))
         elif before is None:
             session.running = Running(model, told=True)
+            session.cards.begin_run()
             runs.begin(session, partial(placement_of, patcher) if is_own else None)
-        if is_own:  # a LoRA in bypass mode is put in when the model is loaded
-            runs.await_graphs(session)
+        if not is_own:
+            faults.spare(STEP, "preparing a copy", _begins_copy, session, runs, patcher)
+        runs.await_graphs(session)  # a LoRA in bypass mode is put in when the model is loaded
 
     return begins
+
+
+def _begins_copy(session: Session, runs: Runs, patcher: Any) -> None:
+    card = session.card(models.diffusion_model(patcher), models.loaded_model(patcher))
+    runs.begin_card(session, card, partial(placement_of, patcher))
 
 
 def _miss(session: Session, patcher: Any) -> None:
@@ -95,7 +102,7 @@ def _ends(session: Session, runs: Runs) -> Callable[[Any], None]:
         if running is None or running.model is not models.loaded_model(patcher):
             return
         session.running = None
-        if not session.counts.came and sys.exc_info()[1] is None:
+        if not session.came and sys.exc_info()[1] is None:
             session.scope.faults.spare(TELLING, "telling what ran", _miss, session, patcher)
         runs.end(session, sampled=True, told=running.told)
         while session.guests:

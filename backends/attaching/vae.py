@@ -12,7 +12,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,9 @@ from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
+from ..runtime.cards import Card
+from ..runtime.faults import STEP
+from ..runtime.scope import MakePlan, Scope
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 
@@ -61,7 +64,7 @@ class AttachedVAE:
         self.root = vaes.first_stage_model(vae)
         self.holder = self.root
         self.name = type(self.root).__name__
-        self.plan: Callable[[], Plan | Reason] = partial(_plan, self.root, parts)
+        self.plan: MakePlan = partial(_plan, parts)
 
     def placement(self) -> Placement:
         return _placement(self.value)
@@ -92,19 +95,20 @@ class _Attachment:
         self._calls: dict[str, tuple[Any, Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
-        return self  # a deep copy has weights of its own, which `scope` leaves to the host
+        return self  # a deep copy has weights of its own, and a scope
 
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
         """One call of the VAE: its first-stage model runs through the session."""
-        if self._open or not self._is_ours(vae):  # the host's methods may call one another
+        card = None if self._open else self._card_of(vae)
+        if card is None:  # the host's methods may call one another
             yield
             return
         self._open = True
         try:
             # Before the run begins, so that the model looks the same whenever it is looked at.
-            with self._placed() as undo:
-                if not self._begins(vae):
+            with self._placed(card or self.session) as undo:
+                if not self._begins(vae, card or None):
                     undo()
                 yield
         finally:
@@ -112,17 +116,15 @@ class _Attachment:
             self._runs.end(self.session)
 
     @contextlib.contextmanager
-    def _placed(self) -> Iterator[Callable[[], None]]:
-        """Put our calls on the first-stage model; gives what takes them away before the end."""
-        root = self.session.scope.root
-        own, before = root.__dict__, {}
+    def _placed(self, whose: Session | Card) -> Iterator[Callable[[], None]]:
+        """Put our calls on a first-stage model; gives what takes them away before the end."""
+        scope = whose.scope
+        own, before = scope.root.__dict__, {}
         for name in vaes.CALLS:
-            theirs = getattr(root, name, None)
+            theirs = getattr(scope.root, name, None)
             if theirs is not None:
                 before[name] = own.get(name)
-                if name not in self._calls or self._calls[name][0] != theirs:
-                    self._calls[name] = theirs, partial(_call, self.session, theirs)
-                own[name] = self._calls[name][1]
+                own[name] = self._our_call(scope, name, theirs)
 
         def undo() -> None:
             while before:
@@ -137,25 +139,42 @@ class _Attachment:
         finally:
             undo()
 
-    def _is_ours(self, vae: Any) -> bool:
-        """Whether this call is the session's."""
-        if vaes.first_stage_model(vae) is self.session.scope.root:
-            return True
-        self.session.count_eager(of("copy_of_vae"))
-        return False
+    def _our_call(self, scope: Scope, name: str, theirs: Any) -> Any:
+        if scope is not self.session.scope:  # a copy is to go when the host is done with it
+            return partial(_call, self.session, scope, theirs)
+        if name not in self._calls or self._calls[name][0] != theirs:
+            self._calls[name] = theirs, partial(_call, self.session, scope, theirs)
+        return self._calls[name][1]
 
-    def _begins(self, vae: Any) -> bool:
+    def _card_of(self, vae: Any) -> Card | Literal[False] | None:
+        """Whose a call is: a copy's on another card; False: the model's own; None: none of ours."""
+        session, root = self.session, vaes.first_stage_model(vae)
+        if root is session.scope.root:
+            return False
+        card = None
+        if root is not None:
+            faults = session.scope.faults
+            card = faults.spare(STEP, "preparing a copy", session.card, root, root)
+        if card is None:
+            session.count_eager(of("copy_of_vae"))
+        return card
+
+    def _begins(self, vae: Any, card: Card | None) -> bool:
         """Begin a run."""
+        session = self.session
         try:
-            self._runs.begin(self.session, partial(_placement, vae))
+            session.cards.begin_run()
+            self._runs.begin(session, partial(_placement, vae) if card is None else None)
+            if card is not None:
+                self._runs.begin_card(session, card, partial(_placement, vae))
         except Exception as error:  # nothing may fail a decode that eager would have finished
             logger.exception("The VAE runs as without Warmgraph")
-            self.session.note(of("ran_at_normal_speed", error=error))
+            session.note(of("ran_at_normal_speed", error=error))
             return False
         return True
 
 
-def _plan(root: torch.nn.Module | None, parts: str) -> Plan | Reason:
+def _plan(parts: str, root: torch.nn.Module | None) -> Plan | Reason:
     if root is None:
         return of("at_normal_speed", why=of("vae_no_weights"))
     plan = plan_model(root)
@@ -180,8 +199,10 @@ def _placement(vae: Any) -> Placement:
     return Placement(device, vaes.compute_dtype(vae), patches)
 
 
-def _call(session: Session, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return session.step(host, args, kwargs)
+def _call(
+    session: Session, scope: Scope, host: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    return session.step(host, args, kwargs, scope=scope)
 
 
 @cache

@@ -1,8 +1,8 @@
 """Builds graphs in worker processes: a queue of jobs and a supervisor over the workers.
 
-`submit(job) -> Future` is the whole contract; another builder (a cluster's client, say) needs no
-more. Threads: one supervisor, and one for each worker process. Callbacks (a Future's,
-listeners, `is_busy`, `workers`, `time_limit_s`) run in those threads and never under a lock.
+What it offers is `contract.AnyBuilder`. Threads: one supervisor, and one for each worker process.
+Callbacks (a Future's, listeners, `is_busy`, `workers`, `time_limit_s`) run in those threads and
+never under a lock.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from ..errors import BuildError, CancelledBuildError
 from ..events import Event, Events
 from ..reasons import of
+from .contract import BuildResult, Job
 from .pacing import (
     WORKERS_WHILE_BUSY,
     BuildProgress,
@@ -32,7 +33,7 @@ from .pacing import (
     worker_count,
 )
 from .worker_process import Keeper, sweep_aside
-from .worker_thread import BuildResult, Entry, Job, WorkerError, WorkerThread
+from .worker_thread import Entry, WorkerError, WorkerThread
 
 __all__ = [
     "BuildProgress",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..errors import BuildError
 from ..reasons import NOTHING, Reason, of
@@ -19,6 +19,7 @@ from ..storing.files import open_regular
 from ..storing.graph_file import CompressedPayload
 from ..storing.manifest import MAX_PAYLOAD_BYTES
 from .answers import AnswerError, Failure, Measure, Result, WorkerError, read_answer, read_greeting
+from .contract import BuildResult, Job
 from .messages import ProtocolError
 from .pacing import MeasuringGate
 from .worker_process import DeadWorkerError, Keeper, WorkerProcess
@@ -28,32 +29,6 @@ __all__ = ["BuildResult", "Desk", "Entry", "Job", "WorkerError", "WorkerThread"]
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """One graph to build: plain data for a worker.
-
-    Attributes:
-        key: the graph's key; one job at a time for each.
-        label: what a user reads, such as "ResBlock 320->640".
-        cost: any measure of the work; the largest is built first.
-        task: JSON-plain data for `build.run`.
-    """
-
-    key: str
-    label: str
-    cost: int
-    task: dict[str, Any]
-
-
-class BuildResult(NamedTuple):
-    """A built graph: its packed payload, facts for the manifest, and the seconds it took."""
-
-    key: str
-    payload: CompressedPayload
-    facts: dict[str, Any]
-    seconds: float
 
 
 @dataclass(eq=False)

@@ -68,7 +68,8 @@ class AttentionChoice:
         """
         if not _is_open(query):
             return host()
-        form = (query.shape, key.shape, query.stride(), key.stride(), query.dtype, heads, split)
+        shapes = query.shape, key.shape, query.stride(), key.stride()
+        form = (*shapes, query.dtype, heads, split, query.device)
 
         def cudnn() -> torch.Tensor:
             return _cudnn(*(_heads(t, heads, split) for t in (query, key, value)))
@@ -78,6 +79,7 @@ class AttentionChoice:
             lambda: _class(query, key, value, heads, split=split),
             {HOST: host, CUDNN: cudnn},
             must_save_ms=must_save_ms(calls),
+            device=query.device,
         )
 
 

@@ -125,10 +125,11 @@ class Int8Products:
             return host()
         shapes = tuple(layer.parts.values.shape for layer in layers)
         return self.ways.run(
-            (input.shape, shapes, input.dtype, layers[0].parts.group, act, *names),
+            (input.shape, shapes, input.dtype, input.device, layers[0].parts.group, act, *names),
             lambda: _class(input, layers, act, names),
             {HOST: host, **others},
             must_save_ms=MUST_SAVE_MS,
+            device=input.device,
         )
 
     def _others(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..device.gpu import is_capturing
+from ..device.gpu import index, is_capturing
 from ..host_api.kitchen import Int8Weight
 from ..kernels import int8_sums
 from ..kinds.layout import CONTIGUOUS, aligned
@@ -38,20 +38,24 @@ class OwnProducts:
 
     def __init__(self) -> None:
         """Nothing is offered yet."""
-        self._offered: dict[tuple[str, torch.dtype], Offered] = {}
+        self._offered: dict[tuple[str, torch.dtype, int], Offered] = {}
         self._compared = FirstResults()
         #: In the place of a bias. Captured calls read them at each replay, so none is let go.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
 
-    def offer(self, device: str, dtype: torch.dtype, graph: Offered) -> None:
-        """Have a graph compute products of a dtype on a type of device, once it is loaded."""
-        self._offered[device, dtype] = graph
+    def offer(self, device: str, dtype: torch.dtype, graph: Offered, card: int = 0) -> None:
+        """Have a graph compute products of a dtype on a type of device, once it is loaded.
+
+        Args:
+            card: which of these devices it is, by its number.
+        """
+        self._offered[device, dtype, card] = graph
 
     def of(self, like: torch.Tensor, weight: Int8Weight) -> OwnProduct | None:
         """Return what multiplies by a weight, and gives what is on the device and of the dtype of
         this tensor; None where there is no such graph, or it cannot take the weight at this moment.
         """
-        graph = self._offered.get((like.device.type, like.dtype))
+        graph = self._offered.get((like.device.type, like.dtype, index(like.device)))
         loaded = None if graph is None else graph.loaded
         if graph is None or loaded is None or not _is_taken(weight.values):
             return None

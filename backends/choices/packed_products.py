@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..device.gpu import is_capturing
+from ..device.gpu import index, is_capturing
 from ..kernels.packed_blocks import Packed, unpack
 from .first_results import Call, FirstResults, Offered, ends
 
@@ -23,12 +23,12 @@ class PackedProducts:
 
     def __init__(self) -> None:
         """No graph is offered yet."""
-        self._offered: dict[Form, Offered] = {}
+        self._offered: dict[tuple[Form, int], Offered] = {}
         self._compared = FirstResults()
 
-    def offer(self, form: Form, graph: Offered) -> None:
-        """Have a graph unpack weights, once it is loaded."""
-        self._offered[form] = graph
+    def offer(self, form: Form, graph: Offered, card: int = 0) -> None:
+        """Have a graph unpack weights, once it is loaded; on the card of this number."""
+        self._offered[form, card] = graph
 
     def multiply(
         self, input: torch.Tensor, weight: Packed, bias: torch.Tensor | None
@@ -57,7 +57,7 @@ class PackedProducts:
     def _unpacked(self, weight: Packed) -> torch.Tensor | None:
         """The weight itself; None where no graph computes it at this moment."""
         form = weight.device.type, weight.form.name, weight.steps, weight.dtype
-        graph = self._offered.get(form)
+        graph = self._offered.get((form, index(weight.device)))
         loaded = None if graph is None else graph.loaded
         if graph is None or loaded is None or not _is_taken(weight):
             return None

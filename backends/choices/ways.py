@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..device.gpu import sort_of
 from ..kernels.gpu_time import by_turns
 from ..storing.files import write_whole
 
@@ -57,6 +58,8 @@ class Ways:
         self._machine = machine
         self._are_short = are_short
         self._lock = threading.Lock()
+        #: Held while something is timed on a card.
+        self._timing: dict[torch.device | None, threading.Lock] = {}
         self._all = _read(path, {HOST, *others})
 
     def run(
@@ -66,20 +69,23 @@ class Ways:
         runs: Runs[Result],
         *,
         must_save_ms: float,
+        device: torch.device | None = None,
     ) -> Result:
         """Compute it; one way is taken for a form from its first call on.
 
         Args:
-            form: what a call's way hangs on, within this process: also on which ways there are.
+            form: what a call's way hangs on, within this process: also on which ways there are,
+                and on the card.
             size_class: says what calls of about the same times have in common, and which ways they
                 have, unless these are always the same; None where the host's way is taken unasked.
             runs: the host's way and others. A class that was timed is not timed again.
             must_save_ms: so much must a call save by another way than the host's.
+            device: where it is computed; None: on the machine's first card.
         """
         chosen = self.chosen.get(form)
         if chosen is None:
             name = size_class()
-            times = {} if name is None else self._times(name, runs)
+            times = {} if name is None else self._times(name, runs, device)
             if times is None:
                 return runs[HOST]()
             chosen = quickest(times, runs.keys(), must_save_ms)
@@ -96,12 +102,14 @@ class Ways:
                 self.chosen[form] = HOST
         return runs[HOST]()
 
-    def _times(self, size_class: str, runs: Runs[Any]) -> Times | None:
+    def _times(self, size_class: str, runs: Runs[Any], device: torch.device | None) -> Times | None:
         """What each way takes, timed now where no call of this class was before; one that this GPU
         refuses is missing. None where nothing can be timed now: a later call does it.
         """
-        with self._lock:
-            times = self._all.get(self._machine, {}).get(size_class)
+        other = "" if device is None else sort_of(device)
+        machine = f"{self._machine}/{other}" if other else self._machine
+        with self._timing.setdefault(device, threading.Lock()):
+            times = self._all.get(machine, {}).get(size_class)
             if times is not None:
                 return times
             if torch.cuda.is_current_stream_capturing():
@@ -110,17 +118,19 @@ class Ways:
                 times = by_turns(runs, are_short=self._are_short)
             except torch.OutOfMemoryError:
                 return None
-            self._keep(size_class, times)
-            return times
+        self._keep(machine, size_class, times)
+        return times
 
-    def _keep(self, size_class: str, times: Times) -> None:
+    def _keep(self, machine: str, size_class: str, times: Times) -> None:
         """Remember times; a disk that cannot be written costs their being taken once more."""
-        mine = self._all.setdefault(self._machine, {})
-        mine[size_class] = {name: round(time, 4) for name, time in times.items()}
-        while len(mine) > KEPT:
-            del mine[next(iter(mine))]
+        with self._lock:
+            mine = self._all.setdefault(machine, {})
+            mine[size_class] = {name: round(time, 4) for name, time in times.items()}
+            while len(mine) > KEPT:
+                del mine[next(iter(mine))]
+            text = json.dumps(self._all, indent=1)
         try:
-            write_whole(self._path, json.dumps(self._all, indent=1).encode())
+            write_whole(self._path, text.encode())
         except OSError as error:
             logger.debug("%s was not written: %s", self._path.name, error)
 

@@ -43,7 +43,7 @@ class Eager:
         """Never called: eager has no graphs."""
         return None
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Never called: eager has no graphs."""
         self._refuse(GraphFileError)
 

@@ -101,9 +101,9 @@ class Inductor:
             return error
         return None
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Rebuild the callable of a verified payload."""
-        from ..device.gpu import current_index, pretended
+        from ..device.gpu import pretended
         from ..operators import head_rotation as head_rotation  # graphs call its operator
         from ..torch_api import loading
 
@@ -111,7 +111,7 @@ class Inductor:
             from ..torch_api import cuda_pretended
 
             return cuda_pretended.never_called
-        return loading.unpack(payload, device_index=current_index())
+        return loading.unpack(payload, card=card)
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
         """Read the source and the kernels of a packed graph."""

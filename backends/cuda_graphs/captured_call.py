@@ -10,7 +10,6 @@ capture, neither a local variable nor the frames that a traceback holds.
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,9 @@ from ..host_api.dynamic_vram import no_page_taken
 from ..host_api.execution import is_interrupt
 from ..reasons import Reason, of
 from ..weights.addresses import Addresses
-from . import streams
+from . import driver, streams
 from .constants import Constants
+from .quiet import QUIET
 from .signatures import CallValues, FixedCallError, read_result
 from .skip_joins import QuickJoins
 
@@ -121,7 +121,7 @@ class CapturedCall:
         """
         with _told():
             torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream), undisturbed():
+            with torch.cuda.stream(self._stream), undisturbed(self._device):
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     with capturing():
@@ -233,18 +233,12 @@ def forget_frames(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold off what ends a capture and is not of the call: garbage collection, since what it frees
-    may belong to the GPU, and the host's taking of a model's pages.
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Hold off what ends a capture on a device and is not of the call: what ends any (`quiet`), and
+    the host's taking of a model's pages.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with no_page_taken():
-            yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    with QUIET.capture(alone=driver.is_driver_allocator()), no_page_taken(device):
+        yield
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""The VRAM of captured CUDA graphs: one pool, a budget, and a place in the host's list of models.
+"""The VRAM of captured CUDA graphs: for each card a pool, a budget, and a place in the host's list
+of models.
 
 What the host wants to free it looks for among its loaded models; so this memory stands there as
 one, and is given up when it is asked for.
@@ -14,6 +15,7 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ import torch
 from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
 from . import driver
+from .quiet import QUIET
 
 
 class Held(Protocol):
@@ -43,8 +46,109 @@ class Owner(Protocol):
         """The graph's memory was given back; `crowded`: to make room for another graph."""
 
 
+class CardMemory:
+    """The captured graphs of one device; for any thread."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        budget_bytes: Callable[[torch.device], int],
+        release: Callable[[torch.device], None],
+    ) -> None:
+        """Set up; nothing is captured yet. Arguments are those of `CapturedMemory`."""
+        self._device = device
+        self._budget_bytes = budget_bytes
+        self._release = release
+        self._lock = threading.RLock()
+        #: The one that was used last is the last.
+        self._owners: dict[Held, weakref.ref[Owner]] = {}
+        self._own: dict[Held, int] = {}
+        self._shared = 0
+        self._pool: Any = None
+        self._entry: LoadedEntry | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that the captured graphs hold together; what they need in between is shared."""
+        return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
+
+    def sweep(self) -> None:
+        """See `CapturedMemory.sweep`."""
+        for graph, owner in list(self._owners.items()):
+            if owner() is None:
+                self.drop(graph)
+
+    def pool(self) -> Any:
+        """Return the pool to capture into."""
+        self.sweep()
+        if not self._owners or self._pool is None:  # an emptied pool must not be used again
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def add(self, graph: Held, owner: Owner, size: int) -> Reason | None:
+        """See `CapturedMemory.add`."""
+        budget = self._budget_bytes(self._device)
+        with self._lock:
+            alone = not self._owners
+            self._owners[graph] = weakref.ref(owner)
+            self._own[graph] = graph.own_bytes
+            self._shared += max(size, 0)
+            needed = self.used_bytes
+            fits = self._shared + self._own[graph] <= budget
+            while fits and self.used_bytes > budget:
+                self.drop(next(iter(self._owners)), crowded=True)
+        if fits:
+            self._list()
+            return None
+        self.drop_all()
+        if not alone:
+            return None
+        return of("over_budget", needed=needed >> 20, budget=budget >> 20)
+
+    def holds(self, graph: Held) -> bool:
+        """Tell whether a graph was not let go."""
+        return graph in self._owners
+
+    def note_use(self, graph: Held) -> None:
+        """Note that a graph was replayed: all others go before it."""
+        with self._lock:
+            if (owner := self._owners.pop(graph, None)) is not None:
+                self._owners[graph] = owner
+
+    def drop(self, graph: Held, *, crowded: bool = False) -> None:
+        """See `CapturedMemory.drop`."""
+        with self._lock:
+            reference = self._owners.pop(graph, None)
+            self._own.pop(graph, None)
+            graph.free()
+            if reference is not None and (owner := reference()) is not None:
+                owner.forget(graph, crowded=crowded)
+            if not self._owners:
+                self._shared = 0
+                self._release(self._device)
+
+    def drop_all(self) -> int:
+        """Give everything back; returns how many bytes that was."""
+        with self._lock:
+            freed = self.used_bytes
+            for graph in list(self._owners):
+                self.drop(graph)
+        if freed:
+            with QUIET.loud():
+                empty_cache()
+        return freed
+
+    def _list(self) -> None:
+        """Stand among the host's loaded models while there is something to give back."""
+        if self._entry is None:
+            self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
+        self._entry.list()
+
+
 class CapturedMemory:
-    """Keeps all captured graphs of the process within a budget."""
+    """Keeps all captured graphs of the process within a budget, each device's by themselves: steps
+    of two run in two threads.
+    """
 
     def __init__(
         self,
@@ -59,18 +163,25 @@ class CapturedMemory:
         """
         self._budget_bytes = budget_bytes
         self._release = release
-        #: The one that was used last is the last.
-        self._owners: dict[Held, weakref.ref[Owner]] = {}
-        self._own: dict[Held, int] = {}
-        self._shared = 0
-        self._pool: Any = None
-        self._entry: LoadedEntry | None = None
-        self._device: torch.device | None = None
+        self._cards: dict[torch.device, CardMemory] = {}
+
+    def on(self, device: torch.device) -> CardMemory:
+        """Return what is captured on a device."""
+        card = self._cards.get(device)
+        if card is None:  # one object for all threads
+            made = CardMemory(device, self._budget_bytes, self._release)
+            card = self._cards.setdefault(device, made)
+        return card
+
+    @property
+    def by_device(self) -> dict[torch.device, int]:
+        """Bytes that captured graphs hold on each device."""
+        return {device: card.used_bytes for device, card in self._cards.copy().items()}
 
     @property
     def used_bytes(self) -> int:
-        """Memory that the captured graphs hold together; what they need in between is shared."""
-        return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
+        """What they hold on all devices together."""
+        return sum(self.by_device.values())
 
     def budget_bytes(self, device: torch.device) -> int:
         """Return how much they may hold on a device."""
@@ -78,16 +189,12 @@ class CapturedMemory:
 
     def sweep(self) -> None:
         """Let go of what nobody replays any more: its model is gone."""
-        for graph, owner in list(self._owners.items()):
-            if owner() is None:
-                self.drop(graph)
+        for card in list(self._cards.values()):
+            card.sweep()
 
-    def pool(self) -> Any:
-        """Return the pool to capture into."""
-        self.sweep()
-        if not self._owners or self._pool is None:  # an emptied pool must not be used again
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
+    def pool(self, device: torch.device) -> Any:
+        """Return the pool to capture into on a device."""
+        return self.on(device).pool()
 
     def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> Reason | None:
         """Count a new graph, for which the pool grew by `size` bytes.
@@ -100,60 +207,30 @@ class CapturedMemory:
         Returns:
             Why the graph cannot be kept at all, or None.
         """
-        alone = not self._owners
-        self._device = device
-        self._owners[graph] = weakref.ref(owner)
-        self._own[graph] = graph.own_bytes
-        self._shared += max(size, 0)
-        budget, needed = self._budget_bytes(device), self.used_bytes
-        if self._shared + self._own[graph] <= budget:
-            while self.used_bytes > budget:
-                self.drop(next(iter(self._owners)), crowded=True)
-            self._list()
-            return None
-        self.drop_all()
-        if not alone:
-            return None
-        return of("over_budget", needed=needed >> 20, budget=budget >> 20)
+        return self.on(device).add(graph, owner, size)
 
     def holds(self, graph: Held) -> bool:
         """Tell whether a graph was not let go."""
-        return graph in self._owners
+        return any(card.holds(graph) for card in list(self._cards.values()))
 
     def note_use(self, graph: Held) -> None:
-        """Note that a graph was replayed: all others go before it."""
-        if (owner := self._owners.pop(graph, None)) is not None:
-            self._owners[graph] = owner
+        """Note that a graph was replayed: all others of its device go before it."""
+        for card in list(self._cards.values()):
+            card.note_use(graph)
 
-    def drop(self, graph: Held, *, crowded: bool = False) -> None:
-        """Let one graph go; its part of the pool serves the others, and after the last one all of
-        it is given back.
-
-        Args:
-            crowded: whether it makes room for another one.
+    def drop(self, graph: Held) -> None:
+        """Let one graph go; its part of the pool serves the others, and after the last one of its
+        device all of it is given back.
         """
-        reference = self._owners.pop(graph, None)
-        self._own.pop(graph, None)
+        for card in list(self._cards.values()):
+            if card.holds(graph):
+                card.drop(graph)
+                return
         graph.free()
-        if reference is not None and (owner := reference()) is not None:
-            owner.forget(graph, crowded=crowded)
-        if not self._owners:
-            self._shared = 0
-            if self._device is not None:
-                self._release(self._device)
 
-    def drop_all(self) -> int:
-        """Give everything back; returns how many bytes that was."""
-        freed = self.used_bytes
-        for graph in list(self._owners):
-            self.drop(graph)
-        if freed:
-            empty_cache()
-        return freed
-
-    def _list(self) -> None:
-        """Stand among the host's loaded models while there is something to give back."""
-        if self._entry is None:
-            assert self._device is not None
-            self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
-        self._entry.list()
+    def drop_all(self, device: torch.device | None = None) -> int:
+        """Give everything back, that of one device if it is named; returns how many bytes that
+        was.
+        """
+        cards = list(self._cards.values()) if device is None else [self.on(device)]
+        return sum(card.drop_all() for card in cards)

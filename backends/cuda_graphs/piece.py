@@ -140,9 +140,14 @@ class Piece:
         more, named = self._taken("live", list(live.values()))
         self._inputs = [*tensors, *more]
         self._fill(tensors_of(inputs, live.values()))
-        current = gpu.current_stream(self._stream.device)
+        device = self._stream.device
+        current = gpu.current_stream(device)
         self._stream.wait_stream(current)
-        with gpu.on_stream(self._stream), undisturbed(), registering.recorded_by(self):
+        with (
+            gpu.on_stream(self._stream),
+            undisturbed(device),
+            registering.recorded_by(self),
+        ):
             self._begin()
             try:
                 with (

@@ -29,6 +29,7 @@ from .captured_call import why_not
 from .memory import CapturedMemory
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
+from .quiet import QUIET
 from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
 
 logger = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class Pieces:
         except RuntimeError as error:  # the driver gives a graph its memory when it runs
             if passes(error) or "out of memory" not in str(error):
                 raise
-            self._memory.drop_all()
+            self._memory.drop_all(tensors_of(inputs)[0].device)
             self.refused[of("no_memory")] += 1
             return None
         self._memory.note_use(piece)
@@ -247,7 +248,7 @@ class Pieces:
         """Whether the driver has room for a capture, once others have made some."""
         device = tensors_of(inputs)[0].device
         if not self._is_crowded:
-            for make in (lambda _: empty_cache(), make_room):
+            for make in (_empty_cache, make_room):
                 if (missing := MIN_FREE_BYTES - driver.free_bytes(device)) > 0:
                     make(missing)
         if driver.free_bytes(device) >= MIN_FREE_BYTES:
@@ -273,7 +274,7 @@ class Pieces:
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
-            piece = Piece(stream, self._memory.pool(), self._statics, driver.make_graph)
+            piece = Piece(stream, self._memory.pool(device), self._statics, driver.make_graph)
             with host_layer.multiplying_by(weights.given):
                 results = piece.capture(call, weights.tensors, inputs, live)
         except Exception as error:
@@ -346,6 +347,11 @@ class Pieces:
     def vram_bytes(self) -> int:
         """VRAM that all captured graphs of the process hold; most of it is shared."""
         return self._memory.used_bytes
+
+
+def _empty_cache(_: int) -> None:
+    with QUIET.loud():
+        empty_cache()
 
 
 class _Rehearsal:

@@ -290,7 +290,7 @@ class Replays:
         except RuntimeError as error:  # the driver gives a graph its memory when it runs
             if "out of memory" not in str(error):
                 raise
-            self._memory.drop_all()
+            self._memory.drop_all(book.device)
             raise CaptureError(of("no_memory")) from error
         finally:
             book.let_go(addresses)
@@ -321,7 +321,7 @@ class Replays:
         if not book.hold(addresses):
             return None
         try:
-            graph = CapturedCall(call, known.like, addresses, self._memory.pool())
+            graph = CapturedCall(call, known.like, addresses, self._memory.pool(device))
             graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)

@@ -8,6 +8,7 @@ call has a stream for itself: it runs there once before it is captured, and noth
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from . import driver
+from .quiet import QUIET
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class OwnStreams:
             make: makes a stream that nobody else has.
         """
         self._make = make
+        self._lock = threading.Lock()
         self._idle: dict[int, list[OwnStream]] = {}
 
     def take(self, device: torch.device) -> OwnStream:
@@ -45,12 +48,16 @@ class OwnStreams:
         Raises:
             RuntimeError: the driver gives none.
         """
-        idle = self._idle.setdefault(device.index or 0, [])
-        return idle.pop() if idle else OwnStream(self._make(device))
+        with self._lock:
+            idle = self._idle.setdefault(device.index or 0, [])
+            if idle:
+                return idle.pop()
+        return OwnStream(self._make(device))
 
     def give_back(self, device: torch.device, own: OwnStream) -> None:
         """The call that lay on a stream is gone; the next one finds what libraries hold for it."""
-        self._idle[device.index or 0].append(own)
+        with self._lock:
+            self._idle[device.index or 0].append(own)
 
 
 OWN = OwnStreams()
@@ -59,11 +66,12 @@ _shared: dict[int, torch.cuda.Stream] = {}
 
 def shared(device: torch.device) -> torch.cuda.Stream:
     """Return the stream of all calls that need none for themselves, ready to capture on."""
-    index = device.index or 0
-    if index not in _shared:
-        _shared[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    _make_workspaces(_shared[index], device)
-    return _shared[index]
+    stream = _shared.get(device.index or 0)
+    if stream is None:  # two threads may make one each: one of them serves both
+        made = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = _shared.setdefault(device.index or 0, made)
+    _make_workspaces(stream, device)
+    return stream
 
 
 def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> None:
@@ -75,7 +83,8 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
         run()
     own.stream.synchronize()
     if not driver.is_driver_allocator():  # PyTorch's own keeps what was freed for that stream alone
-        torch.cuda.empty_cache()
+        with QUIET.loud():
+            torch.cuda.empty_cache()
     own.held_bytes += max(0, _held(device) - before)
 
 

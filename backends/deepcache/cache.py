@@ -17,6 +17,7 @@ from ..caching.patches import patches_of
 from ..caching.tally import FULL, SHALLOW
 from ..code.packs import owner_of
 from ..events import Events
+from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
@@ -71,10 +72,19 @@ class DeepCache(Cache[Run]):
     def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> Run | None:
         if SEVERAL_CARDS in extra.get("model_options", {}):
             self._step_aside(of("deepcache_cards"))
+        elif self._is_copied(guider):
+            self._step_aside(of("deepcache_moved"))
+        if self.problem is not None:
             return None
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
         return Run.begin(self.options, guider, sigmas)
+
+    def _is_copied(self, guider: Any) -> bool:
+        """Whether the host made a copy of the UNet, with weights of its own, that runs here."""
+        patcher = getattr(guider, "model_patcher", None)
+        unet = None if patcher is None else models.diffusion_model(patcher)
+        return unet is not self._unet and type(unet) is type(self._unet)
 
     # --- a call -----------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ Where a function takes no device, the first of its type that is in use is meant.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
 
 #: What the answer of a GPU that is only pretended is marked with.
 PRETENDED = "warmgraph_pretends"
+_AS_IT_IS = contextlib.nullcontext()
 
 
 @cache  # a device takes microseconds to say its type
@@ -51,9 +53,19 @@ def compiled_for() -> str:
     return CUDA if is_there() and kind_of(CUDA).has_packed_kernels else CPU
 
 
-def name() -> str:
-    """Return what the GPU is called, or the processor where there is none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+def name(device: torch.device | None = None) -> str:
+    """Return what a GPU is called, or the processor where there is none."""
+    if not torch.cuda.is_available():
+        return platform.processor()
+    return torch.cuda.get_device_name(device if device is None else index(device))
+
+
+def sort_of(device: torch.device) -> str:
+    """Return what tells a card from the first one: its name, where that is another; else ""."""
+    if not is_gpu(device) or not index(device):
+        return ""
+    found = name(device)
+    return "" if found == name(torch.device(device.type, 0)) else found
 
 
 def pretended() -> str | None:
@@ -81,9 +93,13 @@ def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> Non
         torch.cuda.set_rng_state(state[1], device)
 
 
-def capability() -> str:
-    """Return the compute capability of the GPU, for example "9.0"."""
-    return ".".join(map(str, torch.cuda.get_device_capability()))
+def capability(card: int | None = None) -> str:
+    """Return the compute capability of a GPU, for example "9.0".
+
+    Args:
+        card: its number; None: the one that is in use.
+    """
+    return ".".join(map(str, torch.cuda.get_device_capability(card)))
 
 
 def has_int8_cores(device: torch.device) -> bool:
@@ -99,6 +115,29 @@ def toolkit() -> str | None:
 def current_index() -> int:
     """Return the number of the GPU that is in use; 0 without one."""
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
+def count(type: str) -> int:
+    """Return how many devices of a type there are for graphs; the processor is one."""
+    return torch.cuda.device_count() if is_gpu(type) else 1
+
+
+def index(device: torch.device) -> int:
+    """Return which GPU a device is; 0 of any other device."""
+    if not is_gpu(device):
+        return 0
+    return current_index() if device.index is None else device.index
+
+
+@contextlib.contextmanager
+def in_use(card: int) -> Iterator[None]:
+    """While this lasts a GPU is this thread's, for its driver, too; nothing changes without one."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    with torch.cuda.device(card):
+        torch.cuda.mem_get_info(card)  # from then on its context is the thread's
+        yield
 
 
 def current() -> torch.device | None:
@@ -153,7 +192,12 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 def is_capturing(device: torch.device) -> bool:
     """Tell whether a device's current stream is being captured into a CUDA graph, by whomever."""
-    return is_gpu(device) and torch.cuda.is_current_stream_capturing()
+    if not is_gpu(device):
+        return False
+    is_used: Any = torch.cuda.is_initialized
+    is_other = is_used() and index(device) != torch.cuda.current_device()
+    with torch.cuda.device(device) if is_other else _AS_IT_IS:
+        return torch.cuda.is_current_stream_capturing()
 
 
 def mark(device: torch.device) -> Any:

@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..building.builder import BuildResult
 from ..building.claims import BY_ANOTHER_SERVER
+from ..building.contract import BuildResult
 from ..contract import Compiler, Description, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds.module_tree import parameters
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
 
 
 class Graph:
-    """One kind on one target, and the callable for it once there is one."""
+    """One kind on one target and one card, and the callable for it once there is one."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Graph:
         description: Description,
         backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
+        card: int = 0,
     ) -> None:
         """Set up one that is missing.
 
@@ -110,9 +111,11 @@ class Graph:
             description: the kind.
             backend: what compiled it.
             on_drop: tells who wants to know when it is dropped.
+            card: the number of the GPU on which it computes; 0 without one.
         """
         self._on_drop = on_drop
         self.key = key
+        self.card = card
         self.description = description
         self.backend = backend
         self.outcome = Outcome()
@@ -222,7 +225,7 @@ def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:
         "kind": description.label,
         "structure": keys.structure(description),
         **keys.inputs(description),
-        "target": keys.target(description.device, graph.backend),
+        "target": keys.target(description.device, graph.backend, graph.card),
         **plain,
         "built": {
             "seconds": round(seconds, 3),

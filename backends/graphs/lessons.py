@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..building.builder import Builder, BuildResult, Job
+from ..building.contract import AnyBuilder, BuildResult, Job
 from ..errors import BuildError, CancelledBuildError, GraphFileError
 from ..events import Event, Events
 from ..learning.together import merged
@@ -131,7 +131,7 @@ def unusable(reason: Reason) -> Lesson:
 class Lessons:
     """All of the process."""
 
-    def __init__(self, records: Records, builder: Builder, events: Events) -> None:
+    def __init__(self, records: Records, builder: AnyBuilder, events: Events) -> None:
         """Set up; nothing is read.
 
         Args:

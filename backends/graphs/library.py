@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..building.builder import Builder, BuildResult, Job
 from ..building.claims import Claims
+from ..building.contract import AnyBuilder, BuildResult, Job
 from ..contract import Compiler, Description
 from ..errors import BuildError, CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
@@ -53,7 +53,7 @@ class Graphs:
     def __init__(
         self,
         store: Store,
-        builder: Builder,
+        builder: AnyBuilder,
         claims: Claims,
         events: Events,
         *,
@@ -77,7 +77,10 @@ class Graphs:
         self._claims = claims
         self._events = events
         self._lock = threading.Lock()
-        self._graphs: dict[str, Graph] = {}
+        #: By key and card: those of one key share its file, its claim and its build.
+        self._graphs: dict[tuple[str, int], Graph] = {}
+        #: Builds that have not come to their end, by key; of the loader's thread.
+        self._building: dict[str, Future[BuildResult]] = {}
         self._warned: set[str] = set()
         self._detailed: set[str] = set()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
@@ -89,13 +92,20 @@ class Graphs:
         #: Why nothing is kept on disk, as far as is known.
         self.unkept: str | None = None
 
-    def graph(self, description: Description, backend: Compiler, target: dict[str, Any]) -> Graph:
-        """Return the process's one graph for a kind."""
+    def graph(
+        self, description: Description, backend: Compiler, target: dict[str, Any], card: int = 0
+    ) -> Graph:
+        """Return the process's one graph for a kind on a card.
+
+        Args:
+            target: of that card.
+            card: the number of a GPU; 0 without one.
+        """
         key = keys.graph_key(description, target)
         with self._lock:
-            if key not in self._graphs:
-                self._graphs[key] = Graph(key, description, backend, self._dropped)
-            return self._graphs[key]
+            if (key, card) not in self._graphs:
+                self._graphs[key, card] = Graph(key, description, backend, self._dropped, card)
+            return self._graphs[key, card]
 
     def ready_keys(self) -> set[str]:
         """Return the keys of the graphs that are loaded."""
@@ -297,7 +307,7 @@ class Graphs:
                 of("file_unlike_part", path=file.path, error=error.reason),
                 remedy=of("do_nothing_again"),
             ) from error
-        call = graph.backend.load(file.payload)
+        call = graph.backend.load(file.payload, graph.card)
         self._dump(graph, file.payload)
         size = None
         with suppress(OSError):  # another process may have evicted it by now
@@ -322,16 +332,20 @@ class Graphs:
             "key": graph.key,
             "description": graph.description.to_dict(),
             "backend": graph.backend.name,
+            "card": graph.card,
         }
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
         job = Job(key=graph.key, label=graph.description.label, cost=_cost(graph), task=task)
         self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
-        future = self._builder.submit(job)
+        future = self._building.get(graph.key) or self._builder.submit(job)
+        self._building[graph.key] = future
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
 
     def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
         """Take what a build has come to; whatever it is, the graph is not building afterwards."""
+        if self._building.get(graph.key) is future:
+            del self._building[graph.key]
         try:
             self._take(graph, future)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
@@ -361,14 +375,22 @@ class Graphs:
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
             return
-        self.builds += 1
         self._ready(graph, loaded)
+
+    def _kept(self, graph: Graph, result: BuildResult) -> Loaded | None:
+        """What was made of a build for another card that waited for it, too."""
+        others = (g.loaded for g in self._snapshot() if g.key == graph.key and g is not graph)
+        same = (each for each in others if each and each.payload_sha256 == result.payload.sha256)
+        return next(same, None)
 
     def _keep(self, graph: Graph, result: BuildResult) -> Loaded:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
         raw = _raw(result)
-        call, size = graph.backend.load(raw), None
+        call, size = graph.backend.load(raw, graph.card), None
+        if (kept := self._kept(graph, result)) is not None:
+            return kept._replace(call=call)
+        self.builds += 1
         self._dump(graph, raw)
         manifest = manifest_of(graph, facts, seconds)
         try:
@@ -399,7 +421,7 @@ class Graphs:
                 continue
             if manifest is None:
                 continue
-            target = keys.target(graph.description.device, graph.backend)
+            target = keys.target(graph.description.device, graph.backend, graph.card)
             lines = explain_target(manifest.target, target)
             lines += keys.explain_structure(manifest, graph.description)
             if lines:

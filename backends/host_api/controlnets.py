@@ -49,8 +49,11 @@ def patcher(control: Any) -> Any:
 
 
 def device(control: Any) -> torch.device:
-    """Return the device on which the network runs."""
-    facts = vars(control)
+    """Return the device on which the network runs; of a copy for another card its patcher knows."""
+    facts, own = vars(control), patcher(control)
+    if own is not None:
+        found: torch.device = own.load_device
+        return found
     return facts.get("load_device") or facts.get("device") or memory.default_device()
 
 

@@ -235,8 +235,8 @@ def let_go(pages: Any, size: int) -> None:
 
 
 @contextlib.contextmanager
-def no_page_taken() -> Iterator[None]:
-    """Have no page of any loaded model be taken for room until this ends.
+def no_page_taken(device: torch.device) -> Iterator[None]:
+    """Have no page of any model on a device be taken for room until this ends.
 
     comfy-aimdo takes pages where memory is asked for, and waits for the device before: while a call
     is captured that is a fault, and PyTorch ends the process when it frees what the capture had.
@@ -244,7 +244,7 @@ def no_page_taken() -> Iterator[None]:
     import comfy.model_management as management
 
     models = [each.real_model() for each in management.current_loaded_models if each.real_model]
-    ranges = [pages for m in models for pages in getattr(m, "dynamic_vbars", _NONE).values()]
+    ranges = [pages for model in models if (pages := page_range(model, device)[0]) is not None]
     for pages in ranges:
         pages.set_watermark_limit(pages.max_size)
     try:

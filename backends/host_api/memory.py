@@ -5,6 +5,7 @@ Relies on the host's `comfy/model_management.py` and `comfy/model_patcher.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,16 +32,19 @@ def total_vram(device: torch.device) -> int:
 
 
 def spare_vram(patchers: Iterable[Any]) -> int | None:
-    """Return the bytes of VRAM that sampling with all these models will not need.
+    """Return the bytes of VRAM that sampling with all these models will not need, of the card that
+    has least.
 
     None without a GPU, or where one is only pretended.
     """
     models = {id(p.model): p for p in patchers if is_gpu(p.load_device)}
     if not models or pretended() is not None:
         return None
-    free, _ = free_and_total_bytes(next(iter(models.values())).load_device)
-    to_load = sum(max(0, p.model_size() - p.loaded_size()) for p in models.values())
-    return max(0, int(free - to_load - _SAMPLING_VRAM))
+    to_load: Counter[torch.device] = Counter()
+    for patcher in models.values():
+        to_load[patcher.load_device] += max(0, patcher.model_size() - patcher.loaded_size())
+    spare = (free_and_total_bytes(card)[0] - wanted for card, wanted in to_load.items())
+    return max(0, int(min(spare) - _SAMPLING_VRAM))
 
 
 def room_for_weights(device: torch.device) -> Callable[[], int] | None:

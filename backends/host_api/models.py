@@ -117,13 +117,6 @@ def running_on(model: Any) -> Any:
     return getattr(model, "current_patcher", None)
 
 
-def is_for_another_card(patcher: Any) -> bool:
-    """Tell whether a MODEL is a copy, with weights of its own, that the host has made for a second
-    card; the first one's options are given to it.
-    """
-    return bool(getattr(patcher, "is_multigpu_base_clone", False))
-
-
 def calls_replaced(patcher: Any) -> Iterator[Any]:
     """Yield what others call a MODEL by in place of the host's own code."""
     own = vars(loaded_model(patcher))

@@ -30,6 +30,24 @@ def host_flags() -> list[str]:
     return sorted({word for word in _parsed_arguments() if word.startswith("--")})
 
 
+def portable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what of `host_arguments` says how the host computes on another machine, too: the
+    switches of its command line, what `--fast` lists, and the card that is pretended. Folders,
+    addresses and numbers of cards are this machine's.
+    """
+    from comfy.cli_args import args
+
+    kept, listing = ["main.py"], False
+    for word in arguments["argv"][1:]:
+        if word.startswith("--"):
+            listing = word == "--fast"
+            if listing or getattr(args, word[2:].replace("-", "_"), None) is True:
+                kept.append(word)
+        elif listing:
+            kept.append(word)
+    return {"argv": kept, "pretended": arguments["pretended"]}
+
+
 def import_host(argv: list[str], folder: str) -> None:
     """Import the host in a worker, which parses its parent's command line as its own.
 

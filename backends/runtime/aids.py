@@ -45,13 +45,13 @@ def aids_of(
     for description, offer in wanted:
         if why_not(description.label) is None:
             graph = graph_of(description)
-            offer(graph)
+            offer(graph, card=graph.card)
             aids.append(Kind(description.label, graph=graph))
     return aids
 
 
 #: What a graph is to be, and who is offered it.
-_Wanted = Iterator[tuple[Description, Callable[[Graph], None]]]
+_Wanted = Iterator[tuple[Description, Callable[..., None]]]
 
 
 def _int8(

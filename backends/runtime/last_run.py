@@ -40,6 +40,20 @@ class Parts(NamedTuple):
     eager: list[tuple[str, Reason]]
 
 
+class Standing(NamedTuple):
+    """How one root module stands: `parts` says the same in numbers.
+
+    Attributes:
+        places: of all parts that can have graphs.
+        eager: (place, reason) of those that run as without us now, and of all others that do.
+        last: what its last run did; None before the first.
+    """
+
+    places: Sequence[str]
+    eager: Sequence[tuple[str, Reason]]
+    last: LastRun | None
+
+
 class Steps:
     """Counts the steps of a run, in whichever thread they are made."""
 
@@ -47,6 +61,8 @@ class Steps:
         self._lock = threading.Lock()
         #: What the last run did; None before the first has ended.
         self.last: LastRun | None = None
+        #: Whether there was any step in the last run.
+        self.took_part = False
         self._begin()
 
     def _begin(self) -> None:
@@ -78,21 +94,30 @@ class Steps:
     def end_run(self, ran: frozenset[str], placed: frozenset[str]) -> None:
         """The run has ended."""
         with self._lock:
-            why = self._beside
+            self.took_part, why = self.came, self._beside
             if not self._served and self._left:
                 why = self._left.most_common(1)[0][0]
             self.last = LastRun(ran, placed, None if ran else why)
 
 
+def together(found: Sequence[Standing]) -> Standing:
+    """Return how a model stands that ran as several copies: a part is compiled where it is in all
+    of them.
+    """
+    eager = {name: why for each in reversed(found) for name, why in each.eager}
+    runs = [each.last for each in found if each.last is not None]
+    last = None
+    if runs:
+        ran = frozenset.intersection(*(run.ran for run in runs))
+        placed = frozenset.intersection(*(run.placed for run in runs))
+        last = LastRun(ran, placed, next((run.why for run in runs if run.why is not None), None))
+    return Standing(found[0].places, list(eager.items()), last)
+
+
 def parts(
     places: Sequence[str], eager: Sequence[tuple[str, Reason]], last: LastRun | None
 ) -> Parts:
-    """Say how parts stand.
-
-    Args:
-        places: of all parts that can have graphs.
-        eager: (place, reason) of those that run as without us now, and of all others that do.
-    """
+    """Say how parts stand; see `Standing`."""
     found, named = list(eager), {name for name, _ in eager}
     good = [name for name in places if name not in named]
     if last is None:

@@ -177,6 +177,10 @@ class Pace:
         self._batch = 1
         self._is_taken = True
 
+    def fresh(self) -> Pace:
+        """Return one for a copy of the model, which may be on another sort of card."""
+        return Pace(Times(), self._scale, self._is_disturbed)
+
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Begun | None:
         """Note that a call with these arguments begins; None where it is no sampler's step."""
         values = (*args, *kwargs.values())

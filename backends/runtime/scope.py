@@ -22,6 +22,7 @@ from ..cuda_graphs.signatures import (
     run_steps,
 )
 from ..cuda_graphs.vouched import NONE, Vouched
+from ..device.gpu import index
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
 from ..host_api.execution import pause_host_compiler
@@ -44,6 +45,9 @@ from .study import Study
 from .variations import Account
 from .wiring import Guests
 
+#: Cuts a root module into places, or says why it stays as it is.
+MakePlan = Callable[[Any], Plan | Reason]
+
 
 class Scope:
     """One root module and the graphs of its regions."""
@@ -52,7 +56,7 @@ class Scope:
         self,
         root: torch.nn.Module,
         holder: Any,
-        make_plan: Callable[[], Plan | Reason],
+        make_plan: MakePlan,
         plan: Plan,
         backend: Compiler,
         shared: Shared,
@@ -68,7 +72,7 @@ class Scope:
             root: the module that is cut into regions.
             holder: the module on which the host's patcher notes where the weights are; it is kept
                 as `holder`.
-            make_plan: cuts `root` anew, for when its modules were replaced.
+            make_plan: cuts a root module: this one anew, when its modules were replaced.
             plan: what it gave at first.
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None where none are wanted.
@@ -97,6 +101,7 @@ class Scope:
         #: The kinds that serve places in which others have their code, and what that is.
         self._called: dict[str, tuple[Kind, Guests]] = {}
         self._facts: dict[str, Any] = {}
+        self._card = 0
         self._lock = threading.RLock()
         self._placing = Placing()
         self._making = Making(self._placing, self.forwards, self.faults, self.account)
@@ -125,6 +130,11 @@ class Scope:
         return self.account.calls + (0 if self.replays is None else self.replays.regions)
 
     @property
+    def device(self) -> torch.device | None:
+        """Where it was described for; None before, and once it was let go."""
+        return None if self._bound is None else self._bound.device
+
+    @property
     def ran_places(self) -> frozenset[str]:
         """The places that graphs have served in this run, replayed ones among them."""
         return self.forwards.ran().union(() if self.replays is None else self.replays.places)
@@ -134,25 +144,34 @@ class Scope:
         """The places that had a graph when the last step was made, called or not."""
         return self.forwards.placed
 
-    def for_copy(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
+    def for_copy(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
         """Return a scope over another root module made of the same blocks, with its own captured
         calls; its regions are of the same kinds, so nothing is built for it.
         """
         assert self._bound is not None
-        other = Scope(
-            root,
-            self.holder,
-            make_plan,
-            Plan(),
-            self._backend,
-            self._shared,
-            None if self.replays is None else self.replays.fresh(),
-            None if self.pieces is None else self.pieces.fresh(),
-        )
+        mine = (self._backend, self._shared, *self._fresh())
+        other = Scope(root, self.holder, make_plan, Plan(), *mine)
         other.describe(self._bound.device, self._bound.dtype)
         return other
 
-    def over(self, root: torch.nn.Module, make_plan: Callable[[], Plan | Reason]) -> Scope:
+    def elsewhere(self, root: torch.nn.Module, holder: Any) -> Scope:
+        """Return a scope over a copy of the root module that has weights of its own, wherever those
+        are; it is not described yet. What calls of either needed, both have.
+
+        Args:
+            root, holder: of the copy.
+        """
+        mine = (self._make_plan, Plan(), self._backend, self._shared, *self._fresh())
+        account = Account(needs=self.account.needs)
+        study = None if self.study is None else self.study.elsewhere(root, holder)
+        return Scope(root, holder, *mine, account=account, study=study)
+
+    def _fresh(self) -> tuple[Replays | None, Pieces | None]:
+        """What captures calls of another root module as this one's are."""
+        replays, pieces = self.replays, self.pieces
+        return replays and replays.fresh(), pieces and pieces.fresh()
+
+    def over(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
         """Return a scope over another root module, which no patcher of the host looks after."""
         mine = self.account
         return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
@@ -164,7 +183,7 @@ class Scope:
                 kind.let_go()
             gone = torch.nn.Module()
             self.plan = self.plan.over(gone)
-            self.root, self.holder, self._make_plan = gone, gone, Plan
+            self.root, self.holder, self._make_plan = gone, gone, lambda _: Plan()
             self.forwards.let_go()
             self.drop_captured()
             if self.study is not None:
@@ -195,8 +214,9 @@ class Scope:
             return has_news
 
     def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
-        self._facts = target(device.type, self._backend)
-        plan = self._make_plan()
+        self._card = index(device)
+        self._facts = target(device.type, self._backend, self._card)
+        plan = self._make_plan(self.root) if self.study is None else self.study.plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
             self.plan,
@@ -273,7 +293,7 @@ class Scope:
                 self.study.begin_run()
 
     def _graph_of(self, description: Description) -> Graph:
-        return self._shared.graphs.graph(description, self._backend, self._facts)
+        return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
 
     def _leave_to_others(self, bound: Bound) -> None:
         """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""
@@ -340,34 +360,12 @@ class Scope:
                 with self.forwards.asking_ahead(step.serving, values), step.watch:
                     return host(*args, **kwargs)  # not where a replay gives the result
 
-            if step.proof is not None:
-                return self._prove(plain, host, args, kwargs, step)
-            return self._making.make(self.root, host, plain, step)
-
-    def _prove(
-        self,
-        plain: Callable[..., Any],
-        host: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        step: Step,
-    ) -> Made:
-        """Make a call twice, by what was learned and as the host does, whose result is given on."""
-        assert self.study is not None and self._bound is not None
-        made = self.study.prove(
-            step.proof,
-            lambda args, kwargs: self._placing.run(
-                partial(plain, args, kwargs), step.serving.installed
-            ),
-            lambda args, kwargs: self._placing.run(partial(host, *args, **kwargs), ()),
-            args,
-            kwargs,
-            device=self._bound.device,
-            forwards=self.forwards,
-        )
-        if self.study.is_dropped:
-            self.faults.spare(STEP, "looking at the model", self._look_again)
-        return made
+            if step.proof is None:
+                return self._making.make(self.root, host, plain, step)
+            made = self._making.make_twice(host, plain, args, kwargs, step)
+            if self.study is not None and self.study.is_dropped:
+                self.faults.spare(STEP, "looking at the model", self._look_again)
+            return made
 
     def _prepare(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
@@ -388,7 +386,7 @@ class Scope:
         if self.study is not None:
             others = call if isinstance(call, Reason) else None
             given = (others, bound.dtype, self.faults, self.account, self.forwards)
-            own = self.study.step(step, args, kwargs, *given)
+            own = self.study.step(step, args, kwargs, bound.device, *given)
             if isinstance(own, Step):
                 return own
             step = step._replace(serving=own)

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,8 +17,9 @@ from ..graphs.graph import Graph, State
 from ..graphs.lessons import Lesson
 from ..plans.plan import Place
 from ..reasons import Reason
+from .cards import Card, Cards
 from .faults import TELLING
-from .last_run import Parts, Steps, parts
+from .last_run import Parts, Standing, Steps, parts, together
 from .live import Live
 from .pace import Pace
 from .root_copy import RootCopy
@@ -94,6 +94,8 @@ class Session:
         self.options = options
         self._scope = scope
         self._copies: Live[Scope] = Live()
+        #: Copies with weights of their own, on other cards.
+        self.cards = Cards()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[Reason] = Counter()
@@ -147,17 +149,22 @@ class Session:
     @property
     def graphs(self) -> list[Graph]:
         """The graphs of all kinds that have one: what common sizes need."""
-        return self.scope.graphs
+        return _once(self.scope.graphs, *(card.scope.graphs for card in self.cards))
 
     @property
     def all_graphs(self) -> list[Graph]:
         """Those, and the rare ones that are built after them."""
-        return self.scope.graphs + self.scope.second_graphs
+        scopes = [self.scope, *(card.scope for card in self.cards)]
+        return _once(self.graphs, *(scope.second_graphs for scope in scopes))
 
     @property
     def scopes(self) -> list[Scope]:
         """The root module's scope, and those of its copies."""
-        return [self.scope, *self._copies.values()]
+        return [*self.beside(self.scope), *(card.scope for card in self.cards)]
+
+    def beside(self, scope: Scope) -> list[Scope]:
+        """Return a root module's scope, and those of copies made of the same blocks."""
+        return [scope, *(self._copies.values() if scope is self.scope else ())]
 
     def scope_of(self, root: Any) -> Scope | None:
         """Return the scope of the root module or of a copy of it, None for any other module.
@@ -166,15 +173,24 @@ class Session:
         """
         if root is self.scope.root:
             return self.scope
+        if (found := self.cards.scope_of(root)) is not None:
+            return found
         if not isinstance(root, RootCopy) or root.of is not self.scope.root:
             return None
         scope = root.scopes.get(self.id)
         if scope is None or scope.root is not root.module:
-            scope = root.scopes[self.id] = self.scope.for_copy(
-                root.module, partial(plan_model, root.module)
-            )
+            scope = root.scopes[self.id] = self.scope.for_copy(root.module, plan_model)
             self._copies.add(id(scope), scope)
         return scope
+
+    def card(self, root: torch.nn.Module, holder: Any) -> Card:
+        """Return what serves a copy of the root module that has weights of its own.
+
+        Args:
+            root: the copy.
+            holder: the module on which the host notes where the copy's weights are.
+        """
+        return self.cards.take(self.scope, self.pace, root, holder)
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return what is kept under a name for as long as this session, made now if need be.
@@ -187,26 +203,45 @@ class Session:
         found: T = self._belongings[name]
         return found
 
+    @property
+    def came(self) -> bool:
+        """Whether any step of this run came here."""
+        return self.counts.came or any(card.counts.came for card in self.cards)
+
     def end_run(self) -> None:
         """Keep what the run that ended did."""
-        scope, copies = self.scope, self._copies.values()
+        scope = self.scope
         ran, placed = set(scope.ran_places), set(scope.placed)
-        for copy in copies:  # in which the same modules have other names
+        for copy in self._copies.values():  # in which the same modules have other names
             mine = {_module_of(place): place.name for place in scope.plan.places}
             theirs = {place.name: mine.get(_module_of(place)) for place in copy.plan.places}
             ran |= {name for each in copy.ran_places if (name := theirs.get(each))}
             placed |= {name for each in copy.placed if (name := theirs.get(each))}
         self.counts.end_run(frozenset(ran), frozenset(placed))
+        for card in self.cards:
+            card.counts.end_run(card.scope.ran_places, card.scope.placed)
 
     def parts(self) -> Parts:
-        """Say how the root module's parts stand."""
-        places = [place.name for place in self.scope.plan.places]
-        return parts(places, self.scope.eager_places(), self.counts.last)
+        """Say how the root module's parts stand: as they do on all cards that ran last."""
+        cards = [card for card in self.cards if card.counts.took_part]
+        found = [standing_of(card.scope, card.counts) for card in cards]
+        if self.counts.took_part or not cards:
+            found.insert(0, standing_of(self.scope, self.counts))
+        return parts(*together(found))
 
-    def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
-        """Write the kinds down for a device and compute dtype; returns their graphs."""
-        graphs = self.scope.describe(device, dtype)
-        self._reused = self._ready()
+    def describe(
+        self, device: torch.device, dtype: torch.dtype, scope: Scope | None = None
+    ) -> list[Graph]:
+        """Write the kinds down for a device and compute dtype; returns their graphs.
+
+        Args:
+            scope: of a copy; None is the root module itself.
+        """
+        scope = scope or self.scope
+        known = set() if scope is self.scope else {graph.key for graph in self.all_graphs}
+        graphs = scope.describe(device, dtype)
+        ready = self._ready()
+        self._reused = self._reused | (ready - known) if known else ready
         return graphs
 
     def look_again(self) -> bool:
@@ -253,12 +288,13 @@ class Session:
         scope = scope or self.scope
         activations = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
         reason = not_ours or scope.why_not(next(activations, None))
+        card, faults, begun = self.cards.of(scope), scope.faults, None
+        counts, pace = (self.counts, self.pace) if card is None else (card.counts, card.pace)
         if reason is not None:
-            self.leave(reason)
+            self.leave(reason, counts)
             return host(*args, **kwargs)
-        self.counts.serve(no_capture)
-        pace, faults, begun = self.pace, scope.faults, None
-        if scope is self.scope:
+        counts.serve(no_capture)
+        if card is not None or scope is self.scope:
             begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
         made = scope.call(host, args, kwargs, no_capture=no_capture)
         if begun is not None and made.how is not None:
@@ -295,9 +331,9 @@ class Session:
         """What came to this process after this session did."""
         return [g for g in self.graphs if g.state is State.READY and self.is_new(g)]
 
-    def leave(self, reason: Reason) -> None:
-        """Note that a call of the root module runs as without us."""
-        self.count_eager(reason)
+    def leave(self, reason: Reason, counts: Steps | None = None) -> None:
+        """Note that a call of the root module runs as without us; `counts`: of the copy, if one."""
+        self.count_eager(reason, counts)
         self._warn(reason)
 
     def miss(self, reason: Reason) -> None:
@@ -305,9 +341,9 @@ class Session:
         self.counts.leave(reason)
         self._warn(reason)
 
-    def count_eager(self, reason: Reason) -> None:
-        """Count a call of the root module that ran as without us."""
-        self.counts.leave(reason)
+    def count_eager(self, reason: Reason, counts: Steps | None = None) -> None:
+        """Count a call of the root module that ran as without us; `counts`: as of `leave`."""
+        (counts or self.counts).leave(reason)
         with self._counting:  # a thread for each card
             self._eager_calls[reason] += 1
 
@@ -337,6 +373,16 @@ class Session:
         self._warned.add(reason)
         level = logging.DEBUG if reason.expected else logging.WARNING
         logger.log(level, "Warmgraph: parts of %s run at normal speed: %s", self.name, reason)
+
+
+def _once(*lists: Iterable[Graph]) -> list[Graph]:
+    """All graphs of some lists, each once: copies on cards of one number share theirs."""
+    return list({id(graph): graph for graphs in lists for graph in graphs}.values())
+
+
+def standing_of(scope: Scope, counts: Steps) -> Standing:
+    """Return how a root module stands that runs through a scope."""
+    return Standing([place.name for place in scope.plan.places], scope.eager_places(), counts.last)
 
 
 def _module_of(place: Place) -> tuple[int, str]:

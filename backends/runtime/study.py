@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from ..cuda_graphs.replays import EXACT
 from ..errors import LearnError
 from ..families.catalogue import plan_model, unread_options
-from ..graphs.lessons import Known, Lesson, Lessons
+from ..graphs.lessons import Known, Lesson, Lessons, unusable
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..host_api.options import NODES
@@ -100,10 +101,24 @@ class Study:
         self.lesson: Lesson | None = None
         self.left: Reason | None = None
 
+    def elsewhere(self, root: torch.nn.Module, model: Any) -> Study:
+        """Return one for a copy of the module that has weights of its own."""
+        return Study(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
+
     def look(self, folders: Sequence[Path]) -> None:
         """Look for what is known of the model, as it is before anything of a run is put into it."""
         self._folders = folders
         self.lesson = self._lessons.of(structure_of(self._root), folders)
+
+    def find(self, folders: Sequence[Path], faults: Faults) -> Lesson:
+        """Return what is known of the model, after a `look` if that was not asked yet; where that
+        fails nothing is used.
+        """
+        if self.lesson is None:
+            faults.spare(LEARNING, "finding what was learned", self.look, folders)
+        if self.lesson is None:
+            self.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
+        return self.lesson
 
     def let_go(self) -> None:
         """Drop the module and its weights, which the host is done with."""
@@ -163,6 +178,7 @@ class Study:
         step: Step,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        device: torch.device,
         others: Reason | None,
         dtype: torch.dtype,
         faults: Faults,
@@ -173,6 +189,7 @@ class Study:
 
         Args:
             step: how it would be.
+            device: where it runs.
             others: why the call is not to be made twice, or cannot be known by what it shows.
             dtype: that the model computes in.
             faults: of the model.
@@ -200,7 +217,8 @@ class Study:
         is_short = len(serving.regions) < len(step.serving.regions)
         if is_short and (not serving.installed or key in self._wanted):
             if others is None and self._unsure[key] < MOST_UNSURE:
-                return step._replace(proof=key, replays=None, pieces=None)
+                proof = partial(self._prove, key, device=device, forwards=forwards)
+                return step._replace(proof=proof, replays=None, pieces=None)
             if not serving.installed:
                 self.left = of("learned_unproven", why=others or of("learned_unsure"))
                 return Step(_LEFT)
@@ -291,7 +309,7 @@ class Study:
             self._graphs = serving, (graphs, serving.aids)
         return self._graphs[1], self._last
 
-    def prove(
+    def _prove(
         self,
         key: Hashable,
         ours: Make,

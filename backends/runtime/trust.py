@@ -86,8 +86,9 @@ class Trust:
         return elements <= REACH * compared
 
     def _key(self) -> str:
-        """What is compared: the graph, with others' code."""
-        return f"{self._graph.key} {self.others}".rstrip()
+        """What is compared: the graph, on each card for itself, with others' code."""
+        card = f" on card {self._graph.card}" if self._graph.card else ""
+        return f"{self._graph.key}{card} {self.others}".rstrip()
 
     def sample(self, inputs: list[Any], elements: int) -> Sample:
         """Choose what to compare on.

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..attaching.attached import Attached
+from ..device.gpu import sort_of
 from ..host_api.process import host_flags
 from ..runtime.gains import Gain, Size
 from ..runtime.pace import Times
@@ -94,9 +95,10 @@ class EagerTimes:
 
     def _name(self, attached: Attached, root: torch.nn.Module) -> str:
         """A name for a model and all that decides how long its steps take but their size."""
+        card = sort_of(attached.placement().device)
         elements = sum(parameter.numel() for parameter in root.parameters())
         facts = {
-            "machine": self._machine,
+            "machine": f"{self._machine}/{card}" if card else self._machine,
             "torch": str(torch.__version__),
             "flags": host_flags(),
             "model": attached.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..compilers.registry import backend_named
-from ..device.gpu import is_there
+from ..device.gpu import count, is_there
 from ..errors import GraphFileError, RequirementError
 from ..families.catalogue import family_title
 from ..reasons import NOTHING, Reason, joined, of
@@ -120,27 +120,31 @@ class _Targets:
     """What this machine compiles for, asked once for each device and backend."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Mapping[str, Any] | None] = {}
+        self._known: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
 
     def explain(self, made_for: Mapping[str, Any]) -> Reason:
         """Say why a file that was made for a target does not fit here; empty where it does."""
         device, backend = str(made_for.get("device")), str(made_for.get("backend"))
         if (device, backend) not in self._known:
-            self._known[device, backend] = _target(device, backend)
-        ours = self._known[device, backend]
-        if ours is None:
+            self._known[device, backend] = _targets(device, backend)
+        differing = [explain_target(made_for, ours) for ours in self._known[device, backend]]
+        if not differing:
             return of("made_for_device", device=device)
-        lines = explain_target(made_for, ours)
-        return joined(lines) if lines else NOTHING
+        return joined(differing[0]) if all(differing) else NOTHING
 
 
-def _target(device: str, backend: str) -> Mapping[str, Any] | None:
+def _targets(device: str, backend: str) -> list[Mapping[str, Any]]:
+    """The target of each sort of card that this machine has."""
     if not is_there(device):
-        return None
+        return []
+    found: list[Mapping[str, Any]] = []
     try:
-        return keys.target(device, backend_named(backend))
+        for card in range(count(device)):
+            target = keys.target(device, backend_named(backend), card)
+            found += [] if target in found else [target]
     except RequirementError:
-        return None
+        return []
+    return found
 
 
 def _is_unused(file: _Stored, in_use: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..attaching.caches import Caches
-from ..building.builder import Builder
+from ..building.contract import AnyBuilder
 from ..cuda_graphs.memory import CapturedMemory
 from ..device.gpu import current
 from ..events import Event, Events
@@ -35,7 +35,7 @@ class Overview:
         *,
         sessions: Live[Session],
         caches: Caches,
-        builder: Builder,
+        builder: AnyBuilder,
         graphs: Graphs,
         store: Store,
         fleet: Fleet,
@@ -102,6 +102,14 @@ class Overview:
             "captured": {
                 "vram_bytes": self._captured.used_bytes,
                 "budget_bytes": self._budget_bytes(),
+                "cards": [
+                    {
+                        "device": str(device),
+                        "vram_bytes": held,
+                        "budget_bytes": self._captured.budget_bytes(device),
+                    }
+                    for device, held in self._captured.by_device.items()
+                ],
             },
             "warnings": [
                 warning.plain()

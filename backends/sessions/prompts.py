@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..building.builder import Builder, BuildProgress
+from ..building.contract import AnyBuilder
+from ..building.pacing import BuildProgress
 from .lines import Line, line
 from .words import building_line
 
@@ -86,7 +87,11 @@ class Prompts:
         return running and not self._waiting
 
     def wait(
-        self, name: str, graphs: Sequence[Awaited], builder: Builder, on_progress: Progress | None
+        self,
+        name: str,
+        graphs: Sequence[Awaited],
+        builder: AnyBuilder,
+        on_progress: Progress | None,
     ) -> None:
         """Wait until none of these is on its way.
 
@@ -104,7 +109,11 @@ class Prompts:
             self._waiting = False
 
     def _wait(
-        self, name: str, graphs: Sequence[Awaited], builder: Builder, on_progress: Progress | None
+        self,
+        name: str,
+        graphs: Sequence[Awaited],
+        builder: AnyBuilder,
+        on_progress: Progress | None,
     ) -> None:
         told: tuple[int, int, Line] | None = None
         while True:

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..building.builder import Builder, BuildProgress
 from ..building.claims import BY_ANOTHER_SERVER
+from ..building.contract import AnyBuilder
+from ..building.pacing import BuildProgress
 from ..contract import WhenMissing
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
@@ -20,6 +21,7 @@ from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
 from ..stepcache.cache import StepCache
+from .cards import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
@@ -35,7 +37,9 @@ from .words import (
 _EXAMPLES = 3
 
 
-def model_report(session: Session | None, builder: Builder, note: Reason | None) -> dict[str, Any]:
+def model_report(
+    session: Session | None, builder: AnyBuilder, note: Reason | None
+) -> dict[str, Any]:
     """Return the report of one MODEL, VAE or CONTROL_NET as JSON-plain data.
 
     Args:
@@ -50,8 +54,9 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
     is_building = any(_is_awaited(g) for g in ours)
     if not is_building:  # the count is the server's: shown while it waits for something itself
         building = _NOTHING_BUILT
-    ready = [g for g in ours if g.state is State.READY]
+    ready = _by_key(g for g in ours if g.state is State.READY)
     loaded = [(g.description.device, g.loaded) for g in ready if g.loaded is not None]
+    everywhere = [(g.description.device, g.loaded) for g in ours if g.loaded is not None]
     new = [g for g in ready if session.is_new(g)]
     standing, speed = _standing(session, parts), session.pace.speed()
     report = {
@@ -71,6 +76,7 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
         "idle": parts.idle,
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in scope.serving],
+        "cards": cards_of(session),
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
@@ -91,11 +97,10 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
                 "kind": g.description.label,
                 "reason": BY_ANOTHER_SERVER if g.outcome.elsewhere else g.reason or g.state.value,
             }
-            for g in ours
-            if g.state is not State.READY
+            for g in _by_key(g for g in ours if g.state is not State.READY)
         ],
         "disk_bytes": sum(each.bytes or 0 for _, each in loaded),
-        "vram_bytes": sum(each.binary_bytes for device, each in loaded if is_gpu(device)),
+        "vram_bytes": sum(each.binary_bytes for device, each in everywhere if is_gpu(device)),
         "seconds_saved": round(
             sum(each.build_seconds or 0.0 for _, each in loaded if each.source == "loaded"), 1
         ),
@@ -246,6 +251,11 @@ def _standing(session: Session, parts: Parts) -> str:
     return "waiting" if replays and session.pace.speed() is None else "eager"
 
 
+def _by_key(graphs: Iterable[Graph]) -> list[Graph]:
+    """One of those that several cards have of a file."""
+    return list({graph.key: graph for graph in graphs}.values())
+
+
 def _is_awaited(graph: Graph) -> bool:
     """Whether something may still come of it in this run."""
     return graph.is_pending and not graph.is_missed
@@ -364,6 +374,7 @@ _EMPTY: dict[str, Any] = {
     "idle": 0,
     "eager": [],
     "kinds": [],
+    "cards": [],
     "builds": 0,
     "loads": 0,
     "reused": 0,

@@ -79,17 +79,13 @@ class Starter:
                 if not replays and asked.captures:
                     told = of("at_normal_speed", why=joined([told, of("identical_needs")]))
                 raise RequirementError(told if replays else with_remedy(told, asked.words))
-            plan = make_plan()
+            plan = make_plan(attached.root)
             if isinstance(plan, Reason):
                 study = self._study(attached, options)
-                if study is not None:
-                    make_plan = study.plan
-                elif attached.root is None or not may_be_swapped(attached.root):
+                if study is None and (attached.root is None or not may_be_swapped(attached.root)):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
             device = attached.placement().device
-            if device.index:  # kernels are loaded on the first one
-                raise RequirementError(of("first_gpu_only", device=device))
             resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
             if resolution.backend.name == "eager":
@@ -101,7 +97,7 @@ class Starter:
                 raise
             else:
                 notes = [of("replayed_as_is", why=error.told)]
-            make_plan, plan, study = Plan, Plan(), None
+            make_plan, plan, study = _nothing, Plan(), None
             resolution = resolve_backend("eager", attached.placement().device.type)
         assert attached.root is not None
         scope = Scope(
@@ -159,7 +155,7 @@ class Starter:
         if not self._shared.debugging.captures or not self._settings.captured_vram_share:
             return False
         device = attached.placement().device
-        return not device.index and kind_of(device).has_cuda_graphs
+        return kind_of(device).has_cuda_graphs
 
     def _replays(self, attached: Attached) -> Replays | None:
         """What captures the whole calls of one of the host's objects, where that can be."""
@@ -177,3 +173,8 @@ class Starter:
         if not self._may_capture(attached) or not can_be_recorded():
             return None
         return Pieces(self._shared.captured)
+
+
+def _nothing(_: object) -> Plan:
+    """Cut a root module nowhere."""
+    return Plan()

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..building.builder import Builder
+from ..building.contract import AnyBuilder
 from ..contract import WhenMissing
 from ..graphs.graph import Graph
-from ..graphs.lessons import unusable
-from ..reasons import of
 from ..runtime.faults import LEARNING
 from ..runtime.live import Live
+from ..runtime.scope import Scope
 from ..runtime.session import Session
 from .prompts import Progress, Prompts
 from .workflow_links import WorkflowLinks
@@ -30,7 +29,7 @@ class Taught:
         self,
         sessions: Live[Session],
         prompts: Prompts,
-        builder: Builder,
+        builder: AnyBuilder,
         links: WorkflowLinks,
         folders: Folders,
         request: Request,
@@ -48,20 +47,18 @@ class Taught:
         self._sessions, self._prompts, self._builder = sessions, prompts, builder
         self._links, self._folders, self._request = links, folders, request
 
-    def look(self, session: Session, on_progress: Progress | None = None) -> None:
+    def look(self, session: Session, scope: Scope, on_progress: Progress | None = None) -> None:
         """Look for what is known of a session's model; a user who waits for graphs waits for that,
         too.
+
+        Args:
+            scope: of the model, or of a copy of it.
         """
-        study = session.scope.study
-        if study is None:
+        if scope.study is None:
             return
-        if study.lesson is None:
-            faults, looked_in = session.scope.faults, self._folders(session)
-            faults.spare(LEARNING, "finding what was learned", study.look, looked_in)
-            if study.lesson is None:
-                study.lesson = unusable(faults.of(LEARNING) or of("learned_nowhere"))
+        lesson = scope.study.find(self._folders(session), scope.faults)
         if session.options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(session.name, [study.lesson], self._builder, on_progress)
+            self._prompts.wait(session.name, [lesson], self._builder, on_progress)
 
     def learned(self) -> None:
         """A worker has learned: graphs are asked for once no run goes on, not when the next one

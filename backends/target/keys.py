@@ -21,19 +21,20 @@ from ..storing.manifest import FORMAT, Manifest
 from .target import TorchFacts, compose_target, differing_regions, recorded_inputs
 
 
-def target(device: str, backend: Compiler) -> dict[str, Any]:
+def target(device: str, backend: Compiler, card: int | None = None) -> dict[str, Any]:
     """Return what generated code depends on besides the region, as plain data.
 
     Args:
         device: its type, as PyTorch names it.
         backend: adds its own name, version and options.
+        card: the number of a GPU; None: the one that is in use.
     """
     facts = TorchFacts(
         version=str(torch.__version__),
         git_version=getattr(torch.version, "git_version", None),
         cuda=gpu.toolkit(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        capability=gpu.capability() if gpu.is_gpu(device) else None,
+        capability=gpu.capability(card) if gpu.is_gpu(device) else None,
     )
     return compose_target(device, backend.name, backend.fingerprint(device), facts)
 

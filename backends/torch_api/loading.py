@@ -22,35 +22,39 @@ from typing import Any
 import torch
 
 from ..cleanup import temporary
+from ..device.gpu import current_index, in_use
 from ..errors import GraphFileError
 from ..reasons import of
 from . import operators
+from .cuda_card import on_card
 from .payload import ALLOWED
 
+_NOTHING = contextlib.nullcontext()
 _EXTERN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
-def unpack(payload: bytes, *, device_index: int = 0) -> Callable[[list[Any]], Any]:
+def unpack(payload: bytes, *, card: int | None = None) -> Callable[[list[Any]], Any]:
     """Rebuild the call of a packed module.
 
     Args:
         payload: bytes from `pack`, already verified by the store.
-        device_index: the CUDA device that kernels are loaded on.
+        card: the number of the GPU on which it computes; None: the one that is in use.
 
     Raises:
         GraphFileError: the payload names anything outside the allow-list or does not fit this
         torch.
     """
+    card = current_index() if card is None else card
     try:
         parts = _Unpickler(io.BytesIO(payload)).load()
         operators.check(parts["operators"])
-        with temporary.made("load") as folder:
-            kernels: dict[str, Any] = {}
+        kernels: dict[str, Any] = {}
+        with temporary.made("load") as folder, in_use(card) if parts["triton"] else _NOTHING:
             for name, (result, binary) in parts["triton"].items():
-                kernels[name] = _Kernel(_launcher(result, binary, folder, device_index))
+                kernels[name] = _Kernel(_launcher(result, binary, folder, card))
             for name, library in parts["cpp"].items():
                 kernels[name] = _load_library(library)
-        return _execute(parts["source"], kernels)
+        return _execute(on_card(parts["source"], card), kernels)
     except GraphFileError:
         raise
     except Exception as error:
@@ -125,11 +129,11 @@ def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]
 _loaded: list[Any] = []
 
 
-def _launcher(result: Any, binary: bytes, folder: Path, device_index: int) -> Callable[..., None]:
+def _launcher(result: Any, binary: bytes, folder: Path, card: int) -> Callable[..., None]:
     path = folder / f"{result.kernel.hash}.cubin"
     path.write_bytes(binary)
     result.kernel.cubin_path = str(path)
-    result.compile_meta["device"] = device_index
+    result.compile_meta["device"] = card
     launcher: Callable[..., None] = result.make_launcher()
     _loaded.append(result.kernel)
     return launcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
 from ..contract import Compiler, Description, Measure, Program
-from ..device.gpu import empty_cache, is_gpu, pretended
+from ..device.gpu import empty_cache, in_use, is_gpu, pretended
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..host_api.process import import_host
@@ -68,8 +69,9 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     """Build one kind.
 
     Args:
-        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key), and
-            "dump" where a developer wants to read what is made on the way: the folder for it.
+        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key),
+            "card" (the number of the GPU that it is for; 0 without one), and "dump" where a
+            developer wants to read what is made on the way: the folder for it.
         measure: held while kernels are measured on the GPU.
 
     Returns:
@@ -81,6 +83,12 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             backend needs, the build failed, or the graph differs from eager; a final one where no
             build can succeed with this torch.
     """
+    card = task.get("card", 0)
+    with in_use(card) if is_gpu(task["description"]["device"]) else nullcontext():
+        return _run(task, measure)
+
+
+def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]:
     description = Description.from_dict(task["description"])
     if description.packs:  # as in the server: the host was there before the packs came
         named_code(description.module)

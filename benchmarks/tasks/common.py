@@ -46,14 +46,20 @@ def sample(
     steps: int,
     tokens: int = 77,
     negative_tokens: int | None = None,
-    cfg: float = 7.0,
+    cfg: float | None = None,
     seed: int = 0,
 ) -> Any:
-    """One image's latent with the kind's hand-made conditioning."""
+    """One image's latent with the kind's hand-made conditioning.
+
+    Args:
+        cfg: None is 7, or a transformer's own.
+    """
     if is_transformer(kind):
-        return sample_transformer(kind, model, [size.width, size.height, 1], steps=steps, seed=seed)
+        sides = [size.width, size.height, 1]
+        return sample_transformer(kind, model, sides, steps=steps, seed=seed, cfg=cfg)
     positive = conditioning(kind, tokens=tokens, seed=1)
     negative = conditioning(kind, tokens=negative_tokens or tokens, seed=2)
+    cfg = 7.0 if cfg is None else cfg
     return ksampler(model, positive, negative, size, steps=steps, cfg=cfg, seed=seed)
 
 

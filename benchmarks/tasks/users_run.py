@@ -273,7 +273,7 @@ def _regions(vae: Any, part: str) -> int:
     """Regions of a VAE's `decoder` or `encoder`: one decode or encode calls each once."""
     from warmgraph_backends.attaching.vae import AttachedVAE
 
-    plan = AttachedVAE(vae, part).plan()
+    plan = AttachedVAE(vae, part).plan(vae.first_stage_model)
     return 0 if isinstance(plan, str) else len(plan.places) + len(plan.outside)
 
 

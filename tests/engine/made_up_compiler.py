@@ -50,7 +50,7 @@ class Traced:
     def explain_failure(self, device: str) -> None:
         return None
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         from torch import device, inf, nan
 
         names: dict[str, Any] = {

@@ -94,7 +94,7 @@ _Namespace = type(torch.ops.aten)
 class Recorded(made_up_compiler.Traced):
     """Its graphs run operator by operator, and a recording sees each."""
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         call = super().load(payload)
         names = call.__closure__[0].cell_contents  # type: ignore[index]
         names["torch"] = _Names(torch)

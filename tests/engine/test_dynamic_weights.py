@@ -105,15 +105,17 @@ def test_no_page_is_taken_while_a_call_is_captured(
         return entry
 
     patchers: list[Any] = []
-    other, gone = Range(), loaded({})
+    other, gone, elsewhere = Range(), loaded({}), Range()
     gone.real_model = None
-    entries = [loaded({DEVICE: pages}), gone, loaded({DEVICE: other})]
+    another_card = torch.device("meta")
+    entries = [loaded({DEVICE: pages}), gone, loaded({DEVICE: other, another_card: elsewhere})]
     monkeypatch.setattr(management, "current_loaded_models", entries)
     weights.dynamic.hold()
     for failure in (None, RuntimeError("broken off")):
         try:
-            with undisturbed():
+            with undisturbed(DEVICE):
                 assert (pages.floor, other.floor) == (pages.max_size, other.max_size)
+                assert elsewhere.floor == 0, "another card's captures hold its own"
                 if failure:
                     raise failure
         except RuntimeError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -12,12 +10,10 @@ import pytest
 import torch
 
 from warmgraph_backends.attaching.attached import KEY
-from warmgraph_backends.runtime import scope as scopes
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
-from .probed import Probed
 
 PARTS = 5  # of a small Flux 1
 STEPS = 2
@@ -325,58 +321,3 @@ def test_a_run_that_fails_before_its_first_step_claims_nothing(flux: Flux) -> No
         flux.sample(clone)
     report = flux.report()
     assert report["regions"]["eager"] == 0 and report["standing"] == "waiting"
-
-
-# --- several cards --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor twice, told apart."""
-    import comfy.model_management as management
-
-    monkeypatch.setattr(
-        management,
-        "get_all_torch_devices",
-        lambda exclude_current=False: [torch.device("cpu"), torch.device("cpu", 0)],
-    )
-    monkeypatch.setattr(scopes, "same_device", lambda one, other: one == other)
-
-
-@pytest.fixture
-def split(cards: None) -> Iterator[Callable[[Any], Any]]:
-    """MultiGPU CFG Split over two cards."""
-    from comfy.multigpu import create_multigpu_deepclones
-
-    yield partial(create_multigpu_deepclones, max_gpus=2, reuse_loaded=True)
-
-
-@pytest.mark.parametrize("order", ["before", "behind"])
-def test_under_a_split_the_first_card_runs_compiled_and_the_others_are_named(
-    lab: Lab, host: Host, split: Callable[[Any], Any], order: str
-) -> None:
-    model = Probed(lab, host)
-    threads = set()
-    ours = split(model.model) if order == "before" else lab.compiled(split(model.plain))
-    session = ours.get_attachment(KEY)
-    step, bound = session.step, session.scope._bound
-    jobs, drops = lab.jobs(), []
-    session.scope.drop_captured = lambda: drops.append(1)
-
-    def noted(*args: Any, **named: Any) -> Any:
-        threads.add(threading.current_thread())
-        return step(*args, **named)
-
-    session.step = noted
-    eager = model.sample(split(model.plain), steps=3)
-    image = model.sample(ours, steps=3)
-    assert relative(image, eager) < TOLERANCE and not torch.equal(image, eager)
-    report = lab.engine.report(ours)
-    total = report["regions"]["total"]
-    assert report["regions"] == {"total": total, "compiled": total, "eager": 0}
-    assert report["calls"] == {"compiled": 3 * total, "eager": 3} and report["ready"] == 0
-    (note,) = (each for each in report["notes"] if "MultiGPU CFG Split" in each)
-    assert "cpu:0" in note
-    assert session.scope._bound is bound and drops == [], "described once"
-    assert len(threads) == 2 and lab.jobs() == jobs and session.running is None
-    model.check(steps=2)

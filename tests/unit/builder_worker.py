@@ -82,7 +82,9 @@ def sleep(task: dict[str, Any], measure: loop.Measure) -> None:
 
 
 def wait(task: dict[str, Any], measure: loop.Measure) -> None:
-    """End once a test has made a file; measure meanwhile, if told to."""
+    """End once a test has made a file; measure meanwhile, and say by which process, if told to."""
+    if "pid_file" in task:
+        Path(task["pid_file"]).write_text(str(os.getpid()))
     with measure() if task.get("measuring") else contextlib.nullcontext():
         while not os.path.exists(task["until"]):
             time.sleep(0.01)

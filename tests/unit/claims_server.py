@@ -49,7 +49,7 @@ class Echo:
     def compile(self, program: Any, *, measure: Any) -> Compiled:
         raise NotImplementedError("the worker of these tests builds without it")
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         return lambda _: payload
 
 

@@ -146,7 +146,7 @@ class Counting:
         """Compile nothing."""
         raise NotImplementedError
 
-    def load(self, payload: bytes) -> Callable[[list[Any]], Any]:
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Count a payload."""
         if self.error is not None:
             raise self.error

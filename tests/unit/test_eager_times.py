@@ -27,7 +27,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def attached(root: torch.nn.Module, name: str = "SDXL", dtype: torch.dtype = torch.float16) -> Any:
-    placement = SimpleNamespace(dtype=dtype)
+    placement = SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
     return SimpleNamespace(root=root, name=name, placement=lambda: placement)
 
 

@@ -19,6 +19,7 @@ from warmgraph_backends.errors import BuildError, CancelledBuildError, GraphFile
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.graph import Graph, State, manifest_of
 from warmgraph_backends.graphs.library import Graphs
+from warmgraph_backends.reasons import Reason
 from warmgraph_backends.storing.graph_file import encode, file_name
 from warmgraph_backends.storing.manifest import read_facts
 from warmgraph_backends.storing.signing import Signer
@@ -175,9 +176,9 @@ def test_a_file_that_is_evicted_while_it_loads_serves_all_the_same(place: Place)
     path = saved.put_at(place.store.root / file_name(place.wanted.key), place.file(place.wanted))
     load = place.backend.load
 
-    def evict_meanwhile(payload: bytes) -> Any:
+    def evict_meanwhile(payload: bytes, card: int) -> Any:
         path.unlink()
-        return load(payload)
+        return load(payload, card)
 
     place.backend.load = evict_meanwhile
     assert place.ask().state is State.READY
@@ -295,10 +296,10 @@ def test_a_graph_is_awaited_until_its_file_is_in_the_store(place: Place) -> None
     looked, go_on = threading.Event(), threading.Event()
     load = place.backend.load
 
-    def slow(payload: Any) -> Any:
+    def slow(payload: Any, card: int) -> Any:
         looked.set()
         assert go_on.wait(60)
-        return load(payload)
+        return load(payload, card)
 
     place.backend.load = slow
     assert place.graphs.awaited() == 0
@@ -309,6 +310,50 @@ def test_a_graph_is_awaited_until_its_file_is_in_the_store(place: Place) -> None
     for _ in range(3):
         place.graphs.settle()
     assert (place.graphs.awaited(), place.store.usage().files) == (0, 1)
+
+
+class TwoCards(saved.Counting):
+    """Notes the cards on which payloads are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: list[int | None] = []
+
+    def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
+        self.cards.append(card)
+        return super().load(payload, card)
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_two_cards_share_a_graphs_file_and_build_and_each_loads_it(
+    place: Place, has_file: bool
+) -> None:
+    place.backend = TwoCards()
+    place.graphs._graphs.clear()
+    kind, target = saved.description(), keys.target("cpu", place.backend)
+    first, second = (place.graphs.graph(kind, place.backend, target, card) for card in (0, 1))
+    assert first is not second and first.key == second.key and (first.card, second.card) == (0, 1)
+    assert place.graphs.graph(kind, place.backend, target, 1) is second
+    if has_file:
+        place.ask(first, build=True)
+        place.ask(second, build=False)
+        assert second.source == "loaded"
+    else:  # both are on their way before the build has come to its end
+        pending: Future[BuildResult] = Future()
+        place.builder.submit = lambda job: place.builder.jobs.append(job) or pending
+        place.ask(first, build=True)
+        place.ask(second, build=True)
+        assert [first.state, second.state] == [State.BUILDING] * 2
+        pending.set_result(place.builder.answer(place.builder.jobs[0]))
+        for _ in range(3):
+            place.graphs.settle()
+        assert second.source == "built"
+    assert [first.state, second.state] == [State.READY] * 2 and first.source == "built"
+    assert len(place.builder.jobs) == 1 and place.graphs.builds == 1
+    assert place.builder.jobs[0].task["card"] == 0 and place.backend.cards == [0, 1]
+    assert place.store.usage().files == 1
+    second.drop(Reason.plain("it differs"))
+    assert (first.state, second.state) == (State.READY, State.FAILED)
 
 
 def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_ended(

@@ -28,6 +28,7 @@ REPORT: dict[str, Any] = {
     "idle": 0,
     "eager": [{"reason": "another node patches attn2_patch", "places": 3, "examples": ["a", "b"]}],
     "kinds": [],
+    "cards": [],
     "builds": 2,
     "loads": 21,
     "reused": 4,
@@ -63,6 +64,16 @@ def _on_node(notes: list[Line] | None = None, **changes: Any) -> list[str]:
 
 def _whole(notes: list[Line] | None = None, **changes: Any) -> list[str]:
     return [each.text for each in words.report_lines({**REPORT, **changes}, notes or [])]
+
+
+def test_each_further_card_has_a_line_and_its_own_reasons() -> None:
+    regions = {"total": 203, "compiled": 200, "eager": 3}
+    left = [{"reason": "it hooks all modules", "places": 3}]
+    card = {"device": "cuda:1", "regions": regions, "eager": left, "ms": 31.2}
+    assert "on cuda:1: 200 of 203 parts compiled, 31 ms a step" in _on_node(cards=[card])
+    whole = _whole(cards=[card, {**card, "device": "cuda:2", "ms": None, "eager": []}])
+    assert "  on cuda:1: 3 parts at normal speed: it hooks all modules" in whole
+    assert "on cuda:2: 200 of 203 parts compiled" in whole
 
 
 def test_all_that_a_user_asks_is_said_once() -> None:

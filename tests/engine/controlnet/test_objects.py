@@ -153,13 +153,13 @@ def test_a_network_that_another_node_hooks_or_patches_is_right_and_named(xl: Con
     assert xl.report(ours)["regions"]["eager"] == 0
     del net.control_model.forward
     replaced = copy.deepcopy(net.control_model)
-    before = xl.report(ours)["calls"]["compiled"]
+    before = xl.report(ours)["calls"]
     for each in (net, ours):
         each.control_model = replaced
-    assert torch.equal(xl.sample(xl.apply(ours)), xl.sample(xl.apply(net)))
+    assert relative(xl.sample(xl.apply(ours)), xl.sample(xl.apply(net))) < TOLERANCE
     report = xl.report(ours)
-    assert report["calls"]["compiled"] == before and report["calls"]["eager"] > 0
-    assert any("another copy of the network runs" in note for note in report["notes"])
+    assert report["calls"]["compiled"] > before["compiled"], "a copy is served as the first one is"
+    assert report["calls"]["eager"] == before["eager"] and report["regions"]["eager"] == 0
 
 
 def test_another_packs_subclass_comes_back_itself_and_is_named(xl: Controlled) -> None:

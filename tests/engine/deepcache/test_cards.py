@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ..cards import SECOND, put
 from .cached import Pair, cache_of, cached
 
 
@@ -35,3 +36,15 @@ def test_it_steps_aside_where_a_model_is_spread_over_several_cards(
     alone = cached(sd15.model)
     assert not torch.equal(sd15.sample(alone), expected)
     assert cache_of(alone).problem is None and cache_of(alone).evaluations["shallow"] > 0
+
+
+def test_a_model_that_was_copied_to_another_card_behind_the_node_is_named(sd15: Pair) -> None:
+    """In the other order it is cached there."""
+    copied = put(sd15.model, SECOND)
+    expected, ours = sd15.sample(copied), put(cached(sd15.model), SECOND)
+    assert torch.equal(sd15.sample(ours), expected)
+    problem = cache_of(ours).problem
+    assert problem is not None and "Select Model Device" in problem
+    behind = cached(copied)
+    assert not torch.equal(sd15.sample(behind), expected)
+    assert cache_of(behind).problem is None and cache_of(behind).evaluations["shallow"] > 0

@@ -1,0 +1,115 @@
+"""What may not happen while anything is captured, on whichever card and in whichever thread.
+
+Garbage collection frees what may belong to a GPU, and giving unused memory back waits for all GPUs:
+either ends a capture, and the process with it. Under `cudaMallocAsync` PyTorch knows one capture at
+a time, and takes what other threads allocate meanwhile for its own; so the steps of other cards
+come to their end first there, and begin no other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+#: In seconds: the host's own work of a thread whose evaluation has ended, until it waits.
+GRACE_S = 0.02
+
+
+class Quiet:
+    """The captures of this process. Several go on at once, each on its card."""
+
+    def __init__(self) -> None:
+        """Nothing is captured."""
+        self._changed = threading.Condition()
+        self._captures: set[int] = set()  # by thread
+        self._loud = self._alone = False
+        self._was_enabled = False
+        #: Evaluations that go on, by thread, and when others ended.
+        self._busy: dict[int, int] = {}
+        self._ended: dict[int, float] = {}
+        #: Threads that wait until they are alone: they allocate nothing meanwhile.
+        self._waiting: set[int] = set()
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Compute on a card in this thread; it begins once no capture must be alone."""
+        me = threading.get_ident()
+        with self._changed:
+            if me not in self._busy:
+                self._changed.wait_for(lambda: not self._alone)
+            self._busy[me] = self._busy.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy[me] -= 1
+                if not self._busy[me]:
+                    del self._busy[me]
+                    now = time.monotonic()
+                    recent = {t: at for t, at in self._ended.items() if now - at < GRACE_S}
+                    self._ended = {**recent, me: now}
+                    self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def capture(self, *, alone: bool = False) -> Iterator[None]:
+        """Capture something: until this ends nothing loud begins, and nothing is collected.
+
+        Args:
+            alone: whether no other thread may compute meanwhile. Two that want that take turns.
+        """
+        me = threading.get_ident()
+        if me in self._captures:  # within another one
+            yield
+            return
+        with self._changed:
+            if alone:
+                self._waiting.add(me)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_alone(me))
+                self._waiting.discard(me)
+                self._alone = True
+            else:
+                self._changed.wait_for(lambda: not self._loud and not self._alone)
+            ended = max((at for t, at in self._ended.items() if t != me), default=0.0)
+            if not self._captures:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._captures.add(me)
+        try:
+            if alone and (left := ended + GRACE_S - time.monotonic()) > 0:
+                time.sleep(left)
+            yield
+        finally:
+            with self._changed:
+                self._captures.discard(me)
+                self._alone = self._alone and not alone
+                if not self._captures and self._was_enabled:
+                    gc.enable()
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def loud(self) -> Iterator[None]:
+        """Do what ends captures: the ones that go on come to their end first. Not to be called by
+        who captures.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._captures and not self._loud)
+            self._loud = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._loud = False
+                self._changed.notify_all()
+
+    def _is_alone(self, me: int) -> bool:
+        if self._loud or self._alone or self._captures:
+            return False
+        return all(each == me or each in self._waiting for each in self._busy)
+
+
+#: Of this process: garbage collection is one for all of it.
+QUIET = Quiet()
