@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from .attaching import deepcache as attach_deepcache
 from .attaching import vae as attach_vae
 from .attaching.attached import Attached, Left, Note
+from .attaching.caches import Caches
 from .attaching.objects import Objects
 from .building.chosen import make_builder
 from .building.pacing import room_for_workers
@@ -27,8 +27,6 @@ from .choices.choices import Choices
 from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import CapturedMemory
 from .debugging import OFF, Debugging
-from .deepcache.cache import DeepCache
-from .deepcache.run import Options as CacheOptions
 from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
@@ -54,7 +52,7 @@ from .sessions.eager_times import EagerTimes
 from .sessions.history import History
 from .sessions.overview import Overview
 from .sessions.prompts import Progress, Prompts
-from .sessions.report import deepcache_report, model_report, strict_problem
+from .sessions.report import cache_reports, model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
 from .sessions.story import Story
@@ -102,12 +100,13 @@ class Engine:
         self._objects = Objects(off)
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
-        self._caches: Live[DeepCache] = Live()
         #: Of the models that have sessions: their weights will want VRAM.
         self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._prompts = Prompts(hooks.check_cancelled)
         self._spare_vram: int | None = None
         self._events = Events()
+        #: What MODELs carry besides sessions.
+        self.caches = Caches(self._objects, self._events, self._numbers)
         self._events.listen(self._graphs_changed, Event.GRAPH_CHANGED)
         self._events.listen(hooks.on_change, *Event)
         fleet = Fleet(paths.private)
@@ -163,7 +162,7 @@ class Engine:
         #: What pages and commands look at, and what users may do there.
         self.overview = Overview(
             sessions=self._sessions,
-            caches=self._caches,
+            caches=self.caches,
             builder=self._builder,
             graphs=self._graphs,
             store=self._store,
@@ -248,18 +247,6 @@ class Engine:
         attached = self._objects.take_controlnet(control)
         return self._compile(attached, when_missing, graphs, backend, on_progress)
 
-    def apply_deepcache(self, model: Any, options: CacheOptions) -> tuple[Any, str]:
-        """Return a clone of a ModelPatcher that runs under DeepCache, and the id of its report.
-
-        Raises:
-            RequirementError: the model has no UNet; the text says so for a user.
-        """
-        self._objects.require(Feature.DEEPCACHE)
-        identifier = f"deepcache-{next(self._numbers)}"
-        clone, cache = attach_deepcache.apply(model, options, self._events, identifier=identifier)
-        self._caches.add(cache.id, cache)
-        return clone, cache.id
-
     def load_graphs(self, model: Any, folder: str, *, strict: bool) -> Any:
         """Return a clone of a ModelPatcher that runs through a folder's graphs; never builds.
 
@@ -313,15 +300,15 @@ class Engine:
 
         Says so if it is not one of ours.
         """
-        carried, cache = self._objects.carried(model), self._objects.deepcache(model)
+        carried, caches = self._objects.carried(model), self.caches.of(model)
         if isinstance(carried, Session):
             report = model_report(carried, self._builder, None)
         elif isinstance(carried, Note):
             report = model_report(None, self._builder, carried.text)
         else:
-            note = None if cache else of("not_ours")
+            note = None if any(caches) else of("not_ours")
             report = model_report(None, self._builder, note)
-        return {**report, "deepcache": deepcache_report(cache) if cache else None}
+        return {**report, **cache_reports(*caches)}
 
     def close(self) -> None:
         """Stop the workers."""

@@ -433,7 +433,7 @@ TABLE: dict[str, str | Row] = {
     "remote_refused": "a file of the remote store is not used: {name} {what}",
     # DeepCache.
     "deepcache_needs_unet": "DeepCache needs a UNet, and this model is a {model}: it runs "
-    "unchanged. ComfyUI's own EasyCache is for such models.",
+    "unchanged. Step Cache is for such models.",
     "deepcache_easycache": "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides "
     "which steps run: DeepCache steps aside, for a step that is skipped leaves no feature. Use "
     "one of them",
@@ -449,6 +449,15 @@ TABLE: dict[str, str | Row] = {
     "{owner})",
     "deepcache_unlike": "steps aside: with these patches the outer blocks do not give what the "
     "whole model gives",
+    # Step Cache.
+    "stepcache_few": "every step is computed: this run has {steps} steps, and of fewer than "
+    "{least} none can be left out. Distilled models (turbo, lightning, 4 or 8 steps) have nothing "
+    "to skip",
+    "stepcache_easycache": "steps aside: ComfyUI's EasyCache or LazyCache is on this model, too, "
+    "and decides which steps run. Use one of them",
+    "stepcache_deepcache": "steps aside: DeepCache is on this model, too. Use one of them",
+    "stepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
+    "has the trace",
     # What to do.
     "do_update_torch": "update torch to 2.10 or newer",
     "do_use_nvidia_torch": "use an NVIDIA GPU, with a PyTorch that has CUDA",

@@ -11,6 +11,7 @@ from .compile_model import WarmgraphCompileModel, WarmgraphLoadCompiledGraph
 from .compile_report import WarmgraphGraphReport, WarmgraphWarmUp
 from .compile_vae import WarmgraphCompileVAE, WarmgraphLoadCompiledGraphVAE
 from .deepcache import WarmgraphDeepCache
+from .stepcache import WarmgraphStepCache
 
 
 class WarmgraphExtension(ComfyExtension):
@@ -31,4 +32,5 @@ class WarmgraphExtension(ComfyExtension):
             WarmgraphLoadCompiledGraphVAE,
             WarmgraphCompileControlNet,
             WarmgraphDeepCache,
+            WarmgraphStepCache,
         ]

@@ -193,13 +193,13 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
     """Return a report as text; one that cannot be made says so and does not fail the prompt."""
     try:
         report = make_report()
-        # Apart, for the page keeps each part live: what runs compiled, and what DeepCache did.
-        cache = report.get("deepcache")
-        parts = []
-        if cache is None or report["id"] or report["notes"]:
-            parts.append({name: report[name] for name in ("id", "text", "whole")})
-        if cache is not None:
-            parts.append({name: cache[name] for name in ("id", "text", "whole")})
+        # Apart, for the page keeps each part live: what runs compiled, and what caches did.
+        caches = [each for each in map(report.get, ("deepcache", "stepcache")) if each is not None]
+        is_told = not caches or report["id"] or report["notes"]
+        parts = [
+            {name: each[name] for name in ("id", "text", "whole")}
+            for each in ([report] if is_told else []) + caches
+        ]
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
         parts = [{"id": "", "text": line("no_report", error=error).text}]

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..backends.caching.numbers import parse_steps
 from ..backends.deepcache.run import Options
-from ..backends.deepcache.schedule import Schedule, parse_steps
-from ..backends.errors import shown, validate_length
+from ..backends.deepcache.schedule import Schedule
+from ..backends.errors import shown
 from ..backends.sessions.lines import line, plain
 from . import server
+from .cache_inputs import SHARE, numbers_problem, part_problem
 from .compile_nodes import node_output
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Options()
-#: Of a widget that takes a share of something.
-_SHARE: dict[str, float] = {"min": 0.0, "max": 1.0, "step": 0.01}
 
 
 class WarmgraphDeepCache(io.ComfyNode):
@@ -80,19 +80,19 @@ class WarmgraphDeepCache(io.ComfyNode):
                 io.Float.Input(
                     "start_percent",
                     default=_DEFAULTS.start_percent,
-                    **_SHARE,
+                    **SHARE,
                     tooltip="Where in the run it begins, from 0 to 1. Before, every step is full.",
                 ),
                 io.Float.Input(
                     "end_percent",
                     default=_DEFAULTS.end_percent,
-                    **_SHARE,
+                    **SHARE,
                     tooltip="Where in the run it ends, from 0 to 1. After, every step is full.",
                 ),
                 io.Float.Input(
                     "center",
                     default=_DEFAULTS.center,
-                    **_SHARE,
+                    **SHARE,
                     advanced=True,
                     tooltip="For quadratic: where full steps are closest, as a share of the steps.",
                 ),
@@ -117,7 +117,7 @@ class WarmgraphDeepCache(io.ComfyNode):
                 io.Float.Input(
                     "threshold",
                     default=_DEFAULTS.threshold,
-                    **_SHARE,
+                    **SHARE,
                     advanced=True,
                     tooltip=(
                         "For adaptive: how far the latent may drift from that of the last full "
@@ -147,22 +147,9 @@ class WarmgraphDeepCache(io.ComfyNode):
         names = [each.value for each in Schedule]
         if schedule is not None and schedule not in names:
             return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
-        for name, value in (("start_percent", start_percent), ("end_percent", end_percent)):
-            if value is not None and not _SHARE["min"] <= value <= _SHARE["max"]:
-                return f"{name} must be from {_SHARE['min']:g} to {_SHARE['max']:g}, got {value}"
-        if start_percent is not None and end_percent is not None and start_percent > end_percent:
-            return (
-                f"start_percent must not be larger than end_percent, got {start_percent} and "
-                f"{end_percent}"
-            )
-        try:
-            if schedule == Schedule.CUSTOM.value and full_steps is not None:
-                parse_steps(full_steps)
-            elif full_steps is not None:
-                validate_length("full_steps", full_steps)
-        except ValueError as error:
-            return str(error)
-        return True
+        return part_problem(start_percent, end_percent) or numbers_problem(
+            full_steps, schedule == Schedule.CUSTOM.value
+        )
 
     @classmethod
     @override
@@ -192,7 +179,7 @@ class WarmgraphDeepCache(io.ComfyNode):
                 full_steps=tuple(parse_steps(full_steps)) if chosen is Schedule.CUSTOM else (),
                 threshold=threshold,
             )
-            clone, identifier = server.get_engine().apply_deepcache(model, options)
+            clone, identifier = server.get_engine().caches.deepcache(model, options)
             report = server.get_engine().report(clone)
         except Exception as error:  # nothing may fail a prompt that eager would have finished
             logger.warning("DeepCache is left out: %s", error)

@@ -16,6 +16,7 @@ _PASSED = {
     "WarmgraphLoadCompiledGraph": "model",
     "WarmgraphLoadCompiledGraphVAE": "vae",
     "WarmgraphDeepCache": "model",
+    "WarmgraphStepCache": "model",
 }
 #: Write images into the output folder, by the input that has them: previewed instead.
 _SAVE = {"SaveImage": "images", "SaveAnimatedWEBP": "images", "SaveAnimatedPNG": "images"}

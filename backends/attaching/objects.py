@@ -13,7 +13,8 @@ from ..host_api.models import is_model
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..reasons import Reason
-from . import controlnet, deepcache, model, vae
+from ..stepcache.cache import StepCache
+from . import controlnet, deepcache, model, stepcache, vae
 from .attached import Attached, Left, Note
 
 
@@ -59,6 +60,11 @@ class Objects:
         """The DeepCache that a MODEL carries; None for any other object."""
         off = why_off(self._off, Feature.DEEPCACHE)
         return deepcache.carried(thing) if off is None else None
+
+    def stepcache(self, thing: Any) -> StepCache | None:
+        """The Step Cache that a MODEL carries; None for any other object."""
+        off = why_off(self._off, Feature.STEP_CACHE)
+        return stepcache.carried(thing) if off is None else None
 
     def require(self, feature: Feature) -> None:
         """See that a feature is there.

@@ -7,41 +7,37 @@ The feature of a call is reused by calls that are like it in everything that sha
 from __future__ import annotations
 
 import functools
-import logging
-from collections import Counter
 from collections.abc import Callable
-from textwrap import shorten
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from ..caching.cache import Cache
+from ..caching.patches import patches_of
+from ..caching.tally import FULL, SHALLOW
 from ..code.packs import owner_of
-from ..events import Event, Events
+from ..events import Events
 from ..host_api import models
 from ..host_api import patcher as host
-from ..host_api.execution import is_interrupt
 from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from ..reasons import Reason, of
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
-from .features import Features, shape_of
+from .features import bytes_of, shape_of
 from .guard import OwnError
-from .patches import patches_of
 from .run import Options, Run
 from .shares import shares, usual_side
-from .tally import FULL, SHALLOW, Tally
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: How far two ways through compiled graphs may lie apart, in half precision.
 _COMPILED_REL_L2 = 1e-2
 
 
-class DeepCache:
+class DeepCache(Cache[Run]):
     """Keeps deep features of one UNet within each sampler run."""
+
+    name = "DeepCache"
+    failed_key = "deepcache_failed"
 
     def __init__(
         self,
@@ -61,75 +57,34 @@ class DeepCache:
             identifier: its name in reports.
             is_known: which wrappers of a UNet's call know its copies.
         """
+        super().__init__(events, identifier=identifier)
         unet: Any = branch.whole.of
         self.options = options
-        self.id = identifier
-        self._events = events
         self._is_known = is_known
         self.branch = branch
         #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
         self.costs, self.side = shares(unet), usual_side(unet)
-        #: Evaluations so far, by sort: "full", "shallow".
-        self.evaluations: Counter[str] = Counter()
-        #: What the last run did; None before the first.
-        self.tally: Tally | None = None
-        #: Why it stepped aside in the last run, if it did.
-        self.problem: Reason | None = None
         self._unet = unet
-        self._run: Run | None = None
         self._checked: set[str] = set()
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def around_sampler(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The host's SAMPLER_SAMPLE wrapper: state begins and ends with one run."""
-        before, self.problem = self._run, None
-        begun = self._guarded(self._begin, *args)
-        run, args = (None, args) if begun is None else begun
-        self._run = run
-        try:
-            return executor(*args, **kwargs)
-        finally:
-            self._run = before
-            if run is not None:
-                self.tally = run.tally
-            self._events.publish(Event.RUN_ENDED)
-
-    def _begin(
-        self, guider: Any, sigmas: torch.Tensor, extra: Any, callback: Any, *others: Any
-    ) -> tuple[Run | None, tuple[Any, ...]]:
-        """The run that begins, None where all of it is the host's, and the sampler's arguments with
-        a callback that tells its steps.
-        """
+    def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> Run | None:
         if SEVERAL_CARDS in extra.get("model_options", {}):
-            self.problem = of("deepcache_cards")
+            self._step_aside(of("deepcache_cards"))
         elif self._is_copied(guider):
-            self.problem = of("deepcache_moved")
+            self._step_aside(of("deepcache_moved"))
         if self.problem is not None:
-            logger.warning("DeepCache: %s", self.problem)
-            return None, (guider, sigmas, extra, callback, *others)
+            return None
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
-        run = Run.begin(self.options, guider, sigmas)
-
-        def after_step(number: int, *given: Any, **named: Any) -> Any:
-            if self.problem is None:
-                self._guarded(run.called_back, number)
-            return None if callback is None else callback(number, *given, **named)
-
-        return run, (guider, sigmas, extra, after_step, *others)
+        return Run.begin(self.options, guider, sigmas)
 
     def _is_copied(self, guider: Any) -> bool:
         """Whether the host made a copy of the UNet, with weights of its own, that runs here."""
         patcher = getattr(guider, "model_patcher", None)
         unet = None if patcher is None else models.diffusion_model(patcher)
         return unet is not self._unet and type(unet) is type(self._unet)
-
-    def around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The host's PREDICT_NOISE wrapper: one evaluation of all conditionings."""
-        if self._run is not None and self.problem is None:
-            self._guarded(self._run.features.begin_evaluation)
-        return executor(*args, **kwargs)
 
     # --- a call -----------------------------------------------------------------------------------
 
@@ -147,7 +102,7 @@ class DeepCache:
         try:
             output, feature = step.split(step.call())
         except OwnError as error:
-            self._failed(error)
+            self._failed(error, str(error))
             self._guarded(step.before.restore)
             return executor(*args, **kwargs)
         self._guarded(self._finish, run, executor, step, output, feature)
@@ -163,9 +118,9 @@ class DeepCache:
             self._step_aside(why)
             return None
         shape = shape_of(x, call["context"], call["y"], call["control"], options)
-        place = run.features.place(shape, patches_of(options, run.hooks))
+        place = run.kept.place(shape, patches_of(options, run.hooks))
         is_full = run.is_full(x, options.get("sigmas"))
-        feature = None if is_full else run.features.find(place)
+        feature = None if is_full else run.kept.find(place)
         sort = FULL if feature is None else SHALLOW
         before = Before.of(call)
         if feature is not None:
@@ -196,8 +151,8 @@ class DeepCache:
             self._step_aside(of("deepcache_unlike"))
             return
         self._checked.add(step.structure)
-        run.features.keep(step.place, feature)
-        run.tally.feature_bytes = max(run.tally.feature_bytes, run.features.bytes)
+        run.kept.keep(step.place, feature)
+        run.tally.feature_bytes = max(run.tally.feature_bytes, bytes_of(run.kept))
 
     def _why_not(self, executor: Any, options: dict[str, Any]) -> Reason | None:
         """Why the rest of this run is the host's, if it is."""
@@ -254,27 +209,3 @@ class DeepCache:
             return True
         is_compiled = any(map(self._is_known, host.wrappers(executor)))
         return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
-
-    # --- stepping aside ---------------------------------------------------------------------------
-
-    def _guarded(self, ours: Callable[..., T], *args: Any) -> T | None:
-        """Call what the host alone would not; where it fails, the rest of the run is the host's."""
-        try:
-            return ours(*args)
-        except Exception as error:
-            if is_interrupt(error):  # the user's, in whatever is running
-                raise
-            self._failed(error)
-            return None
-
-    def _failed(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, OwnError) else f"{type(error).__name__}: {error}"
-        short = shorten(text, 120, placeholder="...")
-        self._step_aside(of("deepcache_failed", error=short), error)
-
-    def _step_aside(self, why: Reason, error: Exception | None = None) -> None:
-        """Leave the rest of this run to the host."""
-        self.problem = why
-        if self._run is not None:
-            self._run.features = Features()  # their memory is the host's again
-        logger.warning("DeepCache: %s", why, exc_info=error)

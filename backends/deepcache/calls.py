@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..caching.places import Place
 from ..device.gpu import random_states
 from ..host_api.patcher import call_within
 from ..host_api.unets import ARGUMENTS
-from .features import Place
 
 
 class Step(NamedTuple):

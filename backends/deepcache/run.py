@@ -1,10 +1,4 @@
-"""One sampler run: what the user chose for it, and which step is being made.
-
-A sampler tells its steps by calling back in each: what it evaluates between two callbacks is of one
-sort, full or shallow. One that evaluates twice a step (Heun, DPM2) calls back after the first, so
-the second goes with the first of the next step, which is at the same or a lower sigma. Nothing
-waits for the GPU to learn a sigma.
-"""
+"""One sampler run under DeepCache: what the user chose for it, and which steps are full."""
 
 from __future__ import annotations
 
@@ -13,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ..host_api import unets
-from .features import Features
-from .schedule import Drift, Schedule, custom, in_range, quadratic, uniform
-from .tally import Tally
+from ..caching import run as caching
+from ..caching.run import in_range
+from ..caching.tally import FULL, SHALLOW, Tally
+from ..host_api import sampling
+from .schedule import Drift, Schedule, custom, quadratic, uniform
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Options:
         return uniform(steps, self.interval)
 
 
-class Run:
+class Run(caching.Run[torch.Tensor]):
     """One sampler run: its steps, the features of its calls, and counts of them."""
 
     def __init__(
@@ -66,34 +61,25 @@ class Run:
             drift: tells which of them are full; None where `full` does.
             patcher: the host's ModelPatcher that runs.
         """
+        super().__init__(Tally((FULL, SHALLOW)))
         self._patcher = patcher
-        self.features = Features()
-        self.tally = Tally()
-        #: The step that is being made.
-        self.step = 0
         self._last_full: int | None = None
         self._steps, self._full, self._drift = steps, full, drift
 
     @classmethod
     def begin(cls, options: Options, guider: Any, sigmas: torch.Tensor) -> Run:
         """Return the run that a guider of the host's begins over these sigmas."""
-        ends = [unets.sigma_at(guider, p) for p in (options.start_percent, options.end_percent)]
+        ends = [sampling.sigma_at(guider, p) for p in (options.start_percent, options.end_percent)]
         steps = in_range(sigmas.tolist(), *ends)  # the run's one wait for the GPU
         adaptive = options.schedule is Schedule.ADAPTIVE
         full = frozenset[int]() if adaptive else options.full(steps)
         drift = Drift(options.threshold) if adaptive else None
-        return cls(steps, full, drift, unets.sampled(guider))
+        return cls(steps, full, drift, sampling.sampled(guider))
 
     @property
     def hooks(self) -> Any:
         """The hooks that act on the model's weights now, or None."""
-        return unets.hooks(self._patcher)
-
-    def called_back(self, number: int) -> None:
-        """The sampler has made a step's evaluation, and goes on to what is the next one here."""
-        if number < self.step - 1:  # it went back
-            self.features.clear()
-        self.step = number + 1
+        return sampling.hooks(self._patcher)
 
     def is_full(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
         """Whether this step computes the whole UNet; where it does, what was kept is let go.
@@ -104,7 +90,7 @@ class Run:
         full = self._chosen(x, sigmas)
         if full and self._last_full != self.step:
             self._last_full = self.step
-            self.features.clear()
+            self.kept.clear()
         return full
 
     def _chosen(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:

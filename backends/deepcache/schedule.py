@@ -12,11 +12,6 @@ from enum import Enum
 
 import torch
 
-from ..errors import shown, validate_length
-
-#: Of a step's number.
-_DIGITS = 6
-
 
 class Schedule(str, Enum):
     """How full steps are chosen."""
@@ -102,37 +97,6 @@ def quadratic(steps: range, interval: int, *, center: float, power: float) -> fr
 def custom(steps: range, numbers: Sequence[int]) -> frozenset[int]:
     """The steps with these numbers, counted from the run's first step; those outside are none."""
     return frozenset({*numbers, *steps[:1]} & set(steps))
-
-
-def parse_steps(text: str) -> list[int]:
-    """Read a list of step numbers such as `0,1,2,5,9`.
-
-    Raises:
-        ValueError: it is no list of whole numbers from 0 on.
-    """
-    validate_length("full steps", text)
-    parts = [part.strip() for part in text.replace("\n", ",").split(",")]
-    if not all(map(_is_number, filter(None, parts))) or not any(parts):
-        raise ValueError(
-            f"full steps must be numbers from 0 on such as 0,1,2,5,9, got {shown(text)}"
-        )
-    return sorted({int(part) for part in parts if part})
-
-
-def _is_number(part: str) -> bool:
-    return part.isdecimal() and len(part) <= _DIGITS
-
-
-def in_range(sigmas: Sequence[float], first_sigma: float, last_sigma: float) -> range:
-    """Return the steps whose sigma lies between two sigmas, both included.
-
-    Args:
-        sigmas: of the run, falling, with the last one where it ends, which is no step.
-        first_sigma: the larger one, at which the part begins.
-    """
-    steps = range(len(sigmas) - 1)
-    within = [n for n in steps if last_sigma <= sigmas[n] <= first_sigma]
-    return range(within[0], within[-1] + 1) if within else range(0)
 
 
 def _root(number: float, power: float) -> float:

@@ -18,6 +18,7 @@ class Feature(str, Enum):
     WEIGHTS_TOGETHER = "weights that come for a whole block at once"
     WEIGHTS_AHEAD = "weights that come while other blocks compute"
     DEEPCACHE = "DeepCache"
+    STEP_CACHE = "Step Cache"
     CONTROLNETS = "ControlNets"
     VAES = "VAEs"
     WARM_UP = "Warm Up"
@@ -48,6 +49,8 @@ _CAPTURED = (Feature.CAPTURED_CALLS,)
 _TOGETHER = (Feature.WEIGHTS_TOGETHER, Feature.CAPTURED_CALLS)
 _AHEAD = (Feature.WEIGHTS_AHEAD,)
 _CACHE = (Feature.DEEPCACHE,)
+_CACHES = (Feature.DEEPCACHE, Feature.STEP_CACHE)
+_STEPS = (Feature.STEP_CACHE,)
 _CONTROL = (Feature.CONTROLNETS,)
 _VAE = (Feature.VAES,)
 _WARM = (Feature.WARM_UP,)
@@ -206,8 +209,13 @@ NEEDS = (
         ("input_blocks", "middle_block", "output_blocks"),
     ),
     Need(f"{_UNET}:TimestepEmbedSequential", _CACHE, "layer"),
-    Need("comfy.samplers:CFGGuider.outer_sample", _CACHE, names=("inner_model",)),
     Need(f"{_PATCHER}.patch_hooks", _CACHE, names=("current_hooks",)),
+    # sampling.py
+    Need("comfy.samplers:CFGGuider.outer_sample", _CACHES, names=("inner_model",)),
+    Need(f"{_EXTENSION}:WrappersMP.CALC_COND_BATCH", _STEPS),
+    Need("comfy.samplers:calc_cond_batch", _STEPS, "model, conds, x_in, timestep, model_options"),
+    Need("comfy.samplers:calculate_start_end_timesteps", _STEPS, names=("timestep_start",)),
+    Need("comfy.model_sampling:CONST", _STEPS),
     # dynamic_vram.py
     Need(
         "comfy.ops:cast_modules_with_vbar",

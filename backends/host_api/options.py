@@ -7,11 +7,13 @@ Relies on the host's `comfy/samplers.py`, `comfy/model_base.py` (`_apply_model`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+#: In a sampler's options: those of the model's calls.
+TRANSFORMER = "transformer_options"
 #: What the host's EasyCache and LazyCache leave there: their wrappers alone read it.
 EASY_CACHE = "easycache"
 #: Whether blocks have the weights of those after them brought over (LTX, MiniMax H3).
@@ -104,3 +106,8 @@ def attending_by(values: Iterable[Any], function: Any) -> Iterator[None]:
 def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield what the plain dicts among a call's arguments hold under a name."""
     return (value[name] for value in values if type(value) is dict and name in value)
+
+
+def window_of(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the frames of the context window that a call computes; empty where it is of none."""
+    return tuple(getattr(options.get("context_window"), "index_list", ()))

@@ -10,9 +10,12 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 #: A place of a run around which a function can be put: all steps of a sampler, one evaluation of
-#: all conditionings, one call of the model, within it one of the diffusion model, which not all
-#: of these let be wrapped. Names of the host's `WrappersMP`.
-Around = Literal["SAMPLER_SAMPLE", "PREDICT_NOISE", "APPLY_MODEL", "DIFFUSION_MODEL"]
+#: all conditionings, within it those that are asked for together, one call of the model, within it
+#: one of the diffusion model, which not all of these let be wrapped. Names of the host's
+#: `WrappersMP`.
+Around = Literal[
+    "SAMPLER_SAMPLE", "PREDICT_NOISE", "CALC_COND_BATCH", "APPLY_MODEL", "DIFFUSION_MODEL"
+]
 #: The wrapper of the host's EasyCache, and the file that it is in.
 _STEP_CACHE = ("easycache_forward_wrapper", "comfy_extras", "nodes_easycache.py")
 #: What the host calls back at. Names of its `CallbacksMP`.

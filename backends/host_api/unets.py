@@ -1,7 +1,7 @@
-"""The UNet as DeepCache takes it apart: its classes, its own forward, the sampler around it.
+"""The UNet as DeepCache takes it apart: its classes, its own forward.
 
-Relies on the host's `comfy/ldm/modules/diffusionmodules/openaimodel.py` (`UNetModel._forward`),
-`comfy/ldm/modules/attention.py` and `comfy/samplers.py`.
+Relies on the host's `comfy/ldm/modules/diffusionmodules/openaimodel.py` (`UNetModel._forward`)
+and `comfy/ldm/modules/attention.py`.
 """
 
 from __future__ import annotations
@@ -50,18 +50,3 @@ def forward(unet: Any) -> Callable[..., torch.Tensor]:
 def is_own_forward(function: Any, unet: Any) -> bool:
     """Tell whether a function is the forward of a UNet's class, bound."""
     return getattr(function, "__func__", None) is type(unet)._forward
-
-
-def sigma_at(guider: Any, percent: float) -> float:
-    """Return the sigma at a share of a guider's run."""
-    return float(guider.inner_model.model_sampling.percent_to_sigma(percent))
-
-
-def sampled(guider: Any) -> Any:
-    """Return the MODEL that a guider samples, None where the host does not say."""
-    return getattr(guider.inner_model, "current_patcher", None)
-
-
-def hooks(patcher: Any) -> Any:
-    """Return the hooks that act on a MODEL's weights now, or None."""
-    return getattr(patcher, "current_hooks", None)

@@ -101,6 +101,14 @@ ENGLISH = {
     "deepcache_branch": "branch {branch} of 0 to {last}",
     "deepcache_branch_cut": "branch {branch} of 0 to {last} ({wanted} is beyond this model)",
     "deepcache_costs": "work of a shallow step at {size}, by branch: {costs}",
+    # Step Cache.
+    "stepcache_off": "Step Cache: {problem}",
+    "stepcache_all": "Step Cache: every step is computed, as without it",
+    "stepcache_waiting": "Step Cache: what it did is shown here once a run has ended",
+    "stepcache_none": "Step Cache, last run: another node computes the steps itself, so none was "
+    "left out",
+    "stepcache_ran": "Step Cache, last run: {computed} of {steps} steps computed, {speed}x; about "
+    "{seconds} s saved, {memory} kept",
     # What a user can mend: in a few words, then why.
     "mend_torch": "PyTorch does not fit",
     "mend_torch_why": "Nothing can be compiled: {reason}; update torch to 2.10 or newer.",

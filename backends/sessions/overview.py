@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..attaching.caches import Caches
 from ..building.contract import AnyBuilder
 from ..cuda_graphs.memory import CapturedMemory
-from ..deepcache.cache import DeepCache
 from ..device.gpu import current
 from ..events import Event, Events
 from ..fleet.fleet import Fleet
@@ -23,7 +23,7 @@ from .history import History
 from .inventory import Inventory, What
 from .lines import Line
 from .prompts import Prompts, cancelled
-from .report import deepcache_report, model_report
+from .report import deepcache_report, model_report, stepcache_report
 from .settings import Settings
 
 
@@ -34,7 +34,7 @@ class Overview:
         self,
         *,
         sessions: Live[Session],
-        caches: Live[DeepCache],
+        caches: Caches,
         builder: AnyBuilder,
         graphs: Graphs,
         store: Store,
@@ -50,7 +50,7 @@ class Overview:
 
         Args:
             sessions: the sessions.
-            caches: what keeps deep features of UNets.
+            caches: what MODELs carry besides sessions.
             builder: builds graphs.
             graphs: all graphs of the process.
             store: the graph files of this machine.
@@ -79,12 +79,14 @@ class Overview:
     def snapshot(self) -> dict[str, Any]:
         """Return all reports, the builder's progress, the store's use and the settings.
 
-        Reports of DeepCaches are apart: a model's here is that of its graphs alone.
+        Reports of caches are apart: a model's here is that of its graphs alone.
         """
         usage = self._store.usage()
+        deepcaches, stepcaches = self._caches.all()
         return {
             "models": [model_report(s, self._builder, None) for s in self._sessions.values()],
-            "deepcaches": [deepcache_report(cache) for cache in self._caches.values()],
+            "deepcaches": [deepcache_report(cache) for cache in deepcaches],
+            "stepcaches": [stepcache_report(cache) for cache in stepcaches],
             "builds": self._graphs.builds,
             "loads": self._graphs.loads,
             "runs_made": self._history.version,

@@ -20,11 +20,19 @@ from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
+from ..stepcache.cache import StepCache
 from .cards import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
-from .words import deepcache_lines, deepcache_run, node_lines, notes_of, report_lines
+from .words import (
+    deepcache_lines,
+    deepcache_run,
+    node_lines,
+    notes_of,
+    report_lines,
+    stepcache_lines,
+)
 
 _EXAMPLES = 3
 
@@ -126,6 +134,14 @@ def strict_problem(report: dict[str, Any]) -> Reason | None:
     return of("would_run_normally", why=found) if found else None
 
 
+def cache_reports(deepcache: DeepCache | None, stepcache: StepCache | None) -> dict[str, Any]:
+    """Return the reports of what a MODEL carries besides a session; None where it does not."""
+    return {
+        "deepcache": None if deepcache is None else deepcache_report(deepcache),
+        "stepcache": None if stepcache is None else stepcache_report(stepcache),
+    }
+
+
 def deepcache_report(cache: DeepCache) -> dict[str, Any]:
     """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
@@ -151,6 +167,26 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "whole": plain(whole),
         "text": in_english(whole),
     }
+
+
+def stepcache_report(cache: StepCache) -> dict[str, Any]:
+    """Return what a Step Cache is set to and what its last run did, as JSON-plain data."""
+    options, tally = cache.options, cache.tally
+    report = {
+        "id": cache.id,
+        "speed": options.speed,
+        "schedule": options.schedule.value,
+        "forecast": options.forecast.value,
+        "ran": tally is not None,
+        "steps": cache.steps,
+        "computed": cache.computed,
+        "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
+        "vram_bytes": cache.kept_bytes,
+        "problem": cache.problem,
+        "problem_line": told(cache.problem)["reason_line"],
+    }
+    whole = stepcache_lines(report)
+    return {**report, "lines": plain(whole), "whole": plain(whole), "text": in_english(whole)}
 
 
 def _reason_of(note: Line) -> Reason:

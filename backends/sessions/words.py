@@ -118,6 +118,32 @@ def deepcache_run(report: dict[str, Any]) -> list[Line]:
     ]
 
 
+def stepcache_lines(report: dict[str, Any]) -> list[Line]:
+    """Return what a Step Cache did in its last run."""
+    if report["problem"] is not None:
+        return [line("stepcache_off", problem=report["problem"])]
+    if report["speed"] <= 1 and report["schedule"] != "custom":
+        return [line("stepcache_all")]
+    if not report["ran"]:
+        return [line("stepcache_waiting")]
+    steps, computed = report["steps"], report["computed"]
+    if not computed:
+        return [line("stepcache_none")]
+    saved = {
+        "seconds": f"{report['seconds_saved']:.2f}",
+        "memory": _mebibytes(report["vram_bytes"]),
+    }
+    return [
+        line(
+            "stepcache_ran",
+            computed=computed,
+            steps=steps,
+            speed=f"{steps / computed:.1f}",
+            **saved,
+        )
+    ]
+
+
 def notes_of(
     said: Iterable[Reason],
     guests: Sequence[tuple[str, str]],

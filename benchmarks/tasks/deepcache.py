@@ -126,5 +126,5 @@ def _cached(engine: Any, model: Any, *, interval: int = INTERVAL) -> Any:
     import_engine()
     from warmgraph_backends.deepcache.run import Options
 
-    cached, _ = engine.apply_deepcache(model, Options(interval=interval))
+    cached, _ = engine.caches.deepcache(model, Options(interval=interval))
     return cached

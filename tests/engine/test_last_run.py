@@ -92,7 +92,7 @@ def test_another_way_to_call_a_block_is_no_failure_where_it_is_not_needed(
 
 def test_shallow_steps_of_deepcache_take_nothing_away_from_the_full_ones(probed: Probed) -> None:
     lab, options = probed.lab, Options(interval=2, branch=0, schedule=Schedule.UNIFORM)
-    model, _ = lab.engine.apply_deepcache(lab.compiled(probed.plain), options)
+    model, _ = lab.engine.caches.deepcache(lab.compiled(probed.plain), options)
     probed.sample(model, steps=4)
     report = lab.engine.report(model)
     assert report["deepcache"]["chunks"][0]["shallow"] == 2

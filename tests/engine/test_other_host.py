@@ -175,7 +175,7 @@ def _everything(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     with pytest.raises(StrictError, match="off with this ComfyUI"):
         engine.load_graphs(subject.model, "none", strict=True)
     with pytest.raises(RequirementError, match="off with this ComfyUI"):
-        engine.apply_deepcache(subject.model, CacheOptions())
+        engine.caches.deepcache(subject.model, CacheOptions())
     assert engine.warm_up(subject.model, [(64, 64)], [1])["notes"] == [why]
 
 
@@ -193,7 +193,7 @@ def _controlnets(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
 
 def _deepcache(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     with pytest.raises(RequirementError) as refused:
-        lab.engine.apply_deepcache(subject.model, CacheOptions())
+        lab.engine.caches.deepcache(subject.model, CacheOptions())
     assert str(refused.value) == why
     assert lab.engine.report(subject.model)["deepcache"] is None
 

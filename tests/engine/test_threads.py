@@ -84,7 +84,7 @@ def test_deepcaches_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
     kept: list[Any] = []
 
     def change(_: int) -> None:
-        kept.append(lab.engine.apply_deepcache(model, Options()))
+        kept.append(lab.engine.caches.deepcache(model, Options()))
         del kept[:-20]
 
     _hammered(lab, change)

@@ -7,14 +7,9 @@ import itertools
 import pytest
 import torch
 
-from warmgraph_backends.deepcache.schedule import (
-    Drift,
-    custom,
-    in_range,
-    parse_steps,
-    quadratic,
-    uniform,
-)
+from warmgraph_backends.caching.numbers import parse_steps
+from warmgraph_backends.caching.run import in_range
+from warmgraph_backends.deepcache.schedule import Drift, custom, quadratic, uniform
 
 SIGMAS = [14.6, 9.0, 5.5, 3.3, 2.0, 1.2, 0.6, 0.2, 0.0]
 

@@ -21,6 +21,7 @@ const NODES = {
   WarmgraphLoadCompiledGraph: { width: 300, height: 80, whole: false },
   WarmgraphCompileControlNet: { width: 300, height: 80, whole: false },
   WarmgraphDeepCache: { width: 300, height: 130, whole: false },
+  WarmgraphStepCache: { width: 300, height: 130, whole: false },
   WarmgraphGraphReport: { width: 400, height: 260, whole: true },
   WarmgraphWarmUp: { width: 400, height: 140, whole: true },
 };

@@ -16,7 +16,7 @@ const PAUSE = 1000;
  *   nodes?: {workflow: string | null, node: string}[], [part: string]: any,
  * }} Report of a model, or of a DeepCache
  * @typedef {{node: string, text: string, lines?: {key: string, text: string}[]}} Progress
- * @typedef {{models?: Report[], deepcaches?: Report[], [part: string]: any}} Snapshot
+ * @typedef {{models?: Report[], deepcaches?: Report[], stepcaches?: Report[], [part: string]: any}} Snapshot
  */
 
 /** @type {Snapshot} what the server said last; `stored` and `runs` are as old as the last fetch */
@@ -38,11 +38,11 @@ const isPlain = ({ nodes = [] }) => nodes.some(({ node }) => node.endsWith("-pla
 
 /** @param {Snapshot} snapshot */
 function keep(snapshot) {
-  const { models: all = [], deepcaches = [] } = snapshot;
+  const { models: all = [], deepcaches = [], stepcaches = [] } = snapshot;
   const models = all.filter((model) => !isPlain(model));
   newest = { ...newest, ...snapshot, models };
   reports.clear();
-  for (const report of [...models, ...deepcaches]) reports.set(report.id, report);
+  for (const report of [...models, ...deepcaches, ...stepcaches]) reports.set(report.id, report);
   tell();
 }
 

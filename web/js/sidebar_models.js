@@ -18,8 +18,12 @@ const ICONS = {
 };
 
 /** @param {Record<string, any>} snapshot */
-export function modelsSection({ models = [], deepcaches = [], everywhere }) {
-  const cards = [...models.map(modelCard), ...deepcaches.map(deepcacheCard)];
+export function modelsSection({ models = [], deepcaches = [], stepcaches = [], everywhere }) {
+  const cards = [
+    ...models.map(modelCard),
+    ...deepcaches.map((cache) => cacheCard(cache, "DeepCache")),
+    ...stepcaches.map((cache) => cacheCard(cache, "Step Cache")),
+  ];
   const none = [
     el("p", {}, words("page.no_models")),
     el(
@@ -148,11 +152,11 @@ function eagerDetails(reasons) {
   );
 }
 
-function deepcacheCard(cache) {
+function cacheCard(cache, name) {
   return el(
     "article",
     { class: "warmgraph-card", "data-key": cache.id },
-    el("h4", {}, "DeepCache"),
+    el("h4", {}, name),
     ...linesOf(cache).map((line) => el("p", {}, lineText(line))),
   );
 }

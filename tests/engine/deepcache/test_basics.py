@@ -123,7 +123,7 @@ def test_a_model_without_a_unet_is_unchanged_and_says_so(xl: Pair) -> None:
     before = xl.model.model.diffusion_model
     xl.model.model.diffusion_model = Transformer()
     try:
-        with pytest.raises(RequirementError, match=r"Transformer.*EasyCache"):
+        with pytest.raises(RequirementError, match=r"Transformer.*Step Cache"):
             apply(xl.model, Options(), Events(), identifier="deepcache")
     finally:
         xl.model.model.diffusion_model = before

@@ -127,8 +127,8 @@ def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> N
 
 def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     engine = lab.engine
-    alone, identifier = engine.apply_deepcache(probed.plain, Options(interval=2))
-    both, _ = engine.apply_deepcache(lab.compiled(probed.plain), Options(interval=2))
+    alone, identifier = engine.caches.deepcache(probed.plain, Options(interval=2))
+    both, _ = engine.caches.deepcache(lab.compiled(probed.plain), Options(interval=2))
     for model in (alone, both):
         probed.sample(model, size=(8, 8), steps=4)
         report = engine.report(model)

@@ -19,17 +19,21 @@ from warmgraph_backends.events import Event
 
 from .cached import Pair, cache_of, cached
 
-MODULES = ("branches", "cache", "calls", "features", "patches", "run", "schedule", "tally")
+MODULES = (
+    *("caching.cache", "caching.patches", "caching.places", "caching.run", "caching.tally"),
+    *("deepcache.branches", "deepcache.cache", "deepcache.calls", "deepcache.features"),
+    *("deepcache.run", "deepcache.schedule"),
+)
 #: Where the host calls ours or ours the host: they tell whose an exception is.
 BOUNDARIES = {
     "Branch.full",
     "Branch.shallow",
-    "DeepCache.around_evaluation",
-    "DeepCache.around_sampler",
+    "Cache.around_evaluation",
+    "Cache.around_sampler",
+    "Cache._guarded",
+    "Cache._failed",
+    "Cache._step_aside",
     "DeepCache.around_unet",
-    "DeepCache._guarded",
-    "DeepCache._failed",
-    "DeepCache._step_aside",
     "_ShiftedOptions.__setitem__",
     "_Source.forward",
     "_Tap.forward",
@@ -39,6 +43,9 @@ BOUNDARIES = {
 #: Only for nodes and reports, or of schedules that the run here does not use.
 OUTSIDE = {
     "depth",
+    "Cache.__init__",
+    "Cache._begin",
+    "Cache._ended",
     "DeepCache.__init__",
     "Tally.__init__",
     "Tally.chunks",
@@ -48,8 +55,6 @@ OUTSIDE = {
     "Drift.is_full",
     "quadratic",
     "custom",
-    "parse_steps",
-    "_is_number",
     "_root",
     "Drift._is_far",
     "Options.__init__",
@@ -63,7 +68,7 @@ class OnPurposeError(Exception):
 def _functions() -> Iterator[tuple[str, Any, str, Any]]:
     """(name, owner, attribute, replacement's wrapper) of every function of DeepCache's."""
     for module_name in MODULES:
-        module = importlib.import_module(f"warmgraph_backends.deepcache.{module_name}")
+        module = importlib.import_module(f"warmgraph_backends.{module_name}")
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != module.__name__:
                 continue
@@ -110,7 +115,7 @@ def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
         if found == name:
             monkeypatch.setattr(owner, attribute, _raising(member))
             for module in MODULES:  # by whatever name it was imported
-                other = importlib.import_module(f"warmgraph_backends.deepcache.{module}")
+                other = importlib.import_module(f"warmgraph_backends.{module}")
                 if vars(other).get(attribute) is member:
                     monkeypatch.setattr(other, attribute, _raising(member))
     with caplog.at_level(logging.WARNING):

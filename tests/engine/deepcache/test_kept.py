@@ -71,8 +71,8 @@ class Watch:
                 return executor(*args, **kwargs)
             finally:
                 assert cache._run is not None
-                kept = cache._run.features._kept
-                self.features += [weakref.ref(each.feature) for each in kept]
+                kept = list(cache._run.kept)
+                self.features += [weakref.ref(each) for each in kept]
                 self.most = max(self.most, len(kept))
 
         clone = model.clone()

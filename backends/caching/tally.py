@@ -1,4 +1,4 @@
-"""What a DeepCache did in its last run: evaluations by conditioning, and the time of each sort."""
+"""What a cache did in its last run: evaluations by conditioning, and the time of each sort."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ import torch
 
 from ..device.gpu import is_passed, mark, seconds_between
 
-FULL, SHALLOW = "full", "shallow"
+FULL, SHALLOW, FORECAST = "full", "shallow", "forecast"
 _ROLES = ("positive", "negative")
 
 
 class Tally:
     """Counts the evaluations of one sampler run. Nothing waits for the GPU but a report."""
 
-    def __init__(self) -> None:
+    def __init__(self, sorts: tuple[str, str]) -> None:
+        """Set up; nothing is counted yet.
+
+        Args:
+            sorts: of evaluations: the whole one, and the one that is there in its place.
+        """
+        self._whole, self._other = sorts
         self._evaluations: Counter[tuple[Any, str]] = Counter()
-        self._seconds: dict[str, list[Callable[[], float | None]]] = {FULL: [], SHALLOW: []}
+        self._seconds: dict[str, list[Callable[[], float | None]]] = {sort: [] for sort in sorts}
         #: The most memory that features held.
         self.feature_bytes = 0
 
@@ -29,7 +35,7 @@ class Tally:
         """Count one call of the UNet and begin to time it; what comes back ends that.
 
         Args:
-            chunks: the conditioning of each part of its batch, as of `features.CallShape`.
+            chunks: conditionings of its batch, by the host's id and the role's number.
         """
         for chunk in chunks:
             self._evaluations[chunk, sort] += 1
@@ -43,22 +49,22 @@ class Tally:
         return [
             {
                 "role": _role(chunk),
-                **{sort: self._evaluations[chunk, sort] for sort in (FULL, SHALLOW)},
+                **{sort: self._evaluations[chunk, sort] for sort in (self._whole, self._other)},
             }
             for chunk in known
         ]
 
     @property
     def seconds_saved(self) -> float:
-        """What the shallow calls took less than as many full ones, by the medians of both."""
+        """What the other calls took less than as many whole ones, by the medians of both."""
         times = {
             sort: [s for ended in found if (s := ended()) is not None]
             for sort, found in self._seconds.items()
         }
         if not all(times.values()):
             return 0.0
-        gain = statistics.median(times[FULL]) - statistics.median(times[SHALLOW])
-        return max(0.0, gain) * len(times[SHALLOW])
+        gain = statistics.median(times[self._whole]) - statistics.median(times[self._other])
+        return max(0.0, gain) * len(times[self._other])
 
 
 def _role(chunk: Any) -> str:

@@ -1,0 +1,1 @@
+"""What caches over the steps of a sampler run have in common."""

@@ -1,0 +1,64 @@
+"""What is kept of one sampler run: for each call that an evaluation makes, what a like one left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .patches import Patch
+
+V = TypeVar("V")
+
+
+class Place(NamedTuple):
+    """One call among those that a sampler's evaluation makes.
+
+    Attributes:
+        shape: what must be the same for two calls to share what is kept, besides their patches.
+        patches: what other nodes put into it (`patches.patches_of`).
+        number: how many like it came before in the same evaluation: tiles, windows, rows by rows.
+    """
+
+    shape: Any
+    patches: list[Patch]
+    number: int
+
+
+class Places(Generic[V]):
+    """Finds what was kept of a call that was like this one in everything that shapes it."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Place, V]] = []
+        self._calls: list[Place] = []
+
+    def begin_evaluation(self) -> None:
+        """The next call is the first of an evaluation."""
+        self._calls.clear()
+
+    def place(self, shape: Any, patches: list[Patch]) -> Place:
+        """Tell a call from those like it in the same evaluation."""
+        number = sum(known.shape == shape and known.patches == patches for known in self._calls)
+        place = Place(shape, patches, number)
+        self._calls.append(place)
+        return place
+
+    def find(self, place: Place) -> V | None:
+        """Return what the last call in this place left, or None."""
+        return next((kept for known, kept in self._kept if known == place), None)
+
+    def keep(self, place: Place, thing: V) -> None:
+        """Keep a thing in place of an older one."""
+        self._kept = [each for each in self._kept if each[0] != place]
+        self._kept.append((place, thing))
+
+    def keep_only(self, is_wanted: Callable[[V], bool]) -> None:
+        """Forget what is not wanted any more."""
+        self._kept = [each for each in self._kept if is_wanted(each[1])]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+
+    def __iter__(self) -> Iterator[V]:
+        """Give all that is kept."""
+        return (kept for _, kept in self._kept)

@@ -1,0 +1,1 @@
+"""Step Cache: some steps of a sampler run are forecast from those before."""

@@ -1,0 +1,1 @@
+"""Step Cache on small models of the host."""

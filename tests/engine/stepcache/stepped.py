@@ -1,0 +1,177 @@
+"""A model under Step Cache beside a plain reference, which computes all and gives on what a line
+through what it computed says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from warmgraph_backends.attaching.stepcache import apply, carried
+from warmgraph_backends.events import Events
+from warmgraph_backends.stepcache.cache import StepCache
+from warmgraph_backends.stepcache.run import Options
+from warmgraph_backends.stepcache.schedule import Schedule
+
+from ..deepcache.cached import Pair, Patch, unpatched
+
+STEPS = 12
+#: Computed of twelve steps; forecasts are one and two steps apart, and long.
+FULL = frozenset({0, 1, 2, 4, 7, 8, 11})
+_KEY = "tests.reference"
+
+
+def stepped(model: Any, full: Collection[int] = FULL, **options: Any) -> Any:
+    """A clone under Step Cache, by a schedule of its own if none is named."""
+    if "speed" not in options:
+        given = tuple(sorted(full))
+        options = {"schedule": Schedule.CUSTOM, "full_steps": given, "first_full": 2, **options}
+    clone, _ = apply(model, Options(**options), Events(), identifier="stepcache")
+    return clone
+
+
+def cache_of(model: Any) -> StepCache:
+    """The Step Cache that a model carries."""
+    cache = carried(model)
+    assert cache is not None
+    return cache
+
+
+def evaluations(model: Any) -> Counter[str]:
+    """Calls by sort, of a Step Cache that did not step aside."""
+    cache = cache_of(model)
+    assert cache.problem is None, cache.problem
+    return Counter(cache.evaluations)
+
+
+class Reference:
+    """Computes at every evaluation; in steps that are not full ones it gives on a forecast by what
+    it computed in the last two full ones, where there were two since something began or ended.
+
+    Attributes:
+        sorts: of all calls, in order: "full", "forecast".
+    """
+
+    def __init__(
+        self,
+        full: Collection[int] = FULL,
+        *,
+        share: float = 0.5,
+        is_flow: bool = False,
+        anew: Collection[int] = (),
+        step_of: Sequence[int] | None = None,
+    ) -> None:
+        """Args: the full steps; how much of the line counts; what sigma means; steps before which
+        something begins or ends; and the step of each evaluation in turn, where that is not its
+        number.
+        """
+        self.sorts: list[str] = []
+        self._full, self._share, self._is_flow = full, share, is_flow
+        self._anew, self._step_of = sorted(anew), step_of
+        self._evaluation = -1
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(self.sorts)
+
+    def attach(self, model: Any) -> Any:
+        """Return a clone that runs as the reference; others' patches are to come on top of it."""
+        from comfy.patcher_extension import WrappersMP
+
+        clone = model.clone()
+        clone.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, _KEY, self._around_run)
+        clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, _KEY, self._around_evaluation)
+        clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, _KEY, self._around_batch)
+        return clone
+
+    def _around_run(self, executor: Any, *args: Any) -> Any:
+        self._evaluation, self._last, self._made = -1, 0, {}
+        return executor(*args)
+
+    def _around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self._evaluation += 1
+        self._calls: Counter[Any] = Counter()
+        if self._step in self._full and self._step != self._last:
+            # What the last full step did not ask for is of no call any more.
+            self._made = {c: m for c, m in self._made.items() if max(m) >= self._last}
+            self._last = self._step
+        return executor(*args, **kwargs)
+
+    @property
+    def _step(self) -> int:
+        return self._evaluation if self._step_of is None else self._step_of[self._evaluation]
+
+    def _around_batch(
+        self, executor: Any, model: Any, conds: Any, x: Any, sigma: Any, options: Any
+    ) -> Any:
+        seen = x.clone()
+        given = executor(model, conds, x, sigma, options)
+        step = self._step
+        inner = options.get("transformer_options", {})
+        window = tuple(getattr(inner.get("context_window"), "index_list", ()))
+        patches = str(sorted(inner.get("patches_replace", {})))
+        ids = tuple(None if c is None else tuple(each["uuid"] for each in c) for c in conds)
+        call = (ids, window, tuple(x.shape), patches)
+        self._calls[call] += 1
+        made = self._made.get((call, self._calls[call]), {})
+        since = max((each for each in self._anew if each <= step), default=0)
+        known = [made[each] for each in sorted(made) if since <= each < step]
+        s = sigma[:1].float().view(-1, *[1] * (x.dim() - 1))
+        noise = s if self._is_flow else s / (1.0 + s)
+        if step in self._full or step >= STEPS or len(known) < 2:
+            self.sorts.append("full")
+            made[step] = (noise, [(seen - each) / s for each in given])
+            self._made[call, self._calls[call]] = made
+            return given
+        self.sorts.append("forecast")
+        (n0, v0), (n1, v1) = known[-2:]
+        weight = self._share * ((noise - n1) / (n1 - n0)).clamp(0.0, 3.0)
+        made_up = [seen - s * (b + weight * (b - a)) for a, b in zip(v0, v1, strict=True)]
+        return [
+            torch.zeros_like(x) if c is None else m for c, m in zip(conds, made_up, strict=True)
+        ]
+
+
+def check(
+    pair: Pair,
+    patch: Patch = unpatched,
+    *,
+    sample: Callable[..., torch.Tensor] | None = None,
+    full: Collection[int] = FULL,
+    reference: Reference | None = None,
+    options: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> Counter[str]:
+    """Assert that a patched model under Step Cache samples what the patched reference samples, bit
+    for bit, with Step Cache above and below the patch, by as many calls of each sort; and that with
+    all steps computed its image is the plain one.
+
+    Args:
+        patch: what other nodes do to a MODEL; called anew for each of the models.
+        sample: `sample(model, **sampling)`; KSampler if None.
+        full, options: of Step Cache; `reference` makes the same full steps.
+
+    Returns:
+        How many calls there were of each sort.
+    """
+    sampling = {"steps": STEPS, **sampling}
+    sample = sample or pair.sample
+    reference = reference or Reference(full)
+    plain = sample(patch(pair.model), **sampling)
+    expected = sample(patch(reference.attach(pair.model)), **sampling)
+    counts = reference.counts
+    on_top = stepped(patch(pair.model), full, **(options or {}))
+    below = () if patch is unpatched else (patch(stepped(pair.model, full, **(options or {}))),)
+    for ours in (on_top, *below):
+        found = sample(ours, **sampling)
+        assert evaluations(ours) == counts
+        assert torch.equal(found, expected)
+    if counts["forecast"]:
+        assert not torch.equal(expected, plain), "a reference that does not differ shows nothing"
+    always = stepped(patch(pair.model), range(STEPS))
+    assert torch.equal(sample(always, **sampling), plain)
+    assert evaluations(always)["forecast"] == 0
+    return counts
