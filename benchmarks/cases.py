@@ -19,6 +19,7 @@ from .product_case import int8_product
 from .rival_cases import rival, rivals
 from .stages import TEMPLATES
 from .stages_case import stages
+from .step_cache_cases import KINDS, step_cache
 from .transformer_cases import (
     MORE,
     UNREPLAYED,
@@ -290,6 +291,7 @@ CASES: dict[str, Case] = {
         for kind in ("zimage", "flux1", "zimage_int8", "flux1_fp8")
     },
     "easycache": Case(easycache, 90),
+    **{f"step_cache_{kind}": Case(step_cache(kind), 100) for kind in KINDS},
     "small_transformers": Case(small_transformers, 120),
     "small_cards": Case(small_cards("sdxl"), 150),
     **{f"small_cards_{name}": Case(small_cards(name), 200) for name in QUANTISED_CARDS},
