@@ -52,11 +52,12 @@ class Served:
         """Wait for what was asked of the workers."""
         session = self.session
         self.lab.wait_until(lambda: not session.lesson.is_pending)
-        if session.lesson.known.record is not None:  # then its thread asks for graphs
-            self.lab.wait_until(lambda: session.scope.study.has_news is False)
-            asks = session.options.when_missing is not WhenMissing.NEVER
+        record = session.lesson.known.record
+        asks = session.options.when_missing is not WhenMissing.NEVER
+        if asks and record is not None and record["ways"]:  # then its thread asks for graphs
+            self.lab.wait_until(lambda: bool(session.graphs))
             self.lab.wait_until(
-                lambda: not (asks and any(g.state is State.MISSING for g in session.all_graphs))
+                lambda: all(g.state is not State.MISSING for g in session.all_graphs)
             )
         self.lab.settle()
         self.lab.wait_until(lambda: self.lab.is_settled(self.model))
