@@ -255,7 +255,7 @@ class Worker:
         private = root / "private"
         private.mkdir(parents=True)
         shutil.copy2(key, private)
-        self.root, self.builds, self._made = root, builds, made
+        self.builds, self._made = builds, made
         signer = Signer(private)
         store = Store(root / "store", signer, cap_bytes=lambda: 1 << 30, private=private)
         settings = FleetSettings(
@@ -296,10 +296,9 @@ class Worker:
         return bool(self.remote.report()["sending"])
 
     def close(self) -> None:
-        """End, and leave nothing."""
+        """End; what it has begun in its threads goes on, as the removal of a claim."""
         self._made.remote.update(self.remote.counts)
         self._graphs.close()
-        shutil.rmtree(self.root, ignore_errors=True)
 
     def _note(self, key: str) -> None:
         with self._made.lock:
@@ -324,7 +323,8 @@ def trial(row: Row) -> dict[str, Any]:
     bucket = Bucket(row)
     made = Made(row, bucket)
     every = max(1, row.workers // max(1, row.builders))
-    with bucket_scheme(), tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="fleet-trial-", ignore_cleanup_errors=True)
+    with bucket_scheme(), temporary as folder:
         root = Path(folder)
         key = root / "signing.key"
         Signer(root).fingerprint  # its key is made  # noqa: B018
