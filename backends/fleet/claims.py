@@ -4,7 +4,8 @@
 
 They come after the claims of the local store, which is shared within a machine. As those, they are
 trusted for nothing but waiting: whoever waits too long, or cannot make one, builds. A claim is
-taken over once it was not renewed for a minute, by the clock of who waits.
+taken over once it was not renewed for a minute, by the clock of who waits. Who knows of another's
+claim builds once nothing was heard of it for two: a request that fails says nothing of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +24,24 @@ from ..building.claims import Claims
 from ..storing.manifest import is_key
 from ..storing.signing import Signer
 from .place import small
-from .remote import Remote
+from .remote import REST_S, Remote
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 BEAT_S = 15.0
 STALE_S = 60.0
+
+
+@dataclass
+class _Held:
+    """A claim of ours."""
+
+    token: str = field(default_factory=partial(secrets.token_hex, 8))
+    beats: int = 0
+
+    def text(self) -> bytes:
+        return f"{self.token} {self.beats}\n".encode()
 
 
 @dataclass(eq=False)
@@ -39,20 +51,12 @@ class _Awaited:
     key: str
     then: Callable[[], object]
     since: float
+    ours: _Held = field(default_factory=_Held)
     answered: bool = False
     seen: bytes = b""
     changed: float = 0.0
-
-
-@dataclass
-class _Held:
-    """A claim of ours."""
-
-    token: str
-    beats: int = 0
-
-    def text(self) -> bytes:
-        return f"{self.token} {self.beats}\n".encode()
+    looks_at: float = 0.0
+    heard: float = 0.0
 
 
 class FleetClaims(Claims):
@@ -89,20 +93,20 @@ class FleetClaims(Claims):
         self._given_up: set[str] = set()
         self._minder: threading.Thread | None = None
         self._ended = False
-        self._works = True
+        self._unclaimed_until = 0.0
 
     def take(self, key: str, then: Callable[[], object]) -> bool:
         """See `Claims`; False also while the remote store is asked."""
         if not super().take(key, then):
             return False
-        alone = not self._remote.writes
+        now = time.monotonic()
+        alone = not self._remote.writes or now < self._unclaimed_until
         with self._remote_news:
             if key in self._given_up:
                 self._given_up.discard(key)
                 return True
-            if alone or key in self._claimed or self._ended or not self._works:
+            if alone or key in self._claimed or self._ended:
                 return True
-            now = time.monotonic()
             awaited = self._awaited.setdefault(key, _Awaited(key, then, now, changed=now))
             awaited.then = then
             self._mind()
@@ -140,15 +144,15 @@ class FleetClaims(Claims):
 
     def _ask(self, awaited: _Awaited) -> None:
         """Create the claim, or learn that another machine has it."""
-        held = _Held(secrets.token_hex(8))
         try:
-            self._remote.open().create(self._name(awaited.key), held.text())
+            self._remote.open().create(self._name(awaited.key), awaited.ours.text())
         except FileExistsError:
-            awaited.answered = True
+            awaited.answered, awaited.heard = True, time.monotonic()
             return
         except Exception as error:  # whatever a library raises
             with self._remote_news:
-                said, self._works = not self._works, False
+                said = self._unclaimed_until > 0
+                self._unclaimed_until = time.monotonic() + REST_S
             if not said:
                 logger.info(
                     "Warmgraph: graphs are built whatever other machines build: %s",
@@ -156,9 +160,12 @@ class FleetClaims(Claims):
                 )
             self._resolve(awaited, None)
             return
+        self._won(awaited)
+
+    def _won(self, awaited: _Awaited) -> None:
         self._remote.forget(awaited.key)  # it may have come since it was looked for
-        if not self._resolve(awaited, held):
-            self._remove(awaited.key, held)
+        if not self._resolve(awaited, awaited.ours):
+            self._remove(awaited.key, awaited.ours)
 
     def _resolve(self, awaited: _Awaited, held: _Held | None, build: bool = True) -> bool:
         """Tell who waits; False where nobody does any more."""
@@ -182,11 +189,14 @@ class FleetClaims(Claims):
             self._remote.forget(awaited.key)
             self._resolve(awaited, None, build=False)
             return
-        except Exception as error:  # whatever a library raises
-            self._remote.rest(error)
+        except Exception:  # whatever a library raises: it is looked at again
+            self._remote.counts["failed"] += 1
             return
-        now = time.monotonic()
-        if seen != awaited.seen:
+        awaited.heard = now = time.monotonic()
+        awaited.looks_at = now + self._pace(now - awaited.since)
+        if seen == awaited.ours.text():  # created, and the answer was lost
+            self._won(awaited)
+        elif seen != awaited.seen:
             awaited.seen, awaited.changed = seen, now
         elif now - awaited.changed >= self._stale_s:
             with suppress(Exception):  # another one was quicker
@@ -194,6 +204,10 @@ class FleetClaims(Claims):
             self._remote.counts["taken over"] += 1
             awaited.answered = False
             self._ask(awaited)
+
+    def _pace(self, waited: float) -> float:
+        """Seconds until the next look: a tenth of the time that it took so far, within bounds."""
+        return min(max(self._poll_s, waited / 10), self._beat_s)
 
     def _renew(self, key: str, held: _Held) -> None:
         with suppress(Exception):  # whatever a library raises: it is tried again
@@ -239,10 +253,16 @@ class FleetClaims(Claims):
 
     def _go_on(self, awaited: _Awaited, now: float) -> None:
         waited = now - awaited.since
-        if not self._remote.writes or waited >= self._limit_s():
+        unheard = awaited.answered and now - awaited.heard >= 2 * self._stale_s
+        if unheard or waited >= self._limit_s():
             self._resolve(awaited, None)
         elif awaited.answered:
+            if now < awaited.looks_at or self._remote.is_resting:
+                return
+            awaited.looks_at = now + self._beat_s  # unless it answers before
             self._remote.crew.put(partial(self._look_at, awaited))
+        elif not self._remote.writes:
+            self._resolve(awaited, None)
         elif waited >= self._remote.patience_s:
             self._remote.rest_late()
             self._resolve(awaited, None)

@@ -8,9 +8,11 @@ themselves; a folder does by renaming.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +26,17 @@ from .schemes import scheme_of
 _STEP_BYTES = 1 << 20
 #: Of claims, which are a line.
 SMALL_BYTES = 4096
+#: Before a request that failed is made again, about; each differs, or a crowd would stay one.
+PAUSES_S = (0.2, 0.6, 1.8)
+#: What no further request changes.
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotImplementedError,
+    ImportError,
+    GraphFileError,
+)
 
 
 class TooLargeError(GraphFileError):
@@ -136,7 +149,7 @@ class FolderPlace:
 
 
 class FsspecPlace:
-    """What fsspec leads to."""
+    """What fsspec leads to. A request that fails is made again a few times."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         import fsspec
@@ -150,28 +163,40 @@ class FsspecPlace:
 
     def fetch(self, name: str, target: Path, most: int) -> None:
         """See `Place`."""
-        self._fs.get_file(self._path(name), str(target), callback=_limit(most))
+        _again(self._fs.get_file, self._path(name), str(target), callback=_limit(most))
 
     def write(self, name: str, data: bytes) -> None:
         """See `Place`."""
-        self._fs.pipe_file(self._path(name), data)
+        _again(self._fs.pipe_file, self._path(name), data)
 
     def create(self, name: str, data: bytes) -> None:
         """See `Place`."""
-        self._fs.pipe_file(self._path(name), data, mode="create")
+        _again(self._fs.pipe_file, self._path(name), data, mode="create")
 
     def remove(self, name: str) -> None:
         """See `Place`."""
-        self._fs.rm_file(self._path(name))
+        _again(self._fs.rm_file, self._path(name))
 
     def names(self, folder: str) -> list[str]:
         """See `Place`."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._path(folder), detail=False)
+            found = _again(self._fs.ls, self._path(folder), detail=False)
         except FileNotFoundError:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+
+def _again(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Make a request; where it fails for no lasting reason, make it again."""
+    for pause in PAUSES_S:
+        try:
+            return request(*arguments, **options)
+        except _FINAL:
+            raise
+        except Exception:  # whatever a library raises; the last one is told
+            time.sleep(pause * random.uniform(0.5, 1.5))
+    return request(*arguments, **options)
 
 
 def _limit(most: int) -> Any:

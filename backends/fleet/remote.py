@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import GraphFileError
 from ..reasons import NOTHING, Reason, of, with_remedy
@@ -35,8 +35,9 @@ from .settings import WRITE, FleetSettings
 logger = logging.getLogger(__name__)
 
 REST_S = 60.0
-#: For how long a graph that is not there is not asked for again.
-MISSED_S = 300.0
+#: For how long a graph that is not there is not asked for again: at first, and at most. It doubles.
+MISSED_S = 10.0
+MOST_MISSED_S = 300.0
 #: A whole file: the largest payload, and a header.
 MOST_BYTES = MAX_PAYLOAD_BYTES + (8 << 20)
 #: Files that are refused in a line of the log each; the others are counted.
@@ -54,6 +55,13 @@ class _Look:
     is_told: bool = False
 
 
+class _Miss(NamedTuple):
+    """A graph that was not there: for how long it is not asked for, and until when."""
+
+    seconds: float
+    until: float
+
+
 class Remote:
     """One place. `fetch` and `push` return at once, from any thread; threads of its own work, which
     end with the process and hold nothing up.
@@ -67,6 +75,7 @@ class Remote:
         *,
         on_fault: Callable[[Reason], object] = lambda fault: None,
         rest_s: float = REST_S,
+        missed_s: float = MISSED_S,
     ) -> None:
         """Set up; nothing is opened and no thread starts.
 
@@ -76,9 +85,10 @@ class Remote:
             signer: below whose keys graphs lie.
             on_fault: told once whenever it begins to be left alone.
             rest_s: for how long it is left alone then.
+            missed_s: for how long a graph that is not there is not asked for again, at first.
         """
         self._settings, self._store, self._signer = settings, store, signer
-        self._on_fault, self._rest_s = on_fault, rest_s
+        self._on_fault, self._rest_s, self._missed_s = on_fault, rest_s, missed_s
         self._secrets = secrets_of(settings.remote, settings.options)
         self._opening = threading.Lock()
         self._place: Place | None = None
@@ -86,7 +96,7 @@ class Remote:
         self._news = threading.Condition()
         # Guarded by the lock of `_news`.
         self._looks: dict[str, _Look] = {}
-        self._missed: dict[str, float] = {}
+        self._missed: dict[str, _Miss] = {}
         self._sending: dict[str, list[Callable[[], None]]] = {}
         self._resting_until = 0.0
         self._answered = 0.0
@@ -154,7 +164,7 @@ class Remote:
         with self._news:
             if self._closed or now < self._resting_until or key in self._looks:
                 return False
-            if now < self._missed.get(key, now):
+            if key in self._missed and now < self._missed[key].until:
                 return False
             # One patience for a whole batch: who comes while others wait has their time.
             begun = min((look.started for look in self._looks.values()), default=now)
@@ -250,7 +260,9 @@ class Remote:
             with self._news:
                 self._answered = time.monotonic()
                 if not found:
-                    self._missed[look.key] = self._answered + MISSED_S
+                    before = self._missed.get(look.key)
+                    wait = min(2 * before.seconds, MOST_MISSED_S) if before else self._missed_s
+                    self._missed[look.key] = _Miss(wait, self._answered + wait)
         self._tell(look)
 
     def _take(self, place: Place, fingerprint: str, key: str) -> bool:

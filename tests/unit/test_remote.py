@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from warmgraph_backends.fleet import remote as remotes
+from warmgraph_backends.fleet.settings import FleetSettings
 from warmgraph_backends.sessions.settings import SETTINGS, Settings
 from warmgraph_backends.storing.graph_file import file_name
 
@@ -64,7 +66,7 @@ def test_what_one_machine_sends_another_has_at_once(
     assert second.remote.counts == {"found": 8} and not second.faults
 
 
-def test_one_that_is_not_there_is_not_asked_for_again_for_some_minutes(
+def test_one_that_is_not_there_is_not_asked_for_again_at_once(
     tmp_path: Path, url: str, machines: list[Machine]
 ) -> None:
     first, second = two(tmp_path, url, machines)
@@ -75,6 +77,42 @@ def test_one_that_is_not_there_is_not_asked_for_again_for_some_minutes(
     assert second.fetch([late]) == 0 and second.has([late]) == [False]
     second.remote.forget(late)
     assert second.fetch([late]) == 1 and second.has([late]) == [True]
+
+
+def test_what_came_after_it_was_missed_is_had_soon_and_what_never_comes_is_asked_for_ever_less(
+    tmp_path: Path, url: str, machines: list[Machine]
+) -> None:
+    first, second = two(tmp_path, url, machines)
+    late, never = key_number(99), key_number(98)
+    settings = FleetSettings(url)
+    second.remote.close()
+    second.remote = remotes.Remote(settings, second.store, second.signer, missed_s=0.1)
+    begun, asked = time.monotonic(), second.fetch([late, never])
+    put(first.store, late)
+    first.push([late])
+    while time.monotonic() - begun < 2.0:
+        asked += second.fetch([never])
+        time.sleep(0.01)
+    assert second.fetch([late]) == 1 and second.has([late]) == [True]
+    assert 4 <= asked <= 7  # at 0, 0.1, 0.3, 0.7 and 1.5 seconds, and the one that came
+
+
+def test_a_request_that_fails_is_made_again_before_the_remote_is_left_alone(
+    tmp_path: Path, machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = two(tmp_path, f"memory://bucket{next(NUMBERS)}/graphs", machines)
+    files: Any = second.remote.open()
+    get, failed = files._fs.get_file, set()
+
+    def reset(path: str, *arguments: Any, **options: Any) -> None:
+        if path not in failed:
+            failed.add(path)
+            raise ConnectionResetError("the connection was reset")
+        get(path, *arguments, **options)
+
+    monkeypatch.setattr(files._fs, "get_file", reset)
+    assert second.fetch(KEYS) == 8 and second.has(KEYS) == [True] * 8
+    assert len(failed) == 8 and second.remote.counts == {"found": 8} and not second.faults
 
 
 def test_what_is_damaged_forged_renamed_or_not_signed_here_is_told_and_never_kept(

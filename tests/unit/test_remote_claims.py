@@ -171,3 +171,68 @@ def test_two_servers_that_want_the_same_graph_build_it_once(
     assert sorted((graphs.builds, graphs.loads) for graphs, _, _ in servers) == [(0, 1), (1, 0)]
     for graphs, _, _ in servers:
         graphs.close()
+
+
+def test_a_claim_whose_answer_was_lost_is_known_as_ones_own(
+    machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machines()
+    place = machine.remote.open()
+    create = place.create
+
+    def lost(name: str, data: bytes) -> None:
+        create(name, data)
+        create(name, data)  # as a client does that makes its request again
+
+    monkeypatch.setattr(place, "create", lost)
+    assert machine.claim(within=0.8)  # not only when it has gone stale
+    assert machine.remote.counts["taken over"] == 0
+    machine.claims.release(KEY)
+    until = time.monotonic() + PATIENCE_S
+    while place.names(machine.signer.fingerprint) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert place.names(machine.signer.fingerprint) == []
+
+
+def test_a_claim_that_could_not_be_made_keeps_no_later_one_from_being_made(
+    machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machines()
+    place = machine.remote.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "create", lambda *_: 1 / 0)
+        assert machine.claim()
+    monkeypatch.setattr(machine.claims, "_unclaimed_until", time.monotonic())  # a minute later
+    assert machine.claim(key_number(2))
+    assert place.names(machine.signer.fingerprint) == [f"{key_number(2)}.claim"]
+
+
+def test_looks_that_fail_make_nobody_build_what_another_machine_builds(
+    machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = machines(), machines()
+    assert one.claim() and not other.take()
+    place = other.remote.open()
+    failed = threading.Semaphore(0)
+
+    def reset(*_: Any) -> None:
+        failed.release()
+        raise ConnectionResetError("the connection was reset")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "fetch", reset)
+        assert failed.acquire(timeout=PATIENCE_S) and failed.acquire(timeout=PATIENCE_S)
+    assert not other.told.is_set() and not other.remote.is_resting
+    one.claims.release(KEY)
+    assert other.told.wait(PATIENCE_S)
+
+
+def test_who_hears_nothing_of_another_machines_claim_builds(
+    machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = machines(), machines()
+    assert one.claim()
+    monkeypatch.setattr(other.remote.open(), "fetch", lambda *_: 1 / 0)
+    begun = time.monotonic()
+    assert other.claim()
+    assert time.monotonic() - begun >= 1.9 and other.remote.counts["taken over"] == 0
