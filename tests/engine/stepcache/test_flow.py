@@ -1,0 +1,82 @@
+"""Step Cache on models of flow matching: transformers, videos with sound, two models in a run, and
+a model that is spread over two cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+
+from ..cards import cards, split
+from ..deepcache.cached import Pair
+from .stepped import STEPS, Reference, check, evaluations, stepped
+
+__all__ = ["cards"]
+
+
+class Small:
+    """A small transformer and a prompt."""
+
+    def __init__(self, host: Host, kind: str) -> None:
+        self.host, self.kind = host, kind
+        self.model = transformers.load(kind)
+        self.prompt = transformers.conditioning(kind, 16)
+
+    def sample(self, model: Any, **options: Any) -> torch.Tensor:
+        given = {"cfg": 1.0, "latent": transformers.latent(self.kind, 8, 8), **options}
+        image: Any = self.host.sample(model, self.prompt, self.prompt, **given)
+        tensor: torch.Tensor = image
+        assert tensor.isfinite().all()
+        return tensor
+
+
+@pytest.fixture(autouse=True)
+def _unloaded(host: Host) -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+    host.unload()
+
+
+@pytest.mark.parametrize(
+    "kind", ["zimage", *(pytest.param(k, marks=pytest.mark.slow) for k in ("flux1", "qwen", "wan"))]
+)
+@pytest.mark.parametrize("cfg", [1.0, 4.0])
+def test_a_flow_model(host: Host, kind: str, cfg: float) -> None:
+    small = Small(host, kind)
+    assert check(small, reference=Reference(is_flow=True), cfg=cfg) == {"full": 7, "forecast": 5}
+
+
+def test_two_models_in_a_run_are_two_runs(host: Host) -> None:
+    """As Wan 2.2's: each samples a part of the steps, by sigmas of its own."""
+    small = Small(host, "wan")
+    other = transformers.load("wan")
+    steps, parts = 24, [(0, 12), (12, 24)]
+
+    def sample(models: list[Any]) -> torch.Tensor:
+        latent = {"samples": transformers.latent("wan", 8, 8)["samples"]}
+        image: torch.Tensor = host.sample_parts(
+            models, small.prompt, small.prompt, parts, steps=steps, latent=latent
+        )
+        return image
+
+    references = [Reference(is_flow=True), Reference(is_flow=True)]
+    pairs = zip((small.model, other), references, strict=True)
+    expected = sample([reference.attach(model) for model, reference in pairs])
+    ours = [stepped(small.model), stepped(other)]
+    assert torch.equal(sample(ours), expected)
+    assert [evaluations(model) for model in ours] == [{"full": 7, "forecast": 5}] * 2
+
+
+def test_a_model_on_two_cards(host: Host, xl: Pair, cards: None) -> None:
+    """Around the split, which computes what is computed."""
+    expected = xl.sample(stepped(xl.model), steps=STEPS)
+    for ours in (stepped(split(xl.model)), split(stepped(xl.model))):
+        found = xl.sample(ours, steps=STEPS)
+        assert evaluations(ours) == {"full": 7, "forecast": 5}
+        assert (found - expected).norm() <= 1e-4 * expected.norm()
