@@ -29,6 +29,8 @@ Prompt = Mapping[str, Mapping[str, Any]]
 """A prompt in the API format: node id -> class_type and inputs."""
 
 _LAST_WORDS = 3000
+#: Of a server that was told to stop: until it is told again.
+_AGAIN_S = 20.0
 
 
 class HostError(RuntimeError):
@@ -150,16 +152,21 @@ class OwnServer:
         )
 
     def stop(self, timeout: float = 120.0) -> None:
-        """Stop the server as Ctrl+C does; kill it if it does not go."""
+        """Stop the server as Ctrl+C does, pressed again where Python lost it: what is raised in a
+        callback is not. Kill it if it does not go.
+        """
         if self._process is None:
             return
         stop = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
-        self._process.send_signal(stop)
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process = None
+        deadline = time.monotonic() + timeout
+        while self._process is not None:
+            self._process.send_signal(stop)
+            try:
+                self._process.wait(min(_AGAIN_S, timeout))
+                self._process = None
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= deadline:
+                    self.kill()
 
     def kill(self) -> None:
         """End the server at once, as a crash does."""

@@ -65,6 +65,14 @@ USEFUL_PARTS: tuple[Name, ...] = (
 )
 #: Only some graphs need these, on GPUs, or all go on without them.
 NOT_BY_ALL: tuple[Name, ...] = (
+    # Where a card is pretended.
+    ("torch._dynamo", "device_interface"),
+    ("torch._inductor.fx_passes", "joint_graph"),
+    ("torch._inductor.fx_passes", "post_grad"),
+    ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder"),
+    ("torch._inductor.runtime", "triton_helpers"),
+    ("torch._inductor.runtime", "triton_heuristics"),
+    ("torch._subclasses", "fake_tensor"),
     ("torch._inductor", "cpp_builder"),
     ("torch._inductor", "cpu_vec_isa"),
     ("torch._inductor", "lowering"),

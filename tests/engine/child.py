@@ -81,7 +81,7 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
         scope = Scope(
             model.diffusion_model,
             model,
-            lambda plan=plan: plan,
+            lambda _, plan=plan: plan,
             plan,
             backend_named("inductor"),
             engine._shared,

@@ -32,7 +32,7 @@ def register(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
 def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scope, list[Graph]]]:
     """A scope over a model with the graph of each of its kinds built and loaded."""
     graphs, backend = lab.engine._graphs, backend_named("inductor")
-    scope = Scope(root, root, lambda: plan, plan, backend, lab.engine._shared)
+    scope = Scope(root, root, lambda _: plan, plan, backend, lab.engine._shared)
     try:
         kinds = scope.describe(torch.device("cpu"), torch.float32)
         for graph in kinds:

@@ -166,8 +166,9 @@ def test_what_made_room_for_another_call_is_captured_anew_once_it_comes_often(
     made, _, step = steps
     for _ in range(CLEAN_CALLS + 1):
         step("compiled")
-    (graph,) = memory._owners
-    memory.drop(graph, crowded=True)
+    (card,) = memory._cards.values()
+    (graph,) = card._owners
+    card.drop(graph, crowded=True)
     for _ in range(replays._BACK_OFF + CLEAN_CALLS):
         step("compiled")
     assert made.captures == 1

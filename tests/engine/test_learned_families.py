@@ -200,7 +200,7 @@ def test_one_way_of_a_learned_model_serves_without_the_others_graph(
         scope = Scope(
             root,
             models.model("kandinsky").model,
-            lambda: plan_model(root, record),
+            lambda root: plan_model(root, record),
             Plan(),
             backend_named("inductor"),
             lab.engine._shared,

@@ -21,6 +21,7 @@ from warmgraph_backends.host_api import present
 from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
 from warmgraph_backends.runtime.bound import Placement
 from warmgraph_backends.runtime.session import Session
+from warmgraph_backends.stepcache.run import Options as StepCacheOptions
 from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks
@@ -198,6 +199,13 @@ def _deepcache(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert lab.engine.report(subject.model)["deepcache"] is None
 
 
+def _stepcache(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
+    with pytest.raises(RequirementError) as refused:
+        lab.engine.caches.stepcache(subject.model, StepCacheOptions())
+    assert str(refused.value) == why
+    assert lab.engine.report(subject.model)["stepcache"] is None
+
+
 def _warm_up(lab: Lab, subject: Subject, compiled: Any, why: str) -> None:
     assert why in lab.engine.warm_up(compiled, [(64, 64)], [1])["notes"]
 
@@ -243,6 +251,7 @@ CHECKS: dict[Feature, Callable[[Lab, Subject, Any, Any], None]] = {
     Feature.WEIGHTS_TOGETHER: _weights_together,
     Feature.WEIGHTS_AHEAD: _weights_ahead,
     Feature.DEEPCACHE: _deepcache,
+    Feature.STEP_CACHE: _stepcache,
     Feature.CONTROLNETS: _controlnets,
     Feature.VAES: _vaes,
     Feature.WARM_UP: _warm_up,

@@ -47,7 +47,8 @@ def test_a_name_that_the_host_lacks_is_told_with_what_is_off(
     command += ["--base-directory", str(base)]
     environment = {**os.environ, "TMPDIR": str(base), "PATH": str(empty)}  # nothing is compiled
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    (line,) = [line for line in done.stdout.splitlines() if "ComfyUI's insides" in line]
-    assert line.startswith("TO DO  ComfyUI's insides: DeepCache: off, for ")
-    assert "comfy.samplers.CFGGuider.outer_sample is not there" in line
+    lines = [line for line in done.stdout.splitlines() if "ComfyUI's insides" in line]
+    for line, name in zip(lines, ("DeepCache", "Step Cache"), strict=True):
+        assert line.startswith(f"TO DO  ComfyUI's insides: {name}: off, for ")
+        assert "comfy.samplers.CFGGuider.outer_sample is not there" in line
     assert done.returncode == 1
