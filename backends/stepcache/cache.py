@@ -99,10 +99,11 @@ class StepCache(Cache[Run]):
             return executor(*given, **named)
         if (made := self._guarded(self._forecast, run, place, x, sigma)) is not None:
             return made
-        ended = run.tally.begin(FULL, _chunks(place), x.device)
+        ended = None if self.problem else self._guarded(self._time, run, FULL, place, x.device)
         found = executor(*given, **named)
-        self._guarded(self._keep, run, place, x, sigma, found)
-        ended()
+        if ended is not None:
+            self._guarded(self._keep, run, place, x, sigma, found)
+            self._guarded(ended)
         return found
 
     def _place(
@@ -112,6 +113,11 @@ class StepCache(Cache[Run]):
         ids = tuple(map(ids_of, conditionings))
         shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device))
         return run.kept.place(shape, patches_of(inner, None))
+
+    def _time(self, run: Run, sort: str, place: Place, device: torch.device) -> Callable[[], None]:
+        """Count a call and begin to time it; what comes back ends that."""
+        chunks = [(each, role) for role, each in enumerate(_ids(place)) if each is not None]
+        return run.tally.begin(sort, chunks, device)
 
     def _forecast(
         self,
@@ -124,7 +130,7 @@ class StepCache(Cache[Run]):
         is_full, kept = run.is_full, run.kept.find(place)
         if is_full or kept is None or kept.before is None:
             return None
-        ended = run.tally.begin(FORECAST, _chunks(place), x.device)
+        ended = self._time(run, FORECAST, place, x.device)
         share = self.options.forecast.share
         made = forecast(kept.before, kept.last, x, sigma, share, is_flow=run.is_flow)
         ended()
@@ -157,7 +163,3 @@ class StepCache(Cache[Run]):
 def _ids(place: Place) -> Sequence[Any]:
     ids: Sequence[Any] = place.shape[0]
     return ids
-
-
-def _chunks(place: Place) -> list[Any]:
-    return [(each, role) for role, each in enumerate(_ids(place)) if each is not None]
