@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 from ..backends.caching.numbers import parse_steps
-from ..backends.errors import validate_length
+from ..backends.errors import shown, validate_length
 
 #: Of a widget that takes a share of something.
 SHARE: dict[str, float] = {"min": 0.0, "max": 1.0, "step": 0.01}
+
+
+def schedule_problem(schedule: str | None, names: Sequence[str]) -> str | None:
+    """Say what is wrong with the name of a schedule, or None.
+
+    Args:
+        schedule: None where something else gives it.
+        names: those that there are.
+    """
+    if schedule is None or schedule in names:
+        return None
+    return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
 
 
 def part_problem(start_percent: float | None, end_percent: float | None) -> str | None:
@@ -28,8 +40,8 @@ def part_problem(start_percent: float | None, end_percent: float | None) -> str 
     return None
 
 
-def numbers_problem(full_steps: str | None, are_used: bool) -> str | Literal[True]:
-    """Say what is wrong with step numbers as a user wrote them; True where nothing is.
+def numbers_problem(full_steps: str | None, are_used: bool) -> str | None:
+    """Say what is wrong with step numbers as a user wrote them, or None.
 
     Args:
         are_used: whether the schedule asks for them.
@@ -41,4 +53,4 @@ def numbers_problem(full_steps: str | None, are_used: bool) -> str | Literal[Tru
             validate_length("full_steps", full_steps)
     except ValueError as error:
         return str(error)
-    return True
+    return None

@@ -11,10 +11,9 @@ from typing_extensions import override
 from ..backends.caching.numbers import parse_steps
 from ..backends.deepcache.run import Options
 from ..backends.deepcache.schedule import Schedule
-from ..backends.errors import shown
 from ..backends.sessions.lines import line, plain
 from . import server
-from .cache_inputs import SHARE, numbers_problem, part_problem
+from .cache_inputs import SHARE, numbers_problem, part_problem, schedule_problem
 from .compile_nodes import node_output
 
 if TYPE_CHECKING:
@@ -145,10 +144,12 @@ class WarmgraphDeepCache(io.ComfyNode):
     ) -> bool | str:
         # What is named here the host no longer checks by itself.
         names = [each.value for each in Schedule]
-        if schedule is not None and schedule not in names:
-            return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
-        return part_problem(start_percent, end_percent) or numbers_problem(
-            full_steps, schedule == Schedule.CUSTOM.value
+        is_custom = schedule == Schedule.CUSTOM.value
+        return (
+            schedule_problem(schedule, names)
+            or part_problem(start_percent, end_percent)
+            or numbers_problem(full_steps, is_custom)
+            or True
         )
 
     @classmethod

@@ -9,13 +9,12 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.caching.numbers import parse_steps
-from ..backends.errors import shown
 from ..backends.sessions.lines import line, plain
 from ..backends.stepcache.forecast import Forecast
 from ..backends.stepcache.run import FEWEST_FIRST, Options
 from ..backends.stepcache.schedule import Schedule
 from . import server
-from .cache_inputs import SHARE, numbers_problem, part_problem
+from .cache_inputs import SHARE, numbers_problem, part_problem, schedule_problem
 from .compile_nodes import node_output
 
 if TYPE_CHECKING:
@@ -128,10 +127,12 @@ class WarmgraphStepCache(io.ComfyNode):
     ) -> bool | str:
         # What is named here the host no longer checks by itself.
         names = [each.value for each in Schedule]
-        if schedule is not None and schedule not in names:
-            return f"schedule must be one of {', '.join(names)}, got {shown(schedule)}"
-        return part_problem(start_percent, end_percent) or numbers_problem(
-            full_steps, schedule == Schedule.CUSTOM.value
+        is_custom = schedule == Schedule.CUSTOM.value
+        return (
+            schedule_problem(schedule, names)
+            or part_problem(start_percent, end_percent)
+            or numbers_problem(full_steps, is_custom)
+            or True
         )
 
     @classmethod

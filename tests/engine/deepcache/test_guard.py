@@ -4,12 +4,7 @@ raises passes through, once.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import logging
-from collections.abc import Iterator
-from enum import Enum
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -17,6 +12,7 @@ import torch
 
 from warmgraph_backends.events import Event
 
+from ..raising import OnPurposeError, make_raise, names_of
 from .cached import Pair, cache_of, cached
 
 MODULES = (
@@ -61,48 +57,12 @@ OUTSIDE = {
 }
 
 
-class OnPurposeError(Exception):
-    """Raised by a function of ours in a test."""
-
-
-def _functions() -> Iterator[tuple[str, Any, str, Any]]:
-    """(name, owner, attribute, replacement's wrapper) of every function of DeepCache's."""
-    for module_name in MODULES:
-        module = importlib.import_module(f"warmgraph_backends.{module_name}")
-        for name, value in vars(module).items():
-            if getattr(value, "__module__", None) != module.__name__:
-                continue
-            if isinstance(value, FunctionType):
-                yield name, module, name, value
-            elif inspect.isclass(value) and not issubclass(value, Enum):
-                for attribute, member in vars(value).items():
-                    kind = type(member)
-                    if kind in (FunctionType, property, classmethod, staticmethod):
-                        yield f"{name}.{attribute}", value, attribute, member
-
-
-def _raising(member: Any) -> Any:
-    def raises(*_: Any, **__: Any) -> Any:
-        raise OnPurposeError
-
-    if isinstance(member, property):
-        return property(raises)
-    return classmethod(raises) if isinstance(member, classmethod) else raises
-
-
-def _named() -> list[str]:
-    generated = ("__new__", "_make", "_replace", "_asdict", "__getnewargs__", "__repr__")
-    skipped = (*generated, "__eq__", "__hash__", "__setattr__", "__delattr__", "__post_init__")
-    return [
-        name
-        for name, *_ in _functions()
-        if name not in BOUNDARIES | OUTSIDE and not name.endswith(skipped)
-    ]
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if i % 4 else []) for i, n in enumerate(_named())],
+    [
+        pytest.param(n, marks=pytest.mark.slow if i % 4 else [])
+        for i, n in enumerate(names_of(MODULES, BOUNDARIES | OUTSIDE))
+    ],
 )
 def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     sd15: Pair, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -111,13 +71,7 @@ def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     ours = _patched(cached(sd15.model, interval=3))
     cache = cache_of(ours)
     cache.branch._layers = []  # so that it is cut anew
-    for found, owner, attribute, member in _functions():
-        if found == name:
-            monkeypatch.setattr(owner, attribute, _raising(member))
-            for module in MODULES:  # by whatever name it was imported
-                other = importlib.import_module(f"warmgraph_backends.{module}")
-                if vars(other).get(attribute) is member:
-                    monkeypatch.setattr(other, attribute, _raising(member))
+    make_raise(name, MODULES, monkeypatch)
     with caplog.at_level(logging.WARNING):
         image = sd15.sample(ours, steps=4)
     assert cache.problem is not None and "OnPurposeError" in cache.problem, "it was not called"

@@ -4,19 +4,13 @@ raises passes through, once.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import logging
-from collections.abc import Iterator
-from enum import Enum
-from types import FunctionType
-from typing import Any
 
 import pytest
 import torch
 
 from ..deepcache.cached import Pair
-from ..deepcache.test_guard import _raising
+from ..raising import make_raise, names_of
 from .stepped import STEPS, cache_of, stepped
 
 MODULES = (
@@ -53,29 +47,7 @@ OUTSIDE = {
 }
 
 
-def _functions() -> Iterator[tuple[str, Any, str, Any]]:
-    """(name, owner, attribute, function) of every function of Step Cache's."""
-    for module_name in MODULES:
-        module = importlib.import_module(f"warmgraph_backends.{module_name}")
-        for name, value in vars(module).items():
-            if getattr(value, "__module__", None) != module.__name__:
-                continue
-            if isinstance(value, FunctionType):
-                yield name, module, name, value
-            elif inspect.isclass(value) and not issubclass(value, Enum):
-                for attribute, member in vars(value).items():
-                    if type(member) in (FunctionType, property, classmethod, staticmethod):
-                        yield f"{name}.{attribute}", value, attribute, member
-
-
-def _named() -> list[str]:
-    generated = ("__new__", "_make", "_replace", "_asdict", "__getnewargs__", "__repr__")
-    skipped = (*generated, "__eq__", "__hash__", "__setattr__", "__delattr__", "__post_init__")
-    found = [name for name, *_ in _functions() if not name.endswith(skipped)]
-    return [name for name in dict.fromkeys(found) if name not in BOUNDARIES | OUTSIDE]
-
-
-@pytest.mark.parametrize("name", _named())
+@pytest.mark.parametrize("name", names_of(MODULES, BOUNDARIES | OUTSIDE))
 def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     xl: Pair, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,13 +55,7 @@ def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     expected = xl.sample(xl.model, steps=STEPS)
     ours = stepped(xl.model, speed=2.0)
     cache = cache_of(ours)
-    for found, owner, attribute, member in _functions():
-        if found == name:
-            monkeypatch.setattr(owner, attribute, _raising(member))
-            for module in MODULES:  # by whatever name it was imported
-                other = importlib.import_module(f"warmgraph_backends.{module}")
-                if vars(other).get(attribute) is member:
-                    monkeypatch.setattr(other, attribute, _raising(member))
+    make_raise(name, MODULES, monkeypatch)
     with caplog.at_level(logging.WARNING):
         image = xl.sample(ours, steps=STEPS)
     assert cache.problem is not None and "OnPurposeError" in cache.problem, "it was not called"
