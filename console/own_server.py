@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,19 +46,27 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _interrupts_reach_children() -> Iterator[None]:
-    """Let a child started inside hear SIGINT although this process was told to ignore it.
+def _interrupts_wait() -> Iterator[None]:
+    """Hold what ends this process until a child that is started inside is known, so none is lost.
 
-    A shell starts background commands that way, and what is ignored stays so in their children.
+    A child hears interrupts although this process was told to ignore them: a shell starts what is
+    to run behind it that way, and what is ignored stays so in children.
     """
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # they are heard in the main thread only
+        return
+    heard: list[int] = []
+    before = {
+        each: signal.signal(each, lambda number, _frame: heard.append(number))
+        for each in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        if ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 class OwnServer:
@@ -121,18 +130,19 @@ class OwnServer:
         command = [self.python, *self.before, str(self.tree / "main.py")]
         command += ["--port", str(self.port), *FLAGS, *self.flags]
         windows = sys.platform == "win32"
-        with self.log_file.open("ab") as log, _interrupts_reach_children():
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=not windows,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if windows else 0,
-            )
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if windows else 0
         try:
+            with self.log_file.open("ab") as log, _interrupts_wait():
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=self.tree,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=not windows,
+                    creationflags=flags,
+                )
             self._wait_for_answer(self._process, timeout)
         except BaseException:  # an interrupt, too, leaves nothing behind
             self.kill()
