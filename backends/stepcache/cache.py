@@ -132,7 +132,7 @@ class StepCache(Cache[Run]):
             return None
         ended = self._time(run, FORECAST, place, x.device)
         share = self.options.forecast.share
-        made = forecast(kept.before, kept.last, x, sigma, share, is_flow=run.is_flow)
+        made = forecast(kept, x, sigma, share, is_flow=run.is_flow)
         ended()
         run.forecast.add(run.step)
         self.evaluations[FORECAST] += 1
@@ -152,11 +152,7 @@ class StepCache(Cache[Run]):
         are_there = [each is not None for each in _ids(place)]
         now = computed(run.step, x, sigma, found, are_there, is_flow=run.is_flow)
         kept = run.kept.find(place)
-        if kept is not None:  # a step's last evaluation takes the place of its first
-            before = kept.last if kept.last.step != run.step else kept.before
-            run.kept.keep(place, Kept(now, before))
-        else:
-            run.kept.keep(place, Kept(now))
+        run.kept.keep(place, Kept(now) if kept is None else kept.then(now))
         self._most = max(self._most, sum(each.bytes for each in run.kept))
 
 

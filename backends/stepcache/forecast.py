@@ -11,19 +11,24 @@ import torch
 
 #: How much longer than the last one between two computed steps the way ahead may be taken for.
 _FARTHEST = 3.0
+#: How much of the line's change counts while nothing tells.
+_UNKNOWN = 0.5
 
 
 class Forecast(str, Enum):
     """How far a velocity goes on along the line; the value is a user's word."""
 
+    AUTO = "auto"
     HALF = "half"
     LINE = "line"
     REUSE = "reuse"
 
     @property
-    def share(self) -> float:
-        """How much of the line's change counts."""
-        return {Forecast.HALF: 0.5, Forecast.LINE: 1.0, Forecast.REUSE: 0.0}[self]
+    def share(self) -> float | None:
+        """How much of the line's change counts; None: what would have been best for the last
+        computed step.
+        """
+        return {"auto": None, "half": 0.5, "line": 1.0, "reuse": 0.0}[self.value]
 
 
 class Computed(NamedTuple):
@@ -47,15 +52,30 @@ class Computed(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the last computed steps left of one call: of the last one, and of the one before."""
+    """What the last computed steps left of one call.
+
+    Attributes:
+        last, before: of the last one, and of the one before.
+        shares: of each role, how much of the line's change would have been best for the last one,
+            [B, 1...], on the device; None until three steps are computed.
+    """
 
     last: Computed
     before: Computed | None = None
+    shares: list[torch.Tensor | None] | None = None
 
     @property
     def bytes(self) -> int:
         """Memory that they hold."""
         return self.last.bytes + (0 if self.before is None else self.before.bytes)
+
+    def then(self, now: Computed) -> Kept:
+        """Return what is left once one more is computed; a step's last evaluation takes the place
+        of its first.
+        """
+        if self.last.step == now.step:
+            return self._replace(last=now)
+        return Kept(now, self.last, best_shares(self, now))
 
 
 def noise_of(sigma: torch.Tensor, *, is_flow: bool) -> torch.Tensor:
@@ -94,11 +114,10 @@ def computed(
 
 
 def forecast(
-    before: Computed,
-    last: Computed,
+    kept: Kept,
     latent: torch.Tensor,
     sigma: torch.Tensor,
-    share: float,
+    share: float | None,
     *,
     is_flow: bool,
 ) -> list[torch.Tensor]:
@@ -106,23 +125,64 @@ def forecast(
     read.
 
     Args:
-        before, last: of the last two computed steps.
+        kept: of two computed steps.
         latent, sigma: as of `computed`.
-        share: how much of the line's change counts.
+        share: how much of the line's change counts; None: as much as would have been best for the
+            last computed step, the half where that is not known.
     """
+    last, before = kept.last, kept.before
+    if before is None:
+        raise ValueError("kept must be of two computed steps, got one")
     first = _like(sigma.reshape(-1)[:1].float(), latent)
-    ahead = noise_of(sigma, is_flow=is_flow) - last.noise
-    way = last.noise - before.noise
-    far = (ahead / torch.where(way == 0, 1.0, way)).clamp(0.0, _FARTHEST)  # back: not at all
-    weight = _like(share * torch.where(way == 0, 0.0, far), latent)
+    far = _like(_ahead(before, last, noise_of(sigma, is_flow=is_flow)), latent)
+    shares = kept.shares or [None] * len(last.velocities)
     found = []
-    for older, newer in zip(before.velocities, last.velocities, strict=True):
+    for older, newer, best in zip(before.velocities, last.velocities, shares, strict=True):
         if older is None or newer is None:
             found.append(torch.zeros_like(latent))  # as the host gives it
             continue
+        if share is None:
+            weight = far * (_UNKNOWN if best is None else best)
+        else:
+            weight = far * share
         velocity = newer + weight * (newer - older)
         found.append((latent.float() - first * velocity).to(latent.dtype))
     return found
+
+
+def best_shares(kept: Kept, now: Computed) -> list[torch.Tensor | None] | None:
+    """Return how much of a line's change would have forecast best what was then computed, of each
+    role and image; nothing of the device is read.
+
+    Args:
+        kept: of the two computed steps before.
+        now: what a step after them gave.
+
+    Returns:
+        By least squares over an image, from 0 to 1, [B, 1...]; None where there are not two.
+    """
+    if kept.before is None:
+        return None
+    far = _ahead(kept.before, kept.last, now.noise)
+    found: list[torch.Tensor | None] = []
+    roles = zip(kept.before.velocities, kept.last.velocities, now.velocities, strict=True)
+    for older, newer, new in roles:
+        if older is None or newer is None or new is None:
+            found.append(None)
+            continue
+        line = (newer - older) * _like(far, new)
+        dims = tuple(range(1, line.dim()))
+        along = (line * (new - newer)).sum(dims, keepdim=True)
+        long = line.square().sum(dims, keepdim=True)
+        found.append((along / torch.where(long == 0, 1.0, long)).clamp(0.0, 1.0))
+    return found
+
+
+def _ahead(before: Computed, last: Computed, noise: torch.Tensor) -> torch.Tensor:
+    """How far that is along the line, in ways from the one to the other; back: not at all."""
+    way = last.noise - before.noise
+    far = (noise - last.noise) / torch.where(way == 0, 1.0, way)
+    return torch.where(way == 0, 0.0, far.clamp(0.0, _FARTHEST))
 
 
 def _like(number: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:

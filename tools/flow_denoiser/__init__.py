@@ -1,0 +1,1 @@
+"""Two small transformers that make images by flow matching: digits, and emoji in colour."""
