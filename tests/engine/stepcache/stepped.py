@@ -59,14 +59,14 @@ class Reference:
         self,
         full: Collection[int] = FULL,
         *,
-        share: float = 0.5,
+        share: float | None = None,
         is_flow: bool = False,
         anew: Collection[int] = (),
         step_of: Sequence[int] | None = None,
     ) -> None:
-        """Args: the full steps; how much of the line counts; what sigma means; steps before which
-        something begins or ends; and the step of each evaluation in turn, where that is not its
-        number.
+        """Args: the full steps; how much of the line counts, None as is best; what sigma means;
+        steps before which something begins or ends; and the step of each evaluation in turn, where
+        that is not its number.
         """
         self.sorts: list[str] = []
         self._full, self._share, self._is_flow = full, share, is_flow
@@ -128,11 +128,28 @@ class Reference:
             return given
         self.sorts.append("forecast")
         (n0, v0), (n1, v1) = known[-2:]
-        weight = self._share * ((noise - n1) / (n1 - n0)).clamp(0.0, 3.0)
-        made_up = [seen - s * (b + weight * (b - a)) for a, b in zip(v0, v1, strict=True)]
+        far = ((noise - n1) / (n1 - n0)).clamp(0.0, 3.0)
+        shares = [self._share] * len(v1)
+        if self._share is None:
+            shares = self._fitted(*known[-3:]) if len(known) > 2 else [0.5] * len(v1)
+        made_up = [
+            seen - s * (b + far * w * (b - a)) for a, b, w in zip(v0, v1, shares, strict=True)
+        ]
         return [
             torch.zeros_like(x) if c is None else m for c, m in zip(conds, made_up, strict=True)
         ]
+
+    @staticmethod
+    def _fitted(*known: Any) -> list[torch.Tensor]:
+        """How much of a line's change would have been best for the last of three steps."""
+        (n0, v0), (n1, v1), (n2, v2) = known
+        found = []
+        for a, b, c in zip(v0, v1, v2, strict=True):
+            line = (b - a) * ((n2 - n1) / (n1 - n0)).clamp(0.0, 3.0)
+            dims = tuple(range(1, line.dim()))
+            along, long = (each.sum(dims, keepdim=True) for each in (line * (c - b), line.square()))
+            found.append((along / torch.where(long == 0, 1.0, long)).clamp(0.5, 1.0))
+        return found
 
 
 def check(
