@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .figure import Figure
@@ -41,6 +41,31 @@ def step_cache(kind: str) -> Callable[[Lab], Result]:
     return case
 
 
+def psnr(case: Result, way: str, model: str, sampler: str, speed: float) -> float:
+    """PSNR in dB to the run that computes every step, of one way as `quality` measured it."""
+    wanted = (model, sampler, way, speed)
+    (found,) = (
+        float(row["psnr"])
+        for row in case["rows"]
+        if (row["model"], row["sampler"], row["way"], row["speed"]) == wanted
+    )
+    return found
+
+
+def _least(case: Result, way: str) -> float:
+    """Of the digits by samplers that add no noise, half of the steps computed."""
+    return min(psnr(case, way, "digits", each, 2.0) for each in SMOOTH)
+
+
+def _lead(case: Result, over: str, model: str, samplers: Sequence[str], *speeds: float) -> float:
+    """By how many dB the default is closer than another way, where it is least so."""
+    pairs = [(sampler, speed) for sampler in samplers for speed in speeds]
+    return min(psnr(case, "auto", model, *each) - psnr(case, over, model, *each) for each in pairs)
+
+
+#: Samplers that add no noise, and such as do.
+SMOOTH, NOISY = ("euler", "dpmpp_2m"), ("er_sde", "euler_ancestral")
+QUALITY = ("step_cache_quality",)
 CASES = tuple(f"step_cache_{kind}" for kind in KINDS)
 STEP_CACHE_FIGURES = {
     "step_cache_speedup_24_steps": Figure(
@@ -59,5 +84,27 @@ STEP_CACHE_FIGURES = {
         lambda *cases: max(max(case["new_captures"].values()) for case in cases),
         "== 0",
         any_of=True,
+    ),
+    # Two small trained transformers, 24 steps, against the run that computes them all.
+    **{
+        f"step_cache_digits_{way}_psnr_db": Figure(
+            "dB", QUALITY, lambda case, way=way: _least(case, way), bar
+        )
+        for way, bar in (("auto", ">= 43"), ("half", ">= 43"), ("line", ">= 48"))
+    },
+    "step_cache_digits_over_easycache_db": Figure(
+        "dB", QUALITY, lambda case: _lead(case, "EasyCache", "digits", SMOOTH, 2.0), ">= 3"
+    ),
+    "step_cache_digits_over_fewer_steps_db": Figure(
+        "dB", QUALITY, lambda case: _lead(case, "fewer steps", "digits", SMOOTH, 2.0), ">= 6"
+    ),
+    "step_cache_digits_noisy_over_easycache_db": Figure(
+        "dB", QUALITY, lambda case: _lead(case, "EasyCache", "digits", NOISY, 2.0), ">= 0"
+    ),
+    "step_cache_emoji_over_easycache_db": Figure(
+        "dB",
+        QUALITY,
+        lambda case: _lead(case, "EasyCache", "emoji", (*SMOOTH, *NOISY), 1.8, 2.4),
+        ">= 0",
     ),
 }
