@@ -1,5 +1,5 @@
-"""A model under Step Cache beside a plain reference, which computes all and gives on what a line
-through what it computed says.
+"""A model under Step Cache beside a plain reference, which in steps that are not computed gives on
+what a line through those before says.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from warmgraph_backends.attaching.stepcache import apply, carried
 from warmgraph_backends.events import Events
@@ -47,9 +48,45 @@ def evaluations(model: Any) -> Counter[str]:
     return Counter(cache.evaluations)
 
 
+class Reads(TorchFunctionMode):
+    """What a Step Cache's own code reads of tensors, which on a GPU would wait for it.
+
+    Attributes:
+        found: by the methods' names, in order.
+        runs: sampler runs that began.
+    """
+
+    _WAIT = {
+        *("item", "tolist", "cpu", "numpy", "equal", "allclose", "is_nonzero"),
+        *("nonzero", "argwhere", "unique", "masked_select"),
+        *("__bool__", "__float__", "__int__", "__index__", "__contains__"),
+    }
+
+    def __init__(self, model: Any) -> None:
+        """Watch the Step Cache that a model carries, from now on."""
+        super().__init__()
+        self.found: list[str] = []
+        self.runs = 0
+        cache: Any = cache_of(model)
+        guarded = cache._guarded  # all that is its own is called so
+
+        def watched(ours: Callable[..., Any], *args: Any) -> Any:
+            self.runs += ours == cache._begin
+            with self:
+                return guarded(ours, *args)
+
+        cache._guarded = watched
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._WAIT:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 class Reference:
-    """Computes at every evaluation; in steps that are not full ones it gives on a forecast by what
-    it computed in the last two full ones, where there were two since something began or ended.
+    """In steps that are not full ones it gives on a forecast by what it computed in the last two
+    full ones, where there were two since something began or ended; else it computes.
 
     Attributes:
         sorts: of all calls, in order: "full", "forecast".
@@ -107,14 +144,12 @@ class Reference:
     def _around_batch(
         self, executor: Any, model: Any, conds: Any, x: Any, sigma: Any, options: Any
     ) -> Any:
-        seen = x.clone()
-        given = executor(model, conds, x, sigma, options)
         step = self._step
         inner = options.get("transformer_options", {})
         window = tuple(getattr(inner.get("context_window"), "index_list", ()))
         patches = str(sorted(inner.get("patches_replace", {})))
         ids = tuple(None if c is None else tuple(each["uuid"] for each in c) for c in conds)
-        call = (ids, window, tuple(x.shape), patches)
+        call = (id(model), ids, window, tuple(x.shape), patches)
         self._calls[call] += 1
         made = self._made.get((call, self._calls[call]), {})
         since = max((each for each in self._anew if each <= step), default=0)
@@ -123,13 +158,16 @@ class Reference:
         noise = s if self._is_flow else s / (1.0 + s)
         if step in self._full or step >= STEPS or len(known) < 2:
             self.sorts.append("full")
+            seen = x.clone()
+            given = executor(model, conds, x, sigma, options)
             made[step] = (noise, [(seen - each) / s for each in given])
             self._made[call, self._calls[call]] = made
             return given
         self.sorts.append("forecast")
         (n0, v0), (n1, v1) = known[-2:]
-        weight = self._share * ((noise - n1) / (n1 - n0)).clamp(0.0, 3.0)
-        made_up = [seen - s * (b + weight * (b - a)) for a, b in zip(v0, v1, strict=True)]
+        far = (noise - n1) / (n1 - n0) if n1 != n0 else torch.zeros_like(noise)
+        weight = self._share * far.clamp(0.0, 3.0)
+        made_up = [x - s * (b + weight * (b - a)) for a, b in zip(v0, v1, strict=True)]
         return [
             torch.zeros_like(x) if c is None else m for c, m in zip(conds, made_up, strict=True)
         ]
@@ -166,8 +204,10 @@ def check(
     on_top = stepped(patch(pair.model), full, **(options or {}))
     below = () if patch is unpatched else (patch(stepped(pair.model, full, **(options or {}))),)
     for ours in (on_top, *below):
+        reads = Reads(ours)
         found = sample(ours, **sampling)
         assert evaluations(ours) == counts
+        assert reads.runs and reads.found == ["tolist"] * reads.runs
         assert torch.equal(found, expected)
     if counts["forecast"]:
         assert not torch.equal(expected, plain), "a reference that does not differ shows nothing"
