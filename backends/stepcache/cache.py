@@ -94,7 +94,7 @@ class StepCache(Cache[Run]):
         given = (model, conditionings, x, sigma, options, *others)
         if run is None or self.problem is not None:
             return executor(*given, **named)
-        place = self._guarded(self._place, run, conditionings, x, options)
+        place = self._guarded(self._place, run, model, conditionings, x, options)
         if place is None:
             return executor(*given, **named)
         if (made := self._guarded(self._forecast, run, place, x, sigma)) is not None:
@@ -107,11 +107,16 @@ class StepCache(Cache[Run]):
         return found
 
     def _place(
-        self, run: Run, conditionings: list[Any], x: torch.Tensor, options: Mapping[str, Any]
+        self,
+        run: Run,
+        model: Any,
+        conditionings: list[Any],
+        x: torch.Tensor,
+        options: Mapping[str, Any],
     ) -> Place:
         inner = options.get(TRANSFORMER, {})
         ids = tuple(map(ids_of, conditionings))
-        shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device))
+        shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device), id(model))
         return run.kept.place(shape, patches_of(inner, None))
 
     def _time(self, run: Run, sort: str, place: Place, device: torch.device) -> Callable[[], None]:

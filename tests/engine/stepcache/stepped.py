@@ -56,11 +56,11 @@ class Reads(TorchFunctionMode):
         runs: sampler runs that began.
     """
 
-    _WAIT = {
+    _WAIT = (
         *("item", "tolist", "cpu", "numpy", "equal", "allclose", "is_nonzero"),
         *("nonzero", "argwhere", "unique", "masked_select"),
         *("__bool__", "__float__", "__int__", "__index__", "__contains__"),
-    }
+    )
 
     def __init__(self, model: Any) -> None:
         """Watch the Step Cache that a model carries, from now on."""
