@@ -1,0 +1,202 @@
+"""Step Cache in runs that rise again, go back, end early, or come by turns."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from ..deepcache.cached import Pair
+from ..deepcache.sampling import sample_custom
+from .stepped import FULL, STEPS, Reads, Reference, cache_of, check, evaluations, stepped
+from .test_kept import Watch
+
+CALLS = {"full": 7, "forecast": 5}
+
+
+# --- sigmas that do not only fall -----------------------------------------------------------------
+
+
+def _falling_twice(rise: int) -> torch.Tensor:
+    """Sigmas of a run that begins anew, from a lower one, at a step."""
+    first = torch.linspace(12.0, 2.0, rise)
+    return torch.cat([first, torch.linspace(7.0, 0.0, STEPS + 1 - rise)])
+
+
+@pytest.mark.parametrize(
+    ("rise", "full"),
+    [
+        pytest.param(5, FULL, id="at_a_forecast_step"),
+        pytest.param(7, FULL, id="at_a_computed_step"),
+        pytest.param(7, FULL - {8}, id="between_the_last_two_computed_steps"),
+    ],
+)
+def test_sigmas_that_rise_again(xl: Pair, rise: int, full: frozenset[int]) -> None:
+    """Where the way ahead leads back, the last velocity is used again."""
+    sigmas = _falling_twice(rise)
+
+    def sample(model: Any, **_: Any) -> torch.Tensor:
+        return sample_custom(xl, model, sigmas=sigmas)
+
+    assert check(xl, sample=sample, full=full) == {"full": len(full), "forecast": 12 - len(full)}
+
+
+def test_two_computed_steps_at_one_sigma(xl: Pair) -> None:
+    """No line goes through them."""
+    sigmas = torch.linspace(12.0, 0.0, STEPS + 1)
+    sigmas[5:8] = sigmas[4]
+
+    def sample(model: Any, **_: Any) -> torch.Tensor:
+        return sample_custom(xl, model, sigmas=sigmas)
+
+    full = FULL - {8}
+    assert check(xl, sample=sample, full=full) == {"full": 6, "forecast": 6}
+
+
+class _Again(Reference):
+    """Forgets all once the sampler has called back with a lower number."""
+
+    def __init__(self, full: Any, *, back_at: int, **options: Any) -> None:
+        super().__init__(full, **options)
+        self._back_at = back_at
+
+    def _around_evaluation(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._evaluation == self._back_at:
+            self._made, self._last = {}, 0
+        return super()._around_evaluation(executor, *args, **kwargs)
+
+
+def test_a_sampler_that_goes_back(xl: Pair) -> None:
+    """It makes steps 4 to 7 once more, from noise that it adds. Its first callback tells; what it
+    evaluated before is step 8's, and what is kept then begins anew.
+    """
+    from comfy.k_diffusion.sampling import to_d
+    from comfy.samplers import KSAMPLER
+
+    order = [*range(8), *range(4, STEPS)]
+
+    def restarting(
+        model: Any, x: Any, sigmas: Any, extra_args: Any, callback: Any, disable: Any
+    ) -> torch.Tensor:
+        noise = torch.Generator().manual_seed(5)
+        for before, i in zip([-1, *order], order, strict=False):
+            if i < before:
+                x = x + torch.randn(x.shape, generator=noise) * sigmas[i]
+            denoised = model(x, sigmas[i] * x.new_ones(len(x)), **extra_args)
+            callback({"x": x, "i": i, "sigma": sigmas[i], "denoised": denoised})
+            x = x + to_d(x, sigmas[i], denoised) * (sigmas[i + 1] - sigmas[i])
+        return x
+
+    def sample(model: Any, **_: Any) -> torch.Tensor:
+        return sample_custom(xl, model, sampler=KSAMPLER(restarting), steps=STEPS)
+
+    full = {0, 1, 2, 7, 8, 11}
+    steps = [*range(9), *range(5, STEPS)]
+    reference = _Again(full, back_at=8, step_of=steps)
+    # Steps 8 (once more), 5 and 6 (nothing is kept), 7, 8 and 11 after the others.
+    counts = check(xl, sample=sample, full=full, reference=reference)
+    assert counts == {"full": 4 + 1 + 2 + 3, "forecast": 4 + 2}
+
+
+# --- runs that end early --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["interrupt", "error"])
+@pytest.mark.parametrize("where", ["guidance", "callback"])
+def test_what_stops_a_run_in_a_forecast_step_leaves_nothing(xl: Pair, where: str, how: str) -> None:
+    """No layer of the host's is called in it: its callback or another node's guidance stops."""
+    import comfy.model_management as management
+
+    error = RuntimeError if how == "error" else management.InterruptProcessingException
+    expected = xl.sample(stepped(xl.model), steps=STEPS)
+    ours = stepped(xl.model)
+    cache, watch = cache_of(ours), Watch()
+
+    def stop(*args: Any) -> Any:
+        run = cache._run
+        if run is not None and run.step in {5, 6} and 5 in run.forecast:
+            raise error("theirs") if how == "error" else error
+        return args[0]["denoised"] if where == "guidance" else None
+
+    stopped = watch.attach(ours)
+    if where == "guidance":
+        stopped.set_model_sampler_post_cfg_function(stop)
+    with pytest.raises(error):
+        _called_back(xl, stopped, stop if where == "callback" else lambda *_: None)
+    assert cache.evaluations["forecast"] == 2
+    gc.collect()  # an exception's frames
+    assert watch.kept and watch.alive == 0 and cache._run is None and cache.problem is None
+    assert torch.equal(xl.sample(ours, steps=STEPS), expected)
+
+
+def _called_back(pair: Pair, model: Any, callback: Any) -> None:
+    """A run that calls back."""
+    import comfy.sample
+
+    latent = torch.zeros(1, 4, 8, 8)
+    comfy.sample.sample(
+        model,
+        comfy.sample.prepare_noise(latent, 1),
+        STEPS,
+        7.0,
+        "euler",
+        "normal",
+        pair.positive,
+        pair.negative,
+        latent,
+        callback=callback,
+        disable_pbar=True,
+    )
+
+
+def test_a_cancel_in_a_forecast_ends_the_run(xl: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the user's, and no reason to step aside."""
+    import comfy.model_management as management
+
+    from warmgraph_backends.stepcache import cache as module
+
+    def cancelled(*args: Any, **kwargs: Any) -> Any:
+        raise management.InterruptProcessingException
+
+    ours = stepped(xl.model)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "forecast", cancelled)
+        with pytest.raises(management.InterruptProcessingException):
+            xl.sample(ours, steps=STEPS)
+    cache = cache_of(ours)
+    assert cache._run is None and cache.problem is None
+    assert torch.equal(xl.sample(ours, steps=STEPS), xl.sample(stepped(xl.model), steps=STEPS))
+
+
+# --- several in a prompt --------------------------------------------------------------------------
+
+
+def test_clones_of_other_settings_by_turns(xl: Pair) -> None:
+    """Parts of one schedule, each a run of twelve steps, on one model's weights."""
+    other = {0, 1, 6, 11}
+    latent = {"samples": torch.zeros(1, 4, 8, 9)}
+    parts = [(begin, begin + STEPS) for begin in range(0, 5 * STEPS, STEPS)]
+
+    def sample(one: Any, two: Any) -> torch.Tensor:
+        image: torch.Tensor = xl.host.sample_parts(
+            [one, two, xl.model, two, one],
+            xl.positive,
+            xl.negative,
+            parts,
+            steps=5 * STEPS,
+            latent=latent,
+        )
+        assert image.isfinite().all()
+        return image
+
+    references = Reference(), Reference(other, share=1.0)
+    expected = sample(*(reference.attach(xl.model) for reference in references))
+    from warmgraph_backends.stepcache.forecast import Forecast
+
+    one, two = stepped(xl.model), stepped(xl.model, other, forecast=Forecast.LINE).clone()
+    reads = Reads(one), Reads(two)
+    assert torch.equal(sample(one, two), expected)
+    assert [evaluations(one), evaluations(two)] == [each.counts for each in references]
+    assert [each.found for each in reads] == [["tolist"] * 2] * 2
