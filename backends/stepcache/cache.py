@@ -18,7 +18,7 @@ from ..caching.patches import patches_of
 from ..caching.places import Place
 from ..caching.tally import FORECAST, FULL
 from ..events import Events
-from ..host_api.options import EASY_CACHE, TRANSFORMER, window_of
+from ..host_api.options import EASY_CACHE, TRANSFORMER, is_block_by_block, window_of
 from ..host_api.sampling import ids_of, sampled
 from ..reasons import Reason, of
 from .forecast import Kept, computed, forecast
@@ -113,8 +113,12 @@ class StepCache(Cache[Run]):
         conditionings: list[Any],
         x: torch.Tensor,
         options: Mapping[str, Any],
-    ) -> Place:
+    ) -> Place | None:
+        """Tell a call from others; None: it and all others of this run are the host's."""
         inner = options.get(TRANSFORMER, {})
+        if is_block_by_block(inner):
+            self._step_aside(of("stepcache_blocks"))
+            return None
         ids = tuple(map(ids_of, conditionings))
         shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device), id(model))
         return run.kept.place(shape, patches_of(inner, None))

@@ -12,12 +12,13 @@ import torch
 
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import CAUSAL_WAN
 
 from ..av_runs import known_frame
 from ..cards import cards, split
 from ..deepcache.cached import Pair
 from .small import Small
-from .stepped import STEPS, Reference, check, evaluations, stepped
+from .stepped import STEPS, Reference, cache_of, check, evaluations, stepped
 
 __all__ = ["cards"]
 
@@ -51,6 +52,37 @@ def test_video_and_audio_together(host: Host, kind: str, frame: str) -> None:
     reference = Reference(is_flow=True)
     counts = check(small, reference=reference, cfg=3.0, latent=latent, scheduler="simple")
     assert counts == {"full": 7, "forecast": 5}
+
+
+def test_a_model_that_keeps_something_of_each_step_is_left_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Wan's that makes a video block by block, by a sampler of its own."""
+    monkeypatch.setitem(transformers.KINDS, "causal", CAUSAL_WAN)
+    small = Small(host, "causal")
+
+    def sample(model: Any) -> torch.Tensor:
+        (latent, _) = host.node(
+            "SamplerCustom",
+            model=model,
+            add_noise=True,
+            noise_seed=2,
+            cfg=1.0,
+            positive=small.prompt,
+            negative=small.negative,
+            sampler=host.node("SamplerARVideo", num_frame_per_block=1)[0],
+            sigmas=host.node(
+                "BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0
+            )[0],
+            latent_image=transformers.latent("causal", 8, 8, frames=3),
+        )
+        image: torch.Tensor = latent["samples"]
+        return image
+
+    ours = stepped(small.model)
+    assert torch.equal(sample(ours), sample(small.model))
+    cache = cache_of(ours)
+    assert "block by block" in (cache.problem or "") and not cache.evaluations
 
 
 def test_two_models_in_a_run_are_two_runs(host: Host) -> None:
