@@ -111,7 +111,7 @@ def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
 
 
 def is_block_by_block(options: Mapping[str, Any]) -> bool:
-    """Tell whether a call's model makes a video block by block, and keeps something of each call."""
+    """Tell whether a call is of a video made block by block, whose model keeps something of it."""
     return options.get(_BLOCK_BY_BLOCK) is not None
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.stepcache.forecast import Forecast
+
 from ..deepcache.cached import Pair
 from ..deepcache.sampling import both, during, step_of
 from ..deepcache.test_control import _controlled, _net
@@ -137,9 +139,10 @@ def test_a_control_that_comes_and_goes_in_the_run(xl: Pair) -> None:
     assert counts["full"] == len(full | forced) < STEPS
 
 
-def test_nothing_is_read_from_the_device_within_a_run(xl: Pair) -> None:
+@pytest.mark.parametrize("how", list(Forecast))
+def test_nothing_is_read_from_the_device_within_a_run(xl: Pair, how: Forecast) -> None:
     """But the sigmas, once: a GPU is never waited for."""
-    ours = stepped(xl.model, speed=2.0)
+    ours = stepped(xl.model, speed=2.0, forecast=how)
     reads = Reads(ours)
     xl.sample(ours, steps=24)
     assert evaluations(ours)["forecast"] == 12

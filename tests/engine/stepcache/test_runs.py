@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.stepcache.forecast import Forecast
+
 from ..deepcache.cached import Pair
 from ..deepcache.sampling import sample_custom
 from .stepped import FULL, STEPS, Reads, Reference, cache_of, check, evaluations, stepped
@@ -108,47 +110,42 @@ def test_a_sampler_that_goes_back(xl: Pair) -> None:
 def test_what_stops_a_run_in_a_forecast_step_leaves_nothing(xl: Pair, where: str, how: str) -> None:
     """No layer of the host's is called in it: its callback or another node's guidance stops."""
     import comfy.model_management as management
+    from comfy.patcher_extension import WrappersMP
 
     error = RuntimeError if how == "error" else management.InterruptProcessingException
     expected = xl.sample(stepped(xl.model), steps=STEPS)
     ours = stepped(xl.model)
-    cache, watch = cache_of(ours), Watch()
+    cache, watch, reads = cache_of(ours), Watch(), Reads(ours)
 
-    def stop(*args: Any) -> Any:
-        run = cache._run
-        if run is not None and run.step in {5, 6} and 5 in run.forecast:
-            raise error("theirs") if how == "error" else error
-        return args[0]["denoised"] if where == "guidance" else None
+    def stop() -> None:
+        if cache.evaluations["forecast"] == 2:
+            raise error("theirs")
+
+    def guide(args: dict[str, Any]) -> torch.Tensor:
+        stop()
+        result: torch.Tensor = args["denoised"]
+        return result
+
+    def around(
+        executor: Any, guider: Any, sigmas: Any, extra: Any, callback: Any, *others: Any
+    ) -> Any:
+        def back(*given: Any) -> None:
+            callback(*given)
+            stop()
+
+        return executor(guider, sigmas, extra, back, *others)
 
     stopped = watch.attach(ours)
     if where == "guidance":
-        stopped.set_model_sampler_post_cfg_function(stop)
-    with pytest.raises(error):
-        _called_back(xl, stopped, stop if where == "callback" else lambda *_: None)
-    assert cache.evaluations["forecast"] == 2
+        stopped.set_model_sampler_post_cfg_function(guide)
+    else:
+        stopped.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "tests.stop", around)
+    with pytest.raises(error, match="theirs"):
+        xl.sample(stopped, steps=STEPS)
+    assert cache.evaluations["forecast"] == 2 and reads.found == ["tolist"]
     gc.collect()  # an exception's frames
     assert watch.kept and watch.alive == 0 and cache._run is None and cache.problem is None
     assert torch.equal(xl.sample(ours, steps=STEPS), expected)
-
-
-def _called_back(pair: Pair, model: Any, callback: Any) -> None:
-    """A run that calls back."""
-    import comfy.sample
-
-    latent = torch.zeros(1, 4, 8, 8)
-    comfy.sample.sample(
-        model,
-        comfy.sample.prepare_noise(latent, 1),
-        STEPS,
-        7.0,
-        "euler",
-        "normal",
-        pair.positive,
-        pair.negative,
-        latent,
-        callback=callback,
-        disable_pbar=True,
-    )
 
 
 def test_a_cancel_in_a_forecast_ends_the_run(xl: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +190,6 @@ def test_clones_of_other_settings_by_turns(xl: Pair) -> None:
 
     references = Reference(), Reference(other, share=1.0)
     expected = sample(*(reference.attach(xl.model) for reference in references))
-    from warmgraph_backends.stepcache.forecast import Forecast
-
     one, two = stepped(xl.model), stepped(xl.model, other, forecast=Forecast.LINE).clone()
     reads = Reads(one), Reads(two)
     assert torch.equal(sample(one, two), expected)
