@@ -63,7 +63,8 @@ class WarmgraphStepCache(io.ComfyNode):
                     tooltip=(
                         "How a step is made that is not computed. line: the change between the "
                         "last two computed steps goes on. reuse: as in the last one. half: half "
-                        "way between both, the safest."
+                        "way between both. auto: from half to all of the line, as would have been "
+                        "best for the last computed step."
                     ),
                 ),
                 io.Combo.Input(

@@ -4,15 +4,16 @@ through those of the last two computed steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 #: How much longer than the last one between two computed steps the way ahead may be taken for.
 _FARTHEST = 3.0
-#: How much of the line's change counts while nothing tells.
-_UNKNOWN = 0.5
+#: How much of the line's change counts at least, and while nothing tells.
+_LEAST = 0.5
 
 
 class Forecast(str, Enum):
@@ -26,7 +27,7 @@ class Forecast(str, Enum):
     @property
     def share(self) -> float | None:
         """How much of the line's change counts; None: what would have been best for the last
-        computed step.
+        computed step, half of it at least.
         """
         return {"auto": None, "half": 0.5, "line": 1.0, "reuse": 0.0}[self.value]
 
@@ -135,17 +136,15 @@ def forecast(
         raise ValueError("kept must be of two computed steps, got one")
     first = _like(sigma.reshape(-1)[:1].float(), latent)
     far = _like(_ahead(before, last, noise_of(sigma, is_flow=is_flow)), latent)
-    shares = kept.shares or [None] * len(last.velocities)
+    shares: Sequence[Any] = kept.shares or [_LEAST] * len(last.velocities)
+    if share is not None:
+        shares = [share] * len(shares)
     found = []
-    for older, newer, best in zip(before.velocities, last.velocities, shares, strict=True):
+    for older, newer, each in zip(before.velocities, last.velocities, shares, strict=True):
         if older is None or newer is None:
             found.append(torch.zeros_like(latent))  # as the host gives it
             continue
-        if share is None:
-            weight = far * (_UNKNOWN if best is None else best)
-        else:
-            weight = far * share
-        velocity = newer + weight * (newer - older)
+        velocity = newer + far * each * (newer - older)
         found.append((latent.float() - first * velocity).to(latent.dtype))
     return found
 
@@ -159,7 +158,8 @@ def best_shares(kept: Kept, now: Computed) -> list[torch.Tensor | None] | None:
         now: what a step after them gave.
 
     Returns:
-        By least squares over an image, from 0 to 1, [B, 1...]; None where there are not two.
+        By least squares over an image, from a half to 1, [B, 1...]; None where there are not two.
+        Less than a half fits a step of a sampler that adds noise, and makes its image worse.
     """
     if kept.before is None:
         return None
@@ -174,7 +174,7 @@ def best_shares(kept: Kept, now: Computed) -> list[torch.Tensor | None] | None:
         dims = tuple(range(1, line.dim()))
         along = (line * (new - newer)).sum(dims, keepdim=True)
         long = line.square().sum(dims, keepdim=True)
-        found.append((along / torch.where(long == 0, 1.0, long)).clamp(0.0, 1.0))
+        found.append((along / torch.where(long == 0, 1.0, long)).clamp(_LEAST, 1.0))
     return found
 
 

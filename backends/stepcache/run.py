@@ -37,7 +37,7 @@ class Options:
     speed: float = 1.8
     first_full: int = 3
     schedule: Schedule = Schedule.EVEN
-    forecast: Forecast = Forecast.HALF
+    forecast: Forecast = Forecast.AUTO
     start_percent: float = 0.0
     end_percent: float = 1.0
     full_steps: tuple[int, ...] = ()

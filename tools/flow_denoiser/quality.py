@@ -25,11 +25,15 @@ from .data import SORTS
 HERE = Path(__file__).parent
 UNET = "drawings"
 SAMPLERS = ("euler", "dpmpp_2m", "er_sde", "euler_ancestral", "res_multistep", "heun")
+TWICE = ("heun",)
+"""Samplers that look at a step's end, too: at which step a call is, sigma does not tell."""
 STEPS = 24
 FORECASTS = ("auto", "half", "line", "reuse")
+DEFAULT = "auto"
 _THRESHOLDS = 0.005, 3.0  # the most is what the host's nodes take
 _HALVINGS = 9
-_SHEET = ("fewer steps", "EasyCache", "reuse", "half", "line")
+_SHEET = ("fewer steps", "EasyCache", DEFAULT)
+_SHEET_PIXELS = 64  # of a picture, at least
 
 
 class Task(NamedTuple):
@@ -47,10 +51,17 @@ class Task(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Pictures [N, H, W, 3], 0 to 1, and calls of the model by the conditionings in them."""
+    """What came of a run.
+
+    Attributes:
+        pictures: [N, H, W, 3], 0 to 1.
+        calls: of the model, by the images in them.
+        sigmas: at which they were, each once, in order.
+    """
 
     pictures: torch.Tensor
     calls: int
+    sigmas: tuple[float, ...] = ()
 
 
 class Row(NamedTuple):
@@ -138,15 +149,17 @@ def draw(model: Model, task: Task, patcher: Any = None) -> Drawn:
     from comfy.patcher_extension import WrappersMP
 
     calls: list[int] = []
+    sigmas: dict[float, None] = {}
 
     def count(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         calls.append(len(x))
+        sigmas[float(kwargs["transformer_options"]["sigmas"][0])] = None
         return executor(x, *args, **kwargs)
 
     clone = (patcher or model.patcher).clone()
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "quality.count", count)  # innermost
     pictures = model.sample(clone, task)
-    return Drawn(pictures, sum(calls))
+    return Drawn(pictures, sum(calls), tuple(sigmas))
 
 
 # --- ways to save work ----------------------------------------------------------------------------
@@ -203,6 +216,7 @@ class Bench:
     def __init__(self, model: Model, task: Task) -> None:
         self.plain = draw(model, task)
         self._model, self._task = model, task
+        self._thresholds: dict[float, float] = {}  # of EasyCache, by the speed that they came to
 
     def step_cache(self, speed: float, forecast: str, **options: Any) -> Measured:
         """Measure Step Cache; options as of its `Options`."""
@@ -225,20 +239,35 @@ class Bench:
 
         Of the thresholds that do, it is given the lowest, which is the kindest to the image.
         """
-        if threshold is not None:
-            drawn = draw(self._model, self._task, easycache(self._model, threshold))
-            return self._measured(drawn, "EasyCache", speed, threshold)
+        found = self._threshold(speed) if threshold is None else threshold
+        drawn = draw(self._model, self._task, easycache(self._model, found))
+        return self._measured(drawn, "EasyCache", speed, found)
+
+    def _threshold(self, speed: float) -> float:
+        if speed in self._thresholds:
+            return self._thresholds[speed]
         low, high = _THRESHOLDS
         wanted = round(self._task.steps / speed) / self._task.steps
-        tried: list[tuple[float, float, Drawn]] = []
+        tried: list[tuple[float, float]] = []
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
             drawn = draw(self._model, self._task, easycache(self._model, middle))
             more = self._work(drawn) - wanted
-            tried.append((round(abs(more), 6), middle, drawn))
+            tried.append((round(abs(more), 6), middle))
             low, high = (middle, high) if more > 0.5 / self._task.steps else (low, middle)
-        _, found, drawn = min(tried, key=lambda one: one[:2])
-        return self._measured(drawn, "EasyCache", speed, found)
+        self._thresholds[speed] = min(tried)[1]
+        return self._thresholds[speed]
+
+    def as_easycache(self, speed: float) -> Measured:
+        """Measure Step Cache with the steps that EasyCache chose while it ran at that work."""
+        from warmgraph_backends.stepcache.schedule import Schedule
+
+        chosen = draw(self._model, self._task, easycache(self._model, self._threshold(speed)))
+        steps = tuple(self.plain.sigmas.index(sigma) for sigma in chosen.sigmas)
+        options = {"schedule": Schedule.CUSTOM, "full_steps": steps, "first_full": 2}
+        made = step_cache(self._model, speed, DEFAULT, **options)
+        drawn = draw(self._model, self._task, made)
+        return self._measured(drawn, f"{DEFAULT}, EasyCache's steps", speed)
 
     def deepcache(self, speed: float) -> Measured:
         """Measure DeepCache at the interval that comes nearest to that work; of a UNet."""
@@ -282,7 +311,9 @@ def _word(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-def measure(bench: Bench, speeds: Sequence[float], *, is_unet: bool) -> Iterator[Measured]:
+def measure(
+    bench: Bench, sampler: str, speeds: Sequence[float], *, is_unet: bool
+) -> Iterator[Measured]:
     """Measure every way of one task at each speed, one after the other."""
     from warmgraph_backends.stepcache.schedule import Schedule
 
@@ -293,7 +324,9 @@ def measure(bench: Bench, speeds: Sequence[float], *, is_unet: bool) -> Iterator
             yield bench.deepcache(speed)
         for forecast in FORECASTS:
             yield bench.step_cache(speed, forecast)
-        yield bench.step_cache(speed, "half", schedule=Schedule.UNIFORM)
+        yield bench.step_cache(speed, DEFAULT, schedule=Schedule.UNIFORM)
+        if sampler not in TWICE:
+            yield bench.as_easycache(speed)
 
 
 def line(row: Row) -> str:
@@ -333,7 +366,7 @@ def main() -> None:
             task = Task(name, sampler, options.steps, seeds, options.cfg)
             bench = Bench(model, task)
             columns = {"all steps": bench.plain.pictures[:10]}
-            for row, pictures in measure(bench, options.speeds, is_unet=model.is_unet):
+            for row, pictures in measure(bench, sampler, options.speeds, is_unet=model.is_unet):
                 print(line(row), flush=True)
                 rows.append(row)
                 if row.way in _SHEET and row.speed == options.speeds[-1]:
@@ -341,7 +374,8 @@ def main() -> None:
             if sampler == options.samplers[0] and options.sheet:
                 sheet = options.sheet.with_stem(f"{options.sheet.stem}_{name}")
                 labels = [f"{kind}" for kind, _ in model.wanted(seeds)[:10]]
-                contact_sheet(columns, labels, sheet)
+                scale = -(-_SHEET_PIXELS // bench.plain.pictures.shape[1])
+                contact_sheet(columns, labels, sheet, scale=scale)
     import comfyui_version
 
     facts = {

@@ -96,14 +96,14 @@ class Reference:
         self,
         full: Collection[int] = FULL,
         *,
-        share: float = 0.5,
+        share: float | None = None,
         is_flow: bool = False,
         anew: Collection[int] = (),
         step_of: Sequence[int] | None = None,
     ) -> None:
-        """Args: the full steps; how much of the line counts; what sigma means; steps before which
-        something begins or ends; and the step of each evaluation in turn, where that is not its
-        number.
+        """Args: the full steps; how much of the line counts, None as is best; what sigma means;
+        steps before which something begins or ends; and the step of each evaluation in turn, where
+        that is not its number.
         """
         self.sorts: list[str] = []
         self._full, self._share, self._is_flow = full, share, is_flow
@@ -160,17 +160,38 @@ class Reference:
             self.sorts.append("full")
             seen = x.clone()
             given = executor(model, conds, x, sigma, options)
-            made[step] = (noise, [(seen - each) / s for each in given])
+            now = (noise, [(seen - each) / s for each in given])
+            # Of a step that is evaluated twice, the first one says how good the line was.
+            made[step] = (now, made[step][1] if step in made else now)
             self._made[call, self._calls[call]] = made
             return given
         self.sorts.append("forecast")
-        (n0, v0), (n1, v1) = known[-2:]
-        far = (noise - n1) / (n1 - n0) if n1 != n0 else torch.zeros_like(noise)
-        weight = self._share * far.clamp(0.0, 3.0)
-        made_up = [x - s * (b + weight * (b - a)) for a, b in zip(v0, v1, strict=True)]
+        ((n0, v0), _), ((n1, v1), first) = known[-2:]
+        far = _ahead(n0, n1, noise)
+        shares = [0.5 if self._share is None else self._share] * len(v1)
+        if self._share is None and len(known) > 2:
+            shares = self._fitted(known[-3][0], (n0, v0), first)
+        made_up = [x - s * (b + far * w * (b - a)) for a, b, w in zip(v0, v1, shares, strict=True)]
         return [
             torch.zeros_like(x) if c is None else m for c, m in zip(conds, made_up, strict=True)
         ]
+
+    @staticmethod
+    def _fitted(*known: Any) -> list[torch.Tensor]:
+        """How much of a line's change would have been best for the last of three steps."""
+        (n0, v0), (n1, v1), (n2, v2) = known
+        found = []
+        for a, b, c in zip(v0, v1, v2, strict=True):
+            line = (b - a) * _ahead(n0, n1, n2)
+            dims = tuple(range(1, line.dim()))
+            along, long = (each.sum(dims, keepdim=True) for each in (line * (c - b), line.square()))
+            found.append((along / torch.where(long == 0, 1.0, long)).clamp(0.5, 1.0))
+        return found
+
+
+def _ahead(n0: torch.Tensor, n1: torch.Tensor, n2: torch.Tensor) -> torch.Tensor:
+    """How far it is from the second to the third, in ways from the first to the second."""
+    return ((n2 - n1) / (n1 - n0)).clamp(0.0, 3.0) if n1 != n0 else torch.zeros_like(n2)
 
 
 def check(

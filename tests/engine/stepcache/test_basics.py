@@ -18,8 +18,10 @@ from .stepped import FULL, STEPS, Reference, cache_of, check, evaluations, stepp
 CALLS = {"full": 7, "forecast": 5}
 
 
-@pytest.mark.parametrize(("forecast", "share"), [("half", 0.5), ("line", 1.0), ("reuse", 0.0)])
-def test_a_forecast_goes_on_along_the_line(xl: Pair, forecast: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("forecast", "share"), [("auto", None), ("half", 0.5), ("line", 1.0), ("reuse", 0.0)]
+)
+def test_a_forecast_goes_on_along_the_line(xl: Pair, forecast: str, share: float | None) -> None:
     from warmgraph_backends.stepcache.forecast import Forecast
 
     options = {"forecast": Forecast(forecast)}

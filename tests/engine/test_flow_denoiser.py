@@ -1,0 +1,87 @@
+"""The two small trained transformers: their files, and what Step Cache does to their images.
+
+The bars hold for the shipped weights. Each is against the run that computes every step; work is
+equal: 12 of 24 steps unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from warmgraph_tools.flow_denoiser import quality
+from warmgraph_tools.flow_denoiser.data import SORTS
+from warmgraph_tools.flow_denoiser.plots import points
+from warmgraph_tools.flow_denoiser.quality import Bench, Model, Task
+from warmgraph_tools.inprocess import Host
+
+#: EasyCache's thresholds at which it computes half of the steps, or 1 / speed of them.
+DIGITS_EASYCACHE = {"euler": 0.124, "dpmpp_2m": 0.126, "er_sde": 0.569, "euler_ancestral": 0.987}
+
+
+@pytest.fixture(scope="module")
+def model(host: Host) -> Callable[[str], Model]:
+    """Loads a shipped model by its name, once."""
+    loaded: dict[str, Model] = {}
+
+    def load(name: str) -> Model:
+        if name not in loaded:
+            loaded[name] = Model.load(name)
+        return loaded[name]
+
+    return load
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_the_host_knows_the_files_as_ours(model: Callable[[str], Model], name: str) -> None:
+    from warmgraph_tools.flow_denoiser import arch
+
+    sort, loaded = SORTS[name], model(name).patcher.model
+    assert (quality.HERE / f"{name}.safetensors").stat().st_size <= 8e6
+    assert type(loaded.model_config) is arch.CLASSES[sort]
+    net = loaded.diffusion_model
+    assert (net.in_channels, net.patch_size) == (sort.channels, arch.CLASSES[sort].patch_size)
+    assert len(net.layers) == arch.CLASSES[sort].layers
+
+
+def test_all_steps_computed_is_the_plain_image(model: Callable[[str], Model]) -> None:
+    bench = Bench(model("digits"), Task(steps=10, seeds=(1,)))
+    assert bench.plain.pictures.isfinite().all() and bench.plain.pictures.std() > 0.2
+    every = bench.step_cache(1.0, "auto").row
+    assert (every.psnr, every.ssim, every.work) == (math.inf, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
+def test_digits_are_closer_than_by_easycache_and_by_fewer_steps(
+    model: Callable[[str], Model], sampler: str
+) -> None:
+    bench = Bench(model("digits"), Task("digits", sampler, seeds=(1,)))
+    fewer, easy = bench.fewer_steps(2.0).row, bench.easycache(2.0, DIGITS_EASYCACHE[sampler]).row
+    found = {each: bench.step_cache(2.0, each).row for each in ("auto", "half", "line")}
+    assert {row.work for row in (fewer, easy, *found.values())} == {0.5}
+    assert found["half"].psnr >= 43 and found["line"].psnr >= 48
+    assert found["auto"].psnr >= found["half"].psnr
+    for row in found.values():
+        assert row.psnr >= easy.psnr + 3 and row.psnr >= fewer.psnr + 6
+
+
+@pytest.mark.parametrize("sampler", ["er_sde", "euler_ancestral"])
+def test_digits_of_samplers_that_add_noise_are_no_worse_than_by_easycache(
+    model: Callable[[str], Model], sampler: str
+) -> None:
+    bench = Bench(model("digits"), Task("digits", sampler, seeds=(1,)))
+    easy = bench.easycache(2.0, DIGITS_EASYCACHE[sampler]).row
+    ours = bench.step_cache(2.0, "auto").row
+    assert ours.work == easy.work == 0.5 and ours.psnr >= easy.psnr
+
+
+def test_a_line_of_a_plot_goes_from_few_steps_to_many() -> None:
+    rows: list[dict[str, Any]] = [
+        {"model": "digits", "sampler": "euler", "way": way, "work": work, "psnr": psnr}
+        for way, work, psnr in [("auto", 0.5, 45.0), ("half", 0.4, 1.0), ("auto", 0.3, 33.0)]
+    ]
+    assert points(rows, "digits", "euler", "auto") == [(0.3, 33.0), (0.5, 45.0)]
+    assert points(rows, "digits", "heun", "auto") == []
