@@ -456,6 +456,8 @@ TABLE: dict[str, str | Row] = {
     "stepcache_easycache": "steps aside: ComfyUI's EasyCache or LazyCache is on this model, too, "
     "and decides which steps run. Use one of them",
     "stepcache_deepcache": "steps aside: DeepCache is on this model, too. Use one of them",
+    "stepcache_blocks": "steps aside: this sampler makes a video block by block, and the model "
+    "keeps something of each step",
     "stepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
     "has the trace",
     # What to do.

@@ -16,6 +16,8 @@ import torch
 TRANSFORMER = "transformer_options"
 #: What the host's EasyCache and LazyCache leave there: their wrappers alone read it.
 EASY_CACHE = "easycache"
+#: What a model keeps that makes a video block by block: each call adds to it.
+_BLOCK_BY_BLOCK = "ar_state"
 #: Whether blocks have the weights of those after them brought over (LTX, MiniMax H3).
 _AHEAD = "prefetch_dynamic_vbars"
 #: What no diffusion model reads in its own forward.
@@ -106,6 +108,11 @@ def attending_by(values: Iterable[Any], function: Any) -> Iterator[None]:
 def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield what the plain dicts among a call's arguments hold under a name."""
     return (value[name] for value in values if type(value) is dict and name in value)
+
+
+def is_block_by_block(options: Mapping[str, Any]) -> bool:
+    """Tell whether a call is of a video made block by block, whose model keeps something of it."""
+    return options.get(_BLOCK_BY_BLOCK) is not None
 
 
 def window_of(options: Mapping[str, Any]) -> tuple[int, ...]:

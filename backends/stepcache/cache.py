@@ -18,7 +18,7 @@ from ..caching.patches import patches_of
 from ..caching.places import Place
 from ..caching.tally import FORECAST, FULL
 from ..events import Events
-from ..host_api.options import EASY_CACHE, TRANSFORMER, window_of
+from ..host_api.options import EASY_CACHE, TRANSFORMER, is_block_by_block, window_of
 from ..host_api.sampling import ids_of, sampled
 from ..reasons import Reason, of
 from .forecast import Kept, computed, forecast
@@ -94,7 +94,7 @@ class StepCache(Cache[Run]):
         given = (model, conditionings, x, sigma, options, *others)
         if run is None or self.problem is not None:
             return executor(*given, **named)
-        place = self._guarded(self._place, run, conditionings, x, options)
+        place = self._guarded(self._place, run, model, conditionings, x, options)
         if place is None:
             return executor(*given, **named)
         if (made := self._guarded(self._forecast, run, place, x, sigma)) is not None:
@@ -107,11 +107,20 @@ class StepCache(Cache[Run]):
         return found
 
     def _place(
-        self, run: Run, conditionings: list[Any], x: torch.Tensor, options: Mapping[str, Any]
-    ) -> Place:
+        self,
+        run: Run,
+        model: Any,
+        conditionings: list[Any],
+        x: torch.Tensor,
+        options: Mapping[str, Any],
+    ) -> Place | None:
+        """Tell a call from others; None: it and all others of this run are the host's."""
         inner = options.get(TRANSFORMER, {})
+        if is_block_by_block(inner):
+            self._step_aside(of("stepcache_blocks"))
+            return None
         ids = tuple(map(ids_of, conditionings))
-        shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device))
+        shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device), id(model))
         return run.kept.place(shape, patches_of(inner, None))
 
     def _time(self, run: Run, sort: str, place: Place, device: torch.device) -> Callable[[], None]:

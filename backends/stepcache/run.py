@@ -90,6 +90,12 @@ class Run(caching.Run[Kept]):
         full = spread(noise, certain, number, options.schedule)
         return cls(steps, full, anew, is_flow=is_flow)
 
+    def called_back(self, number: int) -> None:
+        """As of any run; once the sampler went back, no full step is behind it."""
+        if number < self.step - 1:
+            self._last = 0
+        super().called_back(number)
+
     @property
     def is_full(self) -> bool:
         """Whether the step that is being made is computed. As it begins, what is another

@@ -1,5 +1,5 @@
-"""A model under Step Cache beside a plain reference, which computes all and gives on what a line
-through what it computed says.
+"""A model under Step Cache beside a plain reference, which in steps that are not computed gives on
+what a line through those before says.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from warmgraph_backends.attaching.stepcache import apply, carried
 from warmgraph_backends.events import Events
@@ -47,9 +48,45 @@ def evaluations(model: Any) -> Counter[str]:
     return Counter(cache.evaluations)
 
 
+class Reads(TorchFunctionMode):
+    """What a Step Cache's own code reads of tensors, which on a GPU would wait for it.
+
+    Attributes:
+        found: by the methods' names, in order.
+        runs: sampler runs that began.
+    """
+
+    _WAIT = (
+        *("item", "tolist", "cpu", "numpy", "equal", "allclose", "is_nonzero"),
+        *("nonzero", "argwhere", "unique", "masked_select"),
+        *("__bool__", "__float__", "__int__", "__index__", "__contains__"),
+    )
+
+    def __init__(self, model: Any) -> None:
+        """Watch the Step Cache that a model carries, from now on."""
+        super().__init__()
+        self.found: list[str] = []
+        self.runs = 0
+        cache: Any = cache_of(model)
+        guarded = cache._guarded  # all that is its own is called so
+
+        def watched(ours: Callable[..., Any], *args: Any) -> Any:
+            self.runs += ours == cache._begin
+            with self:
+                return guarded(ours, *args)
+
+        cache._guarded = watched
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._WAIT:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 class Reference:
-    """Computes at every evaluation; in steps that are not full ones it gives on a forecast by what
-    it computed in the last two full ones, where there were two since something began or ended.
+    """In steps that are not full ones it gives on a forecast by what it computed in the last two
+    full ones, where there were two since something began or ended; else it computes.
 
     Attributes:
         sorts: of all calls, in order: "full", "forecast".
@@ -107,14 +144,12 @@ class Reference:
     def _around_batch(
         self, executor: Any, model: Any, conds: Any, x: Any, sigma: Any, options: Any
     ) -> Any:
-        seen = x.clone()
-        given = executor(model, conds, x, sigma, options)
         step = self._step
         inner = options.get("transformer_options", {})
         window = tuple(getattr(inner.get("context_window"), "index_list", ()))
         patches = str(sorted(inner.get("patches_replace", {})))
         ids = tuple(None if c is None else tuple(each["uuid"] for each in c) for c in conds)
-        call = (ids, window, tuple(x.shape), patches)
+        call = (id(model), ids, window, tuple(x.shape), patches)
         self._calls[call] += 1
         made = self._made.get((call, self._calls[call]), {})
         since = max((each for each in self._anew if each <= step), default=0)
@@ -123,18 +158,20 @@ class Reference:
         noise = s if self._is_flow else s / (1.0 + s)
         if step in self._full or step >= STEPS or len(known) < 2:
             self.sorts.append("full")
-            made[step] = (noise, [(seen - each) / s for each in given])
+            seen = x.clone()
+            given = executor(model, conds, x, sigma, options)
+            now = (noise, [(seen - each) / s for each in given])
+            # Of a step that is evaluated twice, the first one says how good the line was.
+            made[step] = (now, made[step][1] if step in made else now)
             self._made[call, self._calls[call]] = made
             return given
         self.sorts.append("forecast")
-        (n0, v0), (n1, v1) = known[-2:]
-        far = ((noise - n1) / (n1 - n0)).clamp(0.0, 3.0)
-        shares = [self._share] * len(v1)
-        if self._share is None:
-            shares = self._fitted(*known[-3:]) if len(known) > 2 else [0.5] * len(v1)
-        made_up = [
-            seen - s * (b + far * w * (b - a)) for a, b, w in zip(v0, v1, shares, strict=True)
-        ]
+        ((n0, v0), _), ((n1, v1), first) = known[-2:]
+        far = _ahead(n0, n1, noise)
+        shares = [0.5 if self._share is None else self._share] * len(v1)
+        if self._share is None and len(known) > 2:
+            shares = self._fitted(known[-3][0], (n0, v0), first)
+        made_up = [x - s * (b + far * w * (b - a)) for a, b, w in zip(v0, v1, shares, strict=True)]
         return [
             torch.zeros_like(x) if c is None else m for c, m in zip(conds, made_up, strict=True)
         ]
@@ -145,11 +182,16 @@ class Reference:
         (n0, v0), (n1, v1), (n2, v2) = known
         found = []
         for a, b, c in zip(v0, v1, v2, strict=True):
-            line = (b - a) * ((n2 - n1) / (n1 - n0)).clamp(0.0, 3.0)
+            line = (b - a) * _ahead(n0, n1, n2)
             dims = tuple(range(1, line.dim()))
             along, long = (each.sum(dims, keepdim=True) for each in (line * (c - b), line.square()))
             found.append((along / torch.where(long == 0, 1.0, long)).clamp(0.5, 1.0))
         return found
+
+
+def _ahead(n0: torch.Tensor, n1: torch.Tensor, n2: torch.Tensor) -> torch.Tensor:
+    """How far it is from the second to the third, in ways from the first to the second."""
+    return ((n2 - n1) / (n1 - n0)).clamp(0.0, 3.0) if n1 != n0 else torch.zeros_like(n2)
 
 
 def check(
@@ -183,8 +225,10 @@ def check(
     on_top = stepped(patch(pair.model), full, **(options or {}))
     below = () if patch is unpatched else (patch(stepped(pair.model, full, **(options or {}))),)
     for ours in (on_top, *below):
+        reads = Reads(ours)
         found = sample(ours, **sampling)
         assert evaluations(ours) == counts
+        assert reads.runs and reads.found == ["tolist"] * reads.runs
         assert torch.equal(found, expected)
     if counts["forecast"]:
         assert not torch.equal(expected, plain), "a reference that does not differ shows nothing"

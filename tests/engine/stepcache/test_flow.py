@@ -12,28 +12,15 @@ import torch
 
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import CAUSAL_WAN
 
+from ..av_runs import known_frame
 from ..cards import cards, split
 from ..deepcache.cached import Pair
-from .stepped import STEPS, Reference, check, evaluations, stepped
+from .small import Small
+from .stepped import STEPS, Reference, cache_of, check, evaluations, stepped
 
 __all__ = ["cards"]
-
-
-class Small:
-    """A small transformer and a prompt."""
-
-    def __init__(self, host: Host, kind: str) -> None:
-        self.host, self.kind = host, kind
-        self.model = transformers.load(kind)
-        self.prompt = transformers.conditioning(kind, 16)
-
-    def sample(self, model: Any, **options: Any) -> torch.Tensor:
-        given = {"cfg": 1.0, "latent": transformers.latent(self.kind, 8, 8), **options}
-        image: Any = self.host.sample(model, self.prompt, self.prompt, **given)
-        tensor: torch.Tensor = image
-        assert tensor.isfinite().all()
-        return tensor
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +37,52 @@ def _unloaded(host: Host) -> Iterator[None]:
 def test_a_flow_model(host: Host, kind: str, cfg: float) -> None:
     small = Small(host, kind)
     assert check(small, reference=Reference(is_flow=True), cfg=cfg) == {"full": 7, "forecast": 5}
+
+
+@pytest.mark.parametrize(
+    "kind", ["ltx23", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ltx2", "h3_curves"))]
+)
+@pytest.mark.parametrize("frame", ["none", "known"])
+def test_video_and_audio_together(host: Host, kind: str, frame: str) -> None:
+    """The host packs both into one latent; of a known frame nothing is denoised."""
+    small = Small(host, kind)
+    latent = transformers.latent(kind, 4, 6, frames=3, sounds=7)
+    if frame == "known":
+        latent, _ = known_frame(0.3)(latent, None)
+    reference = Reference(is_flow=True)
+    counts = check(small, reference=reference, cfg=3.0, latent=latent, scheduler="simple")
+    assert counts == {"full": 7, "forecast": 5}
+
+
+def test_a_model_that_keeps_something_of_each_step_is_left_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Wan's that makes a video block by block, by a sampler of its own."""
+    monkeypatch.setitem(transformers.KINDS, "causal", CAUSAL_WAN)
+    small = Small(host, "causal")
+
+    def sample(model: Any) -> torch.Tensor:
+        (latent, _) = host.node(
+            "SamplerCustom",
+            model=model,
+            add_noise=True,
+            noise_seed=2,
+            cfg=1.0,
+            positive=small.prompt,
+            negative=small.negative,
+            sampler=host.node("SamplerARVideo", num_frame_per_block=1)[0],
+            sigmas=host.node(
+                "BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0
+            )[0],
+            latent_image=transformers.latent("causal", 8, 8, frames=3),
+        )
+        image: torch.Tensor = latent["samples"]
+        return image
+
+    ours = stepped(small.model)
+    assert torch.equal(sample(ours), sample(small.model))
+    cache = cache_of(ours)
+    assert "block by block" in (cache.problem or "") and not cache.evaluations
 
 
 def test_two_models_in_a_run_are_two_runs(host: Host) -> None:

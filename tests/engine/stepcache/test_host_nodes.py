@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -29,36 +27,6 @@ def test_nodes_of_the_host(xl: Pair, name: str) -> None:
 def test_perpendicular_negative(xl: Pair) -> None:
     patch = xl.patch("PerpNeg", empty_conditioning=xl.prompt(""), neg_scale=0.7)
     assert check(xl, patch) == {"full": 14, "forecast": 10}
-
-
-@pytest.mark.slow
-def test_guidance_of_two_prompts(xl: Pair) -> None:
-    """Three roles in one call, and a guider of its own."""
-
-    def sample(model: Any, **_: Any) -> torch.Tensor:
-        guider = xl.node(
-            "DualCFGGuider",
-            model=model,
-            cond1=xl.positive,
-            cond2=xl.prompt("a tree"),
-            negative=xl.negative,
-            cfg_conds=6.0,
-            cfg_cond2_negative=3.0,
-            style="regular",
-        )
-        given = {
-            "noise": xl.node("RandomNoise", noise_seed=3),
-            "guider": guider,
-            "sampler": xl.node("KSamplerSelect", sampler_name="euler"),
-            "sigmas": xl.node(
-                "BasicScheduler", model=model, scheduler="normal", steps=STEPS, denoise=1.0
-            ),
-            "latent_image": {"samples": torch.zeros(1, 4, 8, 9)},
-        }
-        image: torch.Tensor = xl.node("SamplerCustomAdvanced", **given)["samples"]
-        return image
-
-    assert check(xl, sample=sample) == {"full": 7, "forecast": 5}
 
 
 def test_differential_diffusion(xl: Pair) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.stepcache.forecast import Forecast
+
 from ..deepcache.cached import Pair
 from ..deepcache.sampling import both, during, step_of
 from ..deepcache.test_control import _controlled, _net
 from ..deepcache.test_wrappers import _behind
-from .stepped import STEPS, Reference, cache_of, check, evaluations, stepped
+from .stepped import STEPS, Reads, Reference, cache_of, check, evaluations, stepped
 
 
 class Watch:
@@ -137,41 +139,11 @@ def test_a_control_that_comes_and_goes_in_the_run(xl: Pair) -> None:
     assert counts["full"] == len(full | forced) < STEPS
 
 
-def test_nothing_is_read_from_the_device_within_a_run(
-    xl: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("how", list(Forecast))
+def test_nothing_is_read_from_the_device_within_a_run(xl: Pair, how: Forecast) -> None:
     """But the sigmas, once: a GPU is never waited for."""
-    reads: list[str] = []
-    ours = stepped(xl.model, speed=2.0)
-    cache = cache_of(ours)
-
-    def counting(name: str) -> Any:
-        theirs = getattr(torch.Tensor, name)
-
-        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if watching:
-                reads.append(name)
-            return theirs(self, *args, **kwargs)
-
-        return read
-
-    watching = False
-    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
-        monkeypatch.setattr(torch.Tensor, name, counting(name))
-
-    def within(method: Any) -> Any:
-        def called(*args: Any) -> Any:
-            nonlocal watching
-            watching = True
-            try:
-                return method(*args)
-            finally:
-                watching = False
-
-        return called
-
-    for name in ("_place", "_forecast", "_keep", "_begin"):
-        monkeypatch.setattr(cache, name, within(getattr(cache, name)))
+    ours = stepped(xl.model, speed=2.0, forecast=how)
+    reads = Reads(ours)
     xl.sample(ours, steps=24)
     assert evaluations(ours)["forecast"] == 12
-    assert reads == ["tolist"]
+    assert (reads.runs, reads.found) == (1, ["tolist"])
