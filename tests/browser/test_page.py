@@ -40,7 +40,7 @@ def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_
     # Another test may have run this workflow on this server.
     page.wait_for(f"{STATUS}.some((text) => /Shown after the next run|parts/.test(text))")
 
-    sent = page.run("return (await app.graphToPrompt()).output")
+    sent = page.run("return JSON.parse(JSON.stringify((await app.graphToPrompt()).output))")
     made = to_prompt(workflow, server.object_info())
     assert {key: entry["class_type"] for key, entry in sent.items()} == {
         key: entry["class_type"] for key, entry in made.items()
