@@ -6,6 +6,8 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
+#: What the page sends of widgets that only show something; no workflow holds it.
+_SHOWING = {"IMAGECOMPARE": {"__value__": ["", ""]}}
 _NEVER, _BYPASS = 2, 4  # `mode` of a muted and of a bypassed node
 _INPUTS = -10  # the id, within a subgraph, of what stands for its inputs
 _PAGE_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
@@ -148,6 +150,8 @@ def _widget_values(node: Node, info: Mapping[str, Any]) -> dict[str, Any]:
     values = list(values)
     named: dict[str, Any] = {}
     for name, kind, options in _declared(info):
+        if isinstance(kind, str) and kind in _SHOWING:
+            named[name] = _SHOWING[kind]
         if not _is_widget(kind, options):
             continue
         if not values:

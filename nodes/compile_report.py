@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.errors import shown, validate_length
+from ..backends.sessions.latents import latents_part
 from ..backends.sessions.lines import line
 from . import server
 from .progress import node_progress
@@ -40,7 +41,7 @@ class WarmgraphGraphReport(io.ComfyNode):
                 "Shows what Warmgraph did for a model: which parts are compiled, which run at "
                 "normal speed and why, which files were compiled, loaded or are missing, disk, "
                 "VRAM and seconds saved. Link the finished image to `after` to see the figures of "
-                "this very run."
+                "this very run. Link two latents to see how like each other they are."
             ),
             search_aliases=["statistics", "graph report", "warmgraph"],
             inputs=[
@@ -57,6 +58,22 @@ class WarmgraphGraphReport(io.ComfyNode):
                         "image, and the report covers its sampling. The value is not used."
                     ),
                 ),
+                io.Latent.Input(
+                    "latent",
+                    optional=True,
+                    tooltip=(
+                        "A sampler's result. With compared_with the report says how like that one "
+                        "it is: PSNR in dB, and SSIM."
+                    ),
+                ),
+                io.Latent.Input(
+                    "compared_with",
+                    optional=True,
+                    tooltip=(
+                        "What latent is compared with: the result of another sampler, of the same "
+                        "seed and size. Its own range of values is PSNR's peak."
+                    ),
+                ),
             ],
             outputs=[io.String.Output(display_name="report", tooltip="The report as text.")],
             is_output_node=True,
@@ -70,8 +87,16 @@ class WarmgraphGraphReport(io.ComfyNode):
 
     @classmethod
     @override
-    def execute(cls, model: ModelPatcher, after: Any = None) -> io.NodeOutput:
-        return _report_output(lambda: server.get_engine().report(model))
+    def execute(
+        cls,
+        model: ModelPatcher,
+        after: Any = None,
+        latent: Any = None,
+        compared_with: Any = None,
+    ) -> io.NodeOutput:
+        is_asked = latent is not None or compared_with is not None
+        more = [latents_part(latent, compared_with)] if is_asked else []
+        return _report_output(lambda: server.get_engine().report(model), more)
 
 
 class WarmgraphWarmUp(io.ComfyNode):
@@ -189,8 +214,12 @@ def _entries(text: str, name: str, example: str) -> list[str]:
     return entries
 
 
-def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
-    """Return a report as text; one that cannot be made says so and does not fail the prompt."""
+def _report_output(
+    make_report: Callable[[], dict[str, Any]], more: Sequence[dict[str, Any]] = ()
+) -> io.NodeOutput:
+    """Return a report as text, and what there is `more` to say below it; one that cannot be made
+    says so and does not fail the prompt.
+    """
     try:
         report = make_report()
         # Apart, for the page keeps each part live: what runs compiled, and what caches did.
@@ -203,5 +232,6 @@ def _report_output(make_report: Callable[[], dict[str, Any]]) -> io.NodeOutput:
     except Exception as error:  # nothing may fail a prompt that eager would have finished
         logger.exception("No report could be made")
         parts = [{"id": "", "text": line("no_report", error=error).text}]
+    parts += more
     text = "\n".join(part["text"] for part in parts)
     return io.NodeOutput(text, ui={"warmgraph": parts, "text": [text]})

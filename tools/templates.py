@@ -79,6 +79,9 @@ TEMPLATES: dict[str, Template] = {
         "MiniMax H3 image to video", "H3", "image to video", "video", "h3_int8_15700_speedup"
     ),
     "load_compiled_graph": Template("SDXL load compiled files only", "SDXL", "only load", "image"),
+    "step_cache_compare": Template(
+        "Flux.1 dev Step Cache compare", "Flux.1", "Step Cache compare", "image"
+    ),
 }
 
 

@@ -109,6 +109,17 @@ ENGLISH = {
     "left out",
     "stepcache_ran": "Step Cache, last run: {computed} of {steps} steps computed, {speed}x; about "
     "{seconds} s saved, {memory} kept",
+    # Two latents, compared by the report.
+    "latents_same": "latents: the same, bit for bit",
+    "latents_like": "latents: PSNR {psnr} dB, SSIM {ssim}",
+    "latents_like_several": "latents: PSNR {psnr} dB, SSIM {ssim} in the mean of {count}; "
+    "{least_psnr} dB and {least_ssim} at worst",
+    "latents_part": "part {part} of {parts} (video and sound are apart):",
+    "latents_missing": "latents: not compared; latent and compared_with both have to be linked",
+    "latents_shapes": "latents: not compared, for their sizes differ: {shape} and {other}",
+    "latents_range": "latents: not compared; some values are not finite, or all of one are the "
+    "same",
+    "latents_failed": "latents: not compared: {error}",
     # What a user can mend: in a few words, then why.
     "mend_torch": "PyTorch does not fit",
     "mend_torch_why": "Nothing can be compiled: {reason}; update torch to 2.10 or newer.",

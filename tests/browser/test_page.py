@@ -40,7 +40,7 @@ def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_
     # Another test may have run this workflow on this server.
     page.wait_for(f"{STATUS}.some((text) => /Shown after the next run|parts/.test(text))")
 
-    sent = page.run("return (await app.graphToPrompt()).output")
+    sent = page.run("return JSON.parse(JSON.stringify((await app.graphToPrompt()).output))")
     made = to_prompt(workflow, server.object_info())
     assert {key: entry["class_type"] for key, entry in sent.items()} == {
         key: entry["class_type"] for key, entry in made.items()
@@ -252,7 +252,9 @@ def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
 def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
     page: Page,
 ) -> None:
-    """Of DeepCache, too: a report whose `after` nobody linked is made first of all."""
+    """Of DeepCache, too: a report whose `after` nobody linked is made first of all. What it said of
+    two latents stays as it was.
+    """
     page.open_server()
     page.open_shipped("deepcache")
     page.set_widget("WarmgraphCompileModel", "when_missing", "never")
@@ -265,12 +267,16 @@ def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
         app.rootGraph.add(report);
         app.rootGraph.nodes.find((n) => n.comfyClass === "WarmgraphDeepCache")
           .connect(0, report, 0);
+        const empty = app.rootGraph.nodes.find((n) => n.comfyClass === "EmptyLatentImage");
+        for (const name of ["latent", "compared_with"])
+          empty.connect(0, report, report.inputs.findIndex((input) => input.name === name));
         """
     )
     page.run_workflow()
     page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
     report = page.wait_for(f"{STATUS}.find((t) => /parts compiled[^]*DeepCache, last/.test(t))")
     assert "compiled files: " in report and page.own_errors() == []
+    assert report.splitlines()[-1] == "latents: the same, bit for bit"
 
 
 def test_the_templates_page_finds_ours_by_our_name_the_simplest_one_first(page: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -163,6 +164,26 @@ def test_no_text_of_deepcache_is_wrong_once_a_run_has_ended(
     for text in (of_cache["text"], run.outputs["7"]["warmgraph"][0]["text"]):
         assert "shown here once a run has ended" in text
     assert run.outputs["6"]["text"] == [f"{of_model['text']}\n{of_cache['text']}"]
+
+
+def test_a_report_says_how_like_each_other_two_latents_are(server: Server, checkpoint: str) -> None:
+    """With another seed, and with itself; what is not linked is said."""
+    graph = _graph(checkpoint, seed=31, when_missing="never")
+    graph["7"] = {**graph["5"], "inputs": {**graph["5"]["inputs"], "seed": 32}}
+    graph["6"]["inputs"] = {"model": ["2", 0], "latent": ["7", 0], "compared_with": ["5", 0]}
+    for node, inputs in (("8", {"compared_with": ["7", 0]}), ("9", {})):
+        linked = {"model": ["2", 0], "latent": ["7", 0], **inputs}
+        graph[node] = {"class_type": "WarmgraphGraphReport", "inputs": linked}
+    outputs = server.run(graph).outputs
+    said = {node: outputs[node]["text"][0].splitlines() for node in ("6", "8", "9")}
+    assert all(any("parts compiled" in line for line in lines) for lines in said.values())
+    last = {node: lines[-1] for node, lines in said.items()}
+    assert re.fullmatch(r"latents: PSNR \d+\.\d dB, SSIM -?0\.\d{4}", last["6"]), last["6"]
+    assert last["8"] == "latents: the same, bit for bit"
+    assert "both have to be linked" in last["9"]
+    of_model, of_latents = outputs["6"]["warmgraph"]
+    assert of_model["id"] and of_latents["id"] == "", "it stays below what the page keeps live"
+    assert [line["text"] for line in of_latents["whole"]] == [last["6"]]
 
 
 def test_a_folder_that_is_not_there_costs_only_speed(server: Server, checkpoint: str) -> None:

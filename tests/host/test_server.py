@@ -92,6 +92,11 @@ class TestConverter:
             "input": {"required": {"x": ["T"]}},
             "input_order": {"required": ["x"]},
         },
+        "Compare": {
+            "display_name": "",
+            "input": {"required": {"view": ["IMAGECOMPARE", {}], "x": ["T"]}},
+            "input_order": {"required": ["view", "x"]},
+        },
     }
 
     @staticmethod
@@ -113,6 +118,10 @@ class TestConverter:
         prompt = self.convert(self.node(2, kind, 1, mode=mode), self.node(3, "Pass", 2))
         assert set(prompt) == {"1", "3"}
         assert prompt["3"]["inputs"] == {"x": ["1", 0]}
+
+    def test_what_a_widget_only_shows_is_sent_as_the_page_does(self) -> None:
+        prompt = self.convert(self.node(2, "Compare", 1, widgets_values=[]))
+        assert prompt["2"]["inputs"] == {"view": {"__value__": ["", ""]}, "x": ["1", 0]}
 
     def test_a_muted_node_takes_its_links_with_it(self) -> None:
         prompt = self.convert(self.node(2, "Pass", 1, mode=2), self.node(3, "Pass", 2))

@@ -6,12 +6,13 @@ with text encoders and VAEs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from warmgraph_tools import transformer_files
-from warmgraph_tools.host import Server
+from warmgraph_tools.host import Run, Server
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.templates import read
 
@@ -109,3 +110,31 @@ def test_a_workflow_of_video_and_sound_runs_as_the_host_has_it_where_nothing_is_
     video, sound = stage.pixels(run), stage.sound(run)
     assert video.shape == shape and video.std() > 10
     assert sound is not None and sound.std() > 1e-3 and stage.film(run) == (shape[0], 1)
+
+
+def test_step_cache_is_compared_with_every_step_computed(stage: Stage) -> None:
+    """By the host's own images and by the report; with no step left out both are equal."""
+    name = "step_cache_compare"
+    place_files(stage, name)
+
+    def run(**values: float) -> tuple[Run, list[str]]:
+        prompt = stage.prompt(name, seed=7, when_missing="never", **values)
+        for node in prompt.values():
+            if "steps" in node["inputs"]:
+                node["inputs"]["steps"] = 24
+        done = stage.server.run(prompt, workflow=read(name))
+        (text,) = (ui["text"][0] for ui in done.outputs.values() if "text" in ui)
+        return done, text.splitlines()
+
+    compared, said = run()
+    assert stage.pixels(compared).std() > 10
+    (shown,) = (ui for ui in compared.outputs.values() if "a_images" in ui)
+    assert len(shown["a_images"]) == len(shown["b_images"]) == 1
+    (computed,) = (line for line in said if line.startswith("Step Cache"))
+    assert re.search(r": 13 of 24 steps computed, 1\.8x; about \d+\.\d\d s saved", computed), said
+    latents = re.fullmatch(r"latents: PSNR (\d+\.\d) dB, SSIM (0\.\d{4})", said[-1])
+    assert latents is not None and float(latents[1]) > 15, said
+
+    _, said = run(speed=1.0)
+    assert "Step Cache: every step is computed, as without it" in said
+    assert said[-1] == "latents: the same, bit for bit"

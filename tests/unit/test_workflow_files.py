@@ -135,14 +135,14 @@ def test_a_transformers_loader_and_compile_model_are_in_a_subgraph_that_shows_wh
             assert value in nodes[link["target_id"]]["widgets_values"], name
 
 
-def test_only_one_workflow_has_a_graph_report() -> None:
+def test_two_workflows_have_a_graph_report() -> None:
     having = [
         key
         for key in templates.TEMPLATES
         for node in templates.all_nodes(templates.read(key))
         if node["type"] == "WarmgraphGraphReport"
     ]
-    assert having == ["load_compiled_graph"]
+    assert having == ["load_compiled_graph", "step_cache_compare"]
 
 
 def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, Any]) -> None:

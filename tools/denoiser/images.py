@@ -8,28 +8,16 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-_WINDOW, _DEVIATION = 11, 1.5  # of SSIM, as its authors chose them
+from ..by_path import ROOT, load
+
 _LABEL = 16  # pixels
-
-
-def psnr(images: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    """Return the peak signal-to-noise ratio in dB of each image; infinite where they are equal.
-
-    Args:
-        images: [B, H, W, C], 0 to 1.
-        references: the same.
-
-    Returns:
-        [B], float64.
-    """
-    error = (images.double() - references.double()).square().mean(dim=(1, 2, 3))
-    return -10 * error.log10()
+#: What users have of it, by its path: the pack's packages have other names here and there.
+_likeness = load("warmgraph_likeness", ROOT / "backends" / "sessions" / "likeness.py")
+psnr = _likeness.psnr
 
 
 def ssim(images: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    """Return the structural similarity (Wang et al. 2004) of each image, mean over its channels.
-
-    Windows of 11x11 pixels that lie within the image, weighted by a Gaussian.
+    """Return the structural similarity of each image, mean over its channels.
 
     Args:
         images: [B, H, W, C], 0 to 1.
@@ -38,24 +26,8 @@ def ssim(images: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     Returns:
         [B], float64.
     """
-    batch = len(images)
-    x, y = (image.double().movedim(-1, 1).flatten(0, 1)[:, None] for image in (images, references))
-    mean_x, mean_y = _smoothed(x), _smoothed(y)
-    variance_x, variance_y = _smoothed(x * x) - mean_x**2, _smoothed(y * y) - mean_y**2
-    covariance = _smoothed(x * y) - mean_x * mean_y
-    small, larger = 0.01**2, 0.03**2
-    similarity = (2 * mean_x * mean_y + small) * (2 * covariance + larger)
-    similarity /= (mean_x**2 + mean_y**2 + small) * (variance_x + variance_y + larger)
-    return similarity.view(batch, -1).mean(dim=1)
-
-
-def _smoothed(planes: torch.Tensor) -> torch.Tensor:
-    """Weighted means over the windows of planes [N, 1, H, W]."""
-    place = torch.arange(_WINDOW, dtype=planes.dtype, device=planes.device) - _WINDOW // 2
-    weight = torch.exp(-0.5 * (place / _DEVIATION) ** 2)
-    weight = weight / weight.sum()
-    rows = torch.nn.functional.conv2d(planes, weight.view(1, 1, 1, -1))
-    return torch.nn.functional.conv2d(rows, weight.view(1, 1, -1, 1))
+    alike: torch.Tensor = _likeness.ssim(images.movedim(-1, 1), references.movedim(-1, 1))
+    return alike
 
 
 def contact_sheet(

@@ -52,10 +52,11 @@ function addStatus(node, look) {
   let parts = [];
   let isProgress = false; // what is shown is a line of it: it stays until there is something newer
 
-  /** What is known of the node: its result has no id where nothing was attached. */
+  /** What is known of the node: what has no id is no model's, and stays as it came with the rest. */
   const reports = () => {
     const live = parts.filter(({ id }) => !id || reportOf(id));
-    if (live.length) return live.map((part) => reportOf(part.id) ?? part);
+    const isKnown = live.length === parts.length || live.some(({ id }) => id);
+    if (live.length && isKnown) return live.map((part) => reportOf(part.id) ?? part);
     return reportsAt(workflowOf(node), placesOf(node));
   };
   const draw = () => {
