@@ -49,7 +49,8 @@ def spread(
     """Return the certain steps, and more between them until there are so many.
 
     `even` is half way between evenly by number and evenly by how much of the latent is noise, which
-    early steps change little and late ones much.
+    early steps change little and late ones much; of the first gap it is one step, for a line
+    through two neighbours is not to be taken far.
 
     Args:
         noise: how much of each step's latent is noise, from 1 to 0.
@@ -62,7 +63,11 @@ def spread(
     way = [float(n) for n in range(len(noise))]
     if schedule is Schedule.EVEN and fall > 0:
         way = [0.5 * n / last + 0.5 * (noise[0] - noise[n]) / fall for n in range(len(noise))]
-    chosen, rest = set(certain), number - len(certain)
+    chosen = set(certain)
+    if schedule is Schedule.EVEN:
+        begin = min(begin + 2, last)
+        chosen.add(begin)
+    rest = number - len(chosen)
     for each in range(1, rest + 1):
         wanted = way[begin] + (way[last] - way[begin]) * each / (rest + 1)
         free = [n for n in range(len(noise)) if n not in chosen]
