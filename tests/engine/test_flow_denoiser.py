@@ -18,8 +18,22 @@ from warmgraph_tools.flow_denoiser.plots import points
 from warmgraph_tools.flow_denoiser.quality import Bench, Model, Task
 from warmgraph_tools.inprocess import Host
 
-#: EasyCache's thresholds at which it computes half of the steps, or 1 / speed of them.
-DIGITS_EASYCACHE = {"euler": 0.124, "dpmpp_2m": 0.126, "er_sde": 0.569, "euler_ancestral": 0.987}
+#: EasyCache's thresholds at which it computes one step in so many, by model, sampler and number, as
+#: `quality` found them.
+EASYCACHE = {
+    ("digits", "euler", 2.0): 0.1094,
+    ("digits", "dpmpp_2m", 2.0): 0.1108,
+    ("digits", "er_sde", 2.0): 0.5694,
+    ("digits", "euler_ancestral", 2.0): 0.9991,
+    ("emoji", "euler", 1.8): 0.118,
+    ("emoji", "dpmpp_2m", 1.8): 0.1225,
+    ("emoji", "er_sde", 1.8): 0.3964,
+    ("emoji", "euler_ancestral", 1.8): 1.0117,
+    ("emoji", "euler", 2.4): 0.4326,
+    ("emoji", "dpmpp_2m", 2.4): 0.4326,
+    ("emoji", "er_sde", 2.4): 1.1042,
+    ("emoji", "euler_ancestral", 2.4): 2.279,
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +73,8 @@ def test_digits_are_closer_than_by_easycache_and_by_fewer_steps(
     model: Callable[[str], Model], sampler: str
 ) -> None:
     bench = Bench(model("digits"), Task("digits", sampler, seeds=(1,)))
-    fewer, easy = bench.fewer_steps(2.0).row, bench.easycache(2.0, DIGITS_EASYCACHE[sampler]).row
+    fewer = bench.fewer_steps(2.0).row
+    easy = bench.easycache(2.0, EASYCACHE["digits", sampler, 2.0]).row
     found = {each: bench.step_cache(2.0, each).row for each in ("auto", "half", "line")}
     assert {row.work for row in (fewer, easy, *found.values())} == {0.5}
     assert found["half"].psnr >= 43 and found["line"].psnr >= 48
@@ -73,9 +88,29 @@ def test_digits_of_samplers_that_add_noise_are_no_worse_than_by_easycache(
     model: Callable[[str], Model], sampler: str
 ) -> None:
     bench = Bench(model("digits"), Task("digits", sampler, seeds=(1,)))
-    easy = bench.easycache(2.0, DIGITS_EASYCACHE[sampler]).row
+    easy = bench.easycache(2.0, EASYCACHE["digits", sampler, 2.0]).row
     ours = bench.step_cache(2.0, "auto").row
     assert ours.work == easy.work == 0.5 and ours.psnr >= easy.psnr
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "euler",
+        pytest.param("dpmpp_2m", marks=pytest.mark.slow),
+        pytest.param("er_sde", marks=pytest.mark.slow),
+        pytest.param("euler_ancestral", marks=pytest.mark.slow),
+    ],
+)
+def test_emoji_are_no_worse_than_by_easycache_and_by_fewer_steps(
+    model: Callable[[str], Model], sampler: str
+) -> None:
+    bench = Bench(model("emoji"), Task("emoji", sampler, seeds=(1,)))
+    for speed in (1.8, 2.4):
+        easy = bench.easycache(speed, EASYCACHE["emoji", sampler, speed]).row
+        ours = bench.step_cache(speed, "auto").row
+        assert ours.work == easy.work and ours.psnr >= easy.psnr
+        assert ours.psnr >= bench.fewer_steps(speed).row.psnr - 0.5
 
 
 def test_a_line_of_a_plot_goes_from_few_steps_to_many() -> None:

@@ -111,7 +111,7 @@ README = ROOT / "README.md"
 #: What artists and hosts read.
 PAGES = [README, *(DOCS / f"{n}.md" for n in ("get-started", "which-node", "troubleshooting"))]
 PAGES.append(DOCS / "hosting.md")
-OTHERS = [DOCS / "measured.md", DOCS / "deepcache.md", DOCS / "developers.md"]
+OTHERS = [DOCS / f"{n}.md" for n in ("measured", "deepcache", "step-cache", "developers")]
 OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
 NAMES = r"CUDA graphs?|graph files?|graph folders?"
