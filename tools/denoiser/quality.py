@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ SAMPLERS = {
 INTERVALS = (2, 3, 5)
 _THRESHOLDS = 0.005, 3.0  # the most is what the host's nodes take
 _HALVINGS = 8
+D = TypeVar("D")
 _SHEET = (
     ("uniform", 3),
     ("quadratic early", 3),
@@ -248,6 +249,32 @@ def outer_share(branch: int) -> float:
     return outer.get_total_flops() / whole.get_total_flops()
 
 
+def nearest(
+    draw_at: Callable[[float], D],
+    more: Callable[[D], float],
+    tolerance: float,
+    halvings: int = _HALVINGS,
+) -> tuple[float, D]:
+    """Return the threshold whose work comes nearest to what is wanted, and what was drawn at it; of
+    several the lowest, which is the kindest to the image.
+
+    Args:
+        more: by how much what was drawn took more work than is wanted, as a share.
+        tolerance: so much more counts as equal.
+        halvings: thresholds that are tried.
+    """
+    low, high = _THRESHOLDS
+    tried: list[tuple[float, float, D]] = []
+    for _ in range(halvings):
+        threshold = math.sqrt(low * high)
+        drawn = draw_at(threshold)
+        over = more(drawn)
+        tried.append((round(abs(over), 6), threshold, drawn))
+        low, high = (threshold, high) if over > tolerance else (low, threshold)
+    _, threshold, drawn = min(tried, key=lambda one: one[:2])
+    return threshold, drawn
+
+
 # --- measuring ------------------------------------------------------------------------------------
 
 
@@ -279,17 +306,14 @@ class Bench:
 
         Of the thresholds that do, it is given the lowest, which is the kindest to the image.
         """
-        low, high = _THRESHOLDS
-        share, tolerance = outer_share(uniform.branch), 0.5 / self.plain.full
-        tried: list[tuple[float, float, Drawn]] = []
-        for _ in range(_HALVINGS):
-            threshold = math.sqrt(low * high)
-            made = BY_THRESHOLD[way](self._model, threshold, uniform.branch)
-            drawn = draw(made, self._task)
-            more = self._work(drawn, share) - uniform.work
-            tried.append((round(abs(more), 6), threshold, drawn))
-            low, high = (threshold, high) if more > tolerance else (low, threshold)
-        _, threshold, drawn = min(tried, key=lambda one: one[:2])
+        share = outer_share(uniform.branch)
+        threshold, drawn = nearest(
+            lambda threshold: draw(
+                BY_THRESHOLD[way](self._model, threshold, uniform.branch), self._task
+            ),
+            lambda drawn: self._work(drawn, share) - uniform.work,
+            0.5 / self.plain.full,
+        )
         return self._measured(drawn, way, uniform.interval, uniform.branch, threshold)
 
     def _work(self, drawn: Drawn, share: float) -> float:
@@ -329,6 +353,29 @@ def measure(
             for way in BY_THRESHOLD:
                 if branch == branches[0] or way == "adaptive":  # the host's know no branches
                     yield bench.at_work(way, found[0].row)
+
+
+def write(file: Path, name: str, rows: Sequence[Any], facts: dict[str, Any]) -> None:
+    """Write rows as a result of the benchmarks, with what they were measured on.
+
+    Args:
+        rows: NamedTuples.
+        facts: of these rows, besides.
+    """
+    import comfyui_version
+
+    document = {
+        "name": name,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+        "host": f"ComfyUI {comfyui_version.__version__}",
+        "ok": True,
+        **facts,
+        "rows": [row._asdict() for row in rows],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _line(row: Row) -> str:
@@ -378,22 +425,12 @@ def main() -> None:
                 columns[label] = pictures[: len(classes)]
         if sampler == options.samplers[0]:
             contact_sheet(columns, [CLASSES[kind] for kind in classes], options.sheet)
-    import comfyui_version
-
     facts = {
-        "name": "deepcache_quality",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "host": f"ComfyUI {comfyui_version.__version__}",
-        "ok": True,
         "dtype": str(model.model.get_dtype_inference()),
         "task": task._replace(sampler="all")._asdict(),
         "outer_share": {branch: outer_share(branch) for branch in options.branches},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {**facts, "rows": [row._asdict() for row in rows]}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, "deepcache_quality", rows, facts)
 
 
 if __name__ == "__main__":

@@ -169,30 +169,53 @@ def train(unet: Any, loss: Loss, plan: Plan) -> Result:
     return Result(learner.weights(), learner.steps, mean)
 
 
-def save(result: Result, file: Path, facts: dict[str, str]) -> None:
-    """Write the weights in half precision under the names that the host's loader reads."""
-    from safetensors.torch import save_file
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    halves = {name: value.half().cpu().contiguous() for name, value in result.weights.items()}
-    save_file(halves, file, metadata={"format": "pt", **facts})
-
-
-def main() -> None:
-    """Draw the pictures, train, and write the file."""
-    plan = Plan()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", type=Path, required=True, help="the ComfyUI tree")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+def add_arguments(parser: argparse.ArgumentParser, plan: Plan) -> None:
+    """Add what a plan is made of, and the seed; the defaults are the plan's."""
     parser.add_argument("--minutes", type=float, default=plan.minutes)
     parser.add_argument("--steps", type=int, default=plan.steps)
     parser.add_argument("--batch", type=int, default=plan.batch)
     parser.add_argument("--rate", type=float, default=plan.rate)
-    parser.add_argument("--pictures", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """Return the plan that a user asked for."""
+    return Plan(options.minutes, options.steps, options.batch, options.rate, options.compile)
+
+
+def save(result: Result, file: Path, facts: dict[str, str]) -> None:
+    """Write the weights in half precision under the names that the host's loader reads, and say so.
+
+    Args:
+        facts: kept in the file, beside how training ended and on what.
+    """
+    from safetensors.torch import save_file
+
+    facts = {
+        **facts,
+        "parameters": str(sum(value.numel() for value in result.weights.values())),
+        "steps": str(result.steps),
+        "loss": f"{result.loss:.5f}",
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    halves = {name: value.half().cpu().contiguous() for name, value in result.weights.items()}
+    save_file(halves, file, metadata={"format": "pt", **facts})
+    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {facts}")
+
+
+def main() -> None:
+    """Draw the pictures, train, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", type=Path, required=True, help="the ComfyUI tree")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--pictures", type=int, default=100_000)
+    add_arguments(parser, Plan())
     options = parser.parse_args()
-    plan = Plan(options.minutes, options.steps, options.batch, options.rate, options.compile)
+    plan = planned(options)
 
     begin = time.perf_counter()
     drawn, classes = pictures.pictures(options.pictures, seed=options.seed)
@@ -208,18 +231,11 @@ def main() -> None:
     result = train(unet, Loss(unet, plan, *data), plan)
     facts = {
         "about": "Warmgraph's denoiser for measurements: 64x64 pictures of ten classes",
-        "parameters": str(sum(value.numel() for value in result.weights.values())),
         "pictures": str(len(drawn)),
-        "steps": str(result.steps),
-        "loss": f"{result.loss:.5f}",
         "plan": str(plan._asdict()),
         "seed": str(options.seed),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name() if cuda else "none",
     }
     save(result, options.out, facts)
-    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB, {facts}")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ compared at equal *work*: the share of the plain run's calls of the model that t
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +27,6 @@ TWICE = ("heun",)
 STEPS = 24
 FORECASTS = ("auto", "half", "line", "reuse")
 DEFAULT = "auto"
-_THRESHOLDS = 0.005, 3.0  # the most is what the host's nodes take
 _HALVINGS = 9
 _SHEET = ("fewer steps", "EasyCache", DEFAULT)
 _SHEET_PIXELS = 64  # of a picture, at least
@@ -216,7 +212,7 @@ class Bench:
     def __init__(self, model: Model, task: Task) -> None:
         self.plain = draw(model, task)
         self._model, self._task = model, task
-        self._thresholds: dict[float, float] = {}  # of EasyCache, by the speed that they came to
+        self._found: dict[float, tuple[float, Drawn]] = {}  # EasyCache's, by speed
 
     def step_cache(self, speed: float, forecast: str, **options: Any) -> Measured:
         """Measure Step Cache; options as of its `Options`."""
@@ -239,30 +235,33 @@ class Bench:
 
         Of the thresholds that do, it is given the lowest, which is the kindest to the image.
         """
-        found = self._threshold(speed) if threshold is None else threshold
-        drawn = draw(self._model, self._task, easycache(self._model, found))
+        if threshold is None:
+            found, drawn = self._easycache(speed)
+        else:
+            found, drawn = threshold, self._easycache_at(threshold)
         return self._measured(drawn, "EasyCache", speed, found)
 
-    def _threshold(self, speed: float) -> float:
-        if speed in self._thresholds:
-            return self._thresholds[speed]
-        low, high = _THRESHOLDS
-        wanted = round(self._task.steps / speed) / self._task.steps
-        tried: list[tuple[float, float]] = []
-        for _ in range(_HALVINGS):
-            middle = math.sqrt(low * high)
-            drawn = draw(self._model, self._task, easycache(self._model, middle))
-            more = self._work(drawn) - wanted
-            tried.append((round(abs(more), 6), middle))
-            low, high = (middle, high) if more > 0.5 / self._task.steps else (low, middle)
-        self._thresholds[speed] = min(tried)[1]
-        return self._thresholds[speed]
+    def _easycache_at(self, threshold: float) -> Drawn:
+        return draw(self._model, self._task, easycache(self._model, threshold))
+
+    def _easycache(self, speed: float) -> tuple[float, Drawn]:
+        """EasyCache's threshold and run that come nearest to that work."""
+        if speed not in self._found:
+            steps = self._task.steps
+            wanted = round(steps / speed) / steps
+            self._found[speed] = unet.nearest(
+                self._easycache_at,
+                lambda drawn: self._work(drawn) - wanted,
+                0.5 / steps,
+                _HALVINGS,
+            )
+        return self._found[speed]
 
     def as_easycache(self, speed: float) -> Measured:
         """Measure Step Cache with the steps that EasyCache chose while it ran at that work."""
         from warmgraph_backends.stepcache.schedule import Schedule
 
-        chosen = draw(self._model, self._task, easycache(self._model, self._threshold(speed)))
+        _, chosen = self._easycache(speed)
         steps = tuple(self.plain.sigmas.index(sigma) for sigma in chosen.sigmas)
         options = {"schedule": Schedule.CUSTOM, "full_steps": steps, "first_full": 2}
         made = step_cache(self._model, speed, DEFAULT, **options)
@@ -376,21 +375,8 @@ def main() -> None:
                 labels = [f"{kind}" for kind, _ in model.wanted(seeds)[:10]]
                 scale = -(-_SHEET_PIXELS // bench.plain.pictures.shape[1])
                 contact_sheet(columns, labels, sheet, scale=scale)
-    import comfyui_version
-
-    facts = {
-        "name": "step_cache_quality",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "host": f"ComfyUI {comfyui_version.__version__}",
-        "ok": True,
-        "seeds": options.seeds,
-        "cfg": options.cfg,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {**facts, "rows": [row._asdict() for row in rows]}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    facts = {"seeds": options.seeds, "cfg": options.cfg}
+    unet.write(options.out, "step_cache_quality", rows, facts)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ asked for the velocity from the picture to the noise.
 from __future__ import annotations
 
 import argparse
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..denoiser.host import import_host
-from ..denoiser.train import Plan, save, train
+from ..denoiser.train import Plan, add_arguments, planned, save, train
 from .data import SORTS, Sort, read
 
 _UNTOLD = 0.1  # share of pictures whose class is not told
@@ -88,20 +87,14 @@ class Loss:
 
 def main() -> None:
     """Read the pictures, train, and write the file."""
-    plan = Plan(rate=1.5e-3)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sort", choices=list(SORTS))
     parser.add_argument("--host", type=Path, required=True, help="the ComfyUI tree")
     parser.add_argument("--package", type=Path, required=True, help="where the pictures are")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--minutes", type=float, default=plan.minutes)
-    parser.add_argument("--steps", type=int, default=plan.steps)
-    parser.add_argument("--batch", type=int, default=plan.batch)
-    parser.add_argument("--rate", type=float, default=plan.rate)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    add_arguments(parser, Plan(rate=1.5e-3))
     options = parser.parse_args()
-    plan = Plan(options.minutes, options.steps, options.batch, options.rate, options.compile)
+    plan = planned(options)
 
     sort = SORTS[options.sort]
     cuda = torch.cuda.is_available()
@@ -115,19 +108,12 @@ def main() -> None:
     result = train(net, Loss(sort, net, plan, *data), plan)
     facts = {
         "about": f"Warmgraph's small transformer for measurements: {sort.name}",
-        "parameters": str(sum(value.numel() for value in result.weights.values())),
         "pictures": str(len(data[0])),
         "from": options.package.name,
-        "steps": str(result.steps),
-        "loss": f"{result.loss:.5f}",
         "plan": str(plan._asdict()),
         "seed": str(options.seed),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name() if cuda else "none",
     }
     save(result, options.out, facts)
-    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB, {facts}")
 
 
 if __name__ == "__main__":
