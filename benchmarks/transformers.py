@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def sample(
     seed: int = 0,
     tokens: int | None = None,
     cfg: float | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> Any:
     """Sample as the KSampler node does.
 
@@ -145,6 +147,7 @@ def sample(
             more than one, and how many first frames are there already.
         tokens: of its texts; None is as many as `TRANSFORMERS` says.
         cfg: None is the kind's own.
+        on_step: called at each step's end.
     """
     width, height, frames, *batch = size
     known = batch.pop() if len(batch) > 1 else 0
@@ -164,6 +167,7 @@ def sample(
         scheduler="simple",
         latent=latent,
         noise_mask=mask,
+        on_step=on_step,
     )
 
 

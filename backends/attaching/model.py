@@ -1,4 +1,4 @@
-"""MODEL: a clone of the host's ModelPatcher, with two wrappers and two callbacks under our key."""
+"""MODEL: a clone of the host's ModelPatcher with wrappers and callbacks under our key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from ..runtime.faults import STEP, TELLING
 from ..runtime.scope import MakePlan
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
-from .evaluation import Running, around_evaluation, around_step, placement_of, why_no_step
+from .evaluation import (
+    Running,
+    around_batch,
+    around_evaluation,
+    around_step,
+    placement_of,
+    why_no_step,
+)
 
 
 class AttachedModel:
@@ -31,6 +38,7 @@ class AttachedModel:
         clone = host.clone(model)
         host.unwrap(clone, "DIFFUSION_MODEL", KEY)
         host.unwrap(clone, "APPLY_MODEL", KEY)
+        host.unwrap(clone, "CALC_COND_BATCH", KEY)
         host.call_no_more(clone, "ON_PRE_RUN", KEY)
         host.call_no_more(clone, "ON_CLEANUP", KEY)
         root = models.diffusion_model(clone)
@@ -50,6 +58,7 @@ class AttachedModel:
         host.attach(clone, KEY, session)
         host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(around_step, session))
         host.wrap(clone, "APPLY_MODEL", KEY, partial(around_evaluation, session, runs))
+        host.wrap(clone, "CALC_COND_BATCH", KEY, partial(around_batch, session))
         host.call_back(clone, "ON_PRE_RUN", KEY, _begins(session, runs))
         host.call_back(clone, "ON_CLEANUP", KEY, _ends(session, runs))
         when_unloaded(clone, session)

@@ -150,6 +150,7 @@ NEEDS = (
     Need(f"{_PATCHER}.remove_callbacks_with_key", _ALL, "self, kind, key"),
     Need(f"{_EXTENSION}:WrappersMP.DIFFUSION_MODEL", _ALL),
     Need(f"{_EXTENSION}:WrappersMP.APPLY_MODEL", _ALL),
+    Need(f"{_EXTENSION}:WrappersMP.CALC_COND_BATCH", _ALL),
     Need(f"{_EXTENSION}:WrappersMP.SAMPLER_SAMPLE", _CACHE),
     Need(f"{_EXTENSION}:WrappersMP.PREDICT_NOISE", _CACHE),
     Need(f"{_EXTENSION}:CallbacksMP.ON_PRE_RUN", _ALL),
@@ -212,7 +213,6 @@ NEEDS = (
     Need(f"{_PATCHER}.patch_hooks", _CACHE, names=("current_hooks",)),
     # sampling.py
     Need("comfy.samplers:CFGGuider.outer_sample", _CACHES, names=("inner_model",)),
-    Need(f"{_EXTENSION}:WrappersMP.CALC_COND_BATCH", _STEPS),
     Need("comfy.samplers:calc_cond_batch", _STEPS, "model, conds, x_in, timestep, model_options"),
     Need("comfy.samplers:calculate_start_end_timesteps", _STEPS, names=("timestep_start",)),
     Need("comfy.model_sampling:CONST", _STEPS),

@@ -56,6 +56,9 @@ class Cards:
     def __iter__(self) -> Any:
         return iter(self._cards.values())
 
+    def __len__(self) -> int:
+        return len(self._cards.values())
+
     def begin_run(self) -> None:
         """A run starts, of which it is not known which copies take part in it."""
         for card in self:

@@ -5,7 +5,9 @@ another card.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ from ..host import (
     load_lora,
     load_vae,
 )
-from ..measure import MIB, Stopwatch, rel_l2
+from ..measure import MIB, rel_l2
 from ..pack import brief, import_engine, open_engine, settle
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, load_kind, partial, sample
 from .control import STRENGTH, random_hint
 
-#: Steps of a run that is taken from another one's, so that what a run costs once is in neither.
-QUICK_STEPS = 4
+#: Steps at the beginning of a run that are not timed.
+FIRST_STEPS = 4
 
 
 def two_cards() -> list[Any]:
@@ -75,10 +77,12 @@ def multigpu_split(
     """Time a sampler's step on one card and on two, without ours and with it, by turns.
 
     Returns:
-        {"step_ms": {name: median}, "speedup" (split alone / with ours), "vs_one" (one card with
-        ours / two), "rel_l2" (final latents of both splits), "cards" (of the report), "vram_mib"
-        (by card), "report"}
+        {"step_ms": {name: median}, "quartiles", "speedup" (split alone / with ours), "vs_one" (one
+        card with ours / two), "rel_l2" (final latents of both splits), "cards" (of the report),
+        "vram_mib" (by card), "report"}
     """
+    import torch
+
     cards, target = two_cards(), Size(*size)
     engine = open_engine(Path(store), workers=workers)
     eager = loaded(kind, Path(model))
@@ -90,31 +94,41 @@ def multigpu_split(
         "split_ours": engine.compile_model(spread, when_missing="wait"),
     }
 
-    def image(name: str, count: int) -> Any:
-        return sample(models[name], kind, target, steps=count, cfg=cfg)
+    def image(name: str, count: int) -> tuple[Any, list[float]]:
+        """The latent, and when each step had ended on all cards."""
+        ends: list[float] = []
+
+        def stepped(*_: Any) -> None:
+            for card in cards:
+                if card.type == "cuda":
+                    torch.cuda.synchronize(card)
+            ends.append(time.perf_counter())
+
+        return sample(models[name], kind, target, steps=count, cfg=cfg, on_step=stepped), ends
 
     latents = {}
     for name in models:
         for _ in range(3 if "ours" in name else 1):
-            latents[name] = image(name, max(CAPTURE_STEPS, QUICK_STEPS))
+            latents[name], _ = image(name, max(CAPTURE_STEPS, FIRST_STEPS))
             if "ours" in name:
                 settle(engine, models[name], limit_s=BUILD_LIMIT_S)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
         for name in models:
-            image(name, QUICK_STEPS)  # the host loads a model anew after another clone's turn
-            taken = []
-            for count in (QUICK_STEPS, steps):
-                watch = Stopwatch()
-                image(name, count)
-                taken.append(watch.seconds())
-            seconds[name].append((taken[1] - taken[0]) / (steps - QUICK_STEPS))
+            image(name, FIRST_STEPS)  # the host loads a model anew after another clone's turn
+            _, ends = image(name, steps)
+            taken = [after - before for before, after in itertools.pairwise(ends)]
+            seconds[name] += taken[FIRST_STEPS:]
         partial({"seconds": seconds})
     medians = {name: round(1000 * statistics.median(each), 3) for name, each in seconds.items()}
+    quartiles = {
+        name: [round(1000 * q, 3) for q in statistics.quantiles(each, n=4)[::2]]
+        for name, each in seconds.items()
+    }
     report = engine.report(models["split_ours"])
     result = {
         "step_ms": medians,
-        "each": seconds,
+        "quartiles": quartiles,
         "speedup": round(medians["split"] / medians["split_ours"], 3),
         "vs_one": round(medians["one_ours"] / medians["split_ours"], 3),
         "split_alone_vs_one": round(medians["one"] / medians["split"], 3),

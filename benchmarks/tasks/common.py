@@ -48,19 +48,25 @@ def sample(
     negative_tokens: int | None = None,
     cfg: float | None = None,
     seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
 ) -> Any:
     """One image's latent with the kind's hand-made conditioning.
 
     Args:
         cfg: None is 7, or a transformer's own.
+        on_step: called at each step's end.
     """
     if is_transformer(kind):
         sides = [size.width, size.height, 1]
-        return sample_transformer(kind, model, sides, steps=steps, seed=seed, cfg=cfg)
+        return sample_transformer(
+            kind, model, sides, steps=steps, seed=seed, cfg=cfg, on_step=on_step
+        )
     positive = conditioning(kind, tokens=tokens, seed=1)
     negative = conditioning(kind, tokens=negative_tokens or tokens, seed=2)
     cfg = 7.0 if cfg is None else cfg
-    return ksampler(model, positive, negative, size, steps=steps, cfg=cfg, seed=seed)
+    return ksampler(
+        model, positive, negative, size, steps=steps, cfg=cfg, seed=seed, on_step=on_step
+    )
 
 
 class Pair:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.runtime import abreast
 from warmgraph_tools.inprocess import Host
 
 from .cards import FIRST, SECOND, cards, put, session_of, split
@@ -75,6 +76,46 @@ def test_under_a_split_both_cards_run_compiled(lab: Lab, host: Host, order: str)
     assert card.device == SECOND and card.scope.compiled_calls == 5 * len(card.scope.plan.places)
     assert len(threads) == 4
     it.model.check(steps=2)
+
+
+def test_the_first_card_queues_its_step_while_the_others_have_theirs(
+    lab: Lab, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies between cards wait for what was queued before them, on both."""
+    monkeypatch.setattr(abreast, "LIMIT_S", 60.0)
+    it, said = Split(lab, host), []
+    it.check(steps=2)
+    [card] = it.session.cards
+    first, other, begin = it.session.scope, card.scope, it.session.abreast.begin
+    monkeypatch.setattr(
+        it.session.abreast, "begin", lambda count: (said.append(["begins"]), begin(count))
+    )
+    for scope, name in ((first, "first"), (other, "other")):
+
+        def called(*args: Any, call: Any = scope.call, name: str = name, **named: Any) -> Any:
+            said[-1].append(f"{name} is called")
+            made = call(*args, **named)
+            said[-1].append(f"{name} is queued")
+            return made
+
+        monkeypatch.setattr(scope, "call", called)
+    step, comes = it.session.step, it.session.abreast.other
+
+    def left(*args: Any, **named: Any) -> Any:
+        result = step(*args, **named)
+        said[-1].append("other hands on" if named["scope"] is other else "first hands on")
+        return result
+
+    monkeypatch.setattr(it.session, "step", left)
+    monkeypatch.setattr(
+        it.session.abreast, "other", lambda card: said[-1].append("other comes") or comes(card)
+    )
+    it.check(steps=3)
+    assert len(said) == 3
+    for each in said:
+        assert len(each) == 8, said
+        assert each.index("other comes") < each.index("first is called"), each
+        assert each.index("first is queued") < each.index("other hands on"), each
 
 
 def test_each_card_has_its_own_line_in_the_report(lab: Lab, host: Host) -> None:

@@ -1,0 +1,72 @@
+"""One model's steps on several cards, queued so that they run at the same time.
+
+PyTorch puts a copy between two cards into both cards' queues. What a card is given waits for all
+that the card it comes from was told before, and what it gives back is waited for by all that comes
+after. A replayed step is queued whole. So the first card, on which the latent lies, queues its step
+once the others have what they need of it, and they hand on their results once it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
+
+#: In seconds: who does not come by then comes in some other order, or not at all.
+LIMIT_S = 0.02
+
+_FIRST = object()
+
+
+class Abreast:
+    """The cards' parts of one evaluation of all conditionings after another."""
+
+    def __init__(self) -> None:
+        """Nothing is evaluated; at first nobody waits for anybody."""
+        self._changed = threading.Condition()
+        self._count = 0
+        self._came: set[Hashable] = set()
+        self._is_queued = False
+        #: Who takes part: who came the last time, by the number of conditionings.
+        self._takes_part: dict[int, frozenset[Hashable]] = {}
+
+    def begin(self, count: int) -> None:
+        """An evaluation begins, after the last one's end.
+
+        Args:
+            count: of conditionings, by which the host spreads them over the cards.
+        """
+        with self._changed:
+            self._takes_part[self._count] = frozenset(self._came)
+            self._count, self._came, self._is_queued = count, set(), False
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Queue the part of the card on which the latent lies."""
+        with self._changed:
+            self._came.add(_FIRST)
+            self._changed.wait_for(lambda: self._expected <= self._came, LIMIT_S)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_queued = True
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def other(self, card: Hashable) -> Iterator[None]:
+        """Queue the part of another card, which has its inputs by now."""
+        with self._changed:
+            self._came.add(card)
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_queued or _FIRST not in self._expected, LIMIT_S
+                )
+
+    @property
+    def _expected(self) -> frozenset[Hashable]:
+        return self._takes_part.get(self._count, frozenset())
