@@ -149,7 +149,8 @@ def draw(model: Model, task: Task, patcher: Any = None) -> Drawn:
 
     def count(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         calls.append(len(x))
-        sigmas[float(kwargs["transformer_options"]["sigmas"][0])] = None
+        (options,) = (v for v in (*args, *kwargs.values()) if isinstance(v, dict) and "sigmas" in v)
+        sigmas[float(options["sigmas"][0])] = None
         return executor(x, *args, **kwargs)
 
     clone = (patcher or model.patcher).clone()
