@@ -57,14 +57,24 @@ class Tally:
     @property
     def seconds_saved(self) -> float:
         """What the other calls took less than as many whole ones, by the medians of both."""
-        times = {
-            sort: [s for ended in found if (s := ended()) is not None]
-            for sort, found in self._seconds.items()
-        }
+        times = self._times()
         if not all(times.values()):
             return 0.0
         gain = statistics.median(times[self._whole]) - statistics.median(times[self._other])
         return max(0.0, gain) * len(times[self._other])
+
+    @property
+    def seconds_without(self) -> float:
+        """What all calls would have taken as whole ones, by their median."""
+        times = self._times()
+        whole = times[self._whole]
+        return statistics.median(whole) * sum(map(len, times.values())) if whole else 0.0
+
+    def _times(self) -> dict[str, list[float]]:
+        return {
+            sort: [s for ended in found if (s := ended()) is not None]
+            for sort, found in self._seconds.items()
+        }
 
 
 def _role(chunk: Any) -> str:

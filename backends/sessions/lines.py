@@ -108,7 +108,7 @@ ENGLISH = {
     "stepcache_none": "Step Cache, last run: another node computes the steps itself, so none was "
     "left out",
     "stepcache_ran": "Step Cache, last run: {computed} of {steps} steps computed, {speed}x; about "
-    "{seconds} s saved, {memory} kept",
+    "{seconds} of {whole} s saved, {memory} kept",
     # Two latents, compared by the report.
     "latents_same": "latents: the same, bit for bit",
     "latents_like": "latents: PSNR {psnr} dB, SSIM {ssim}",

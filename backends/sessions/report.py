@@ -181,6 +181,7 @@ def stepcache_report(cache: StepCache) -> dict[str, Any]:
         "steps": cache.steps,
         "computed": cache.computed,
         "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
+        "seconds_without": 0.0 if tally is None else round(tally.seconds_without, 3),
         "vram_bytes": cache.kept_bytes,
         "problem": cache.problem,
         "problem_line": told(cache.problem)["reason_line"],

@@ -129,17 +129,15 @@ def stepcache_lines(report: dict[str, Any]) -> list[Line]:
     steps, computed = report["steps"], report["computed"]
     if not computed:
         return [line("stepcache_none")]
-    saved = {
-        "seconds": f"{report['seconds_saved']:.2f}",
-        "memory": _mebibytes(report["vram_bytes"]),
-    }
     return [
         line(
             "stepcache_ran",
             computed=computed,
             steps=steps,
             speed=f"{steps / computed:.1f}",
-            **saved,
+            seconds=f"{report['seconds_saved']:.2f}",
+            whole=f"{report['seconds_without']:.2f}",
+            memory=_mebibytes(report["vram_bytes"]),
         )
     ]
 

@@ -37,7 +37,10 @@ def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
         assert "once a run has ended" in engine.report(model)["stepcache"]["text"]
         probed.sample(model, size=(8, 8), steps=12)
         report = engine.report(model)
-        assert "6 of 12 steps computed, 2.0x; about" in report["stepcache"]["text"]
+        cache = report["stepcache"]
+        assert 0 < cache["seconds_saved"] < cache["seconds_without"]
+        times = f"{cache['seconds_saved']:.2f} of {cache['seconds_without']:.2f} s saved"
+        assert f"6 of 12 steps computed, 2.0x; about {times}" in cache["text"]
         assert ("parts compiled" in report["text"]) is (model is both)
     assert {r["id"]: r["ran"] for r in engine.overview.snapshot()["stepcaches"]}[identifier]
     probed.sample(alone, size=(8, 8), steps=4)
