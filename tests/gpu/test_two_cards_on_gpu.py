@@ -18,7 +18,7 @@ MODES = {
     "legacy": ("--disable-dynamic-vram",),
     "native": ("--disable-cuda-malloc",),
 }
-CAPTURES = 20
+CAPTURES = 50
 #: In seconds, between collections: one takes a tenth of a second of the interpreter.
 PAUSE_S = 0.1
 #: Final latents of six steps in half precision, by other kernels.
