@@ -161,6 +161,7 @@ def test_never_with_an_empty_store_is_eager_with_a_reason(
     assert lab.jobs() == lab.builds() == 0 and not list(lab.store.glob("*"))
 
 
+@pytest.mark.slow  # as in tests/host/test_nodes.py
 def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
     host: Host, make_lab: Callable[..., Lab]
 ) -> None:
@@ -194,6 +195,7 @@ def test_cancel_ends_waiting_at_once_and_leaves_the_builds_running(
     assert lab.jobs() == lab.builds() == 1
 
 
+@pytest.mark.slow  # as in tests/host/test_overview.py
 def test_a_wait_that_is_paused_says_so_and_ends_with_the_builds(
     host: Host, make_lab: Callable[..., Lab]
 ) -> None:

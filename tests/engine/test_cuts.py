@@ -22,8 +22,15 @@ STEPS = 2
 WHOLE = ("int8", "int8_convrot", "fp8_e4m3fn", "fp8_e4m3fn_inputs")
 
 
+#: Those of fp8, whose models take a minute each to build, in `--all` alone.
+FORMS = [
+    pytest.param(form, marks=[pytest.mark.slow] if form.startswith("fp8") else [])
+    for form in FORMATS
+]
+
+
 @pytest.mark.usefixtures("multiplies_fp8")
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMS)
 def test_products_of_a_format_lie_in_a_piece_or_say_why_not(
     host: Host, shared: Lab, form: str
 ) -> None:

@@ -190,6 +190,7 @@ def test_graphs_of_what_was_learned_are_filed_and_serve_a_new_server(
             lab.engine.close()
 
 
+@pytest.mark.slow
 def test_one_way_of_a_learned_model_serves_without_the_others_graph(
     models: Models, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from ..transformer_runs import EXPECTED
 # What others take, too, or next to it: their builds are for `--all`.
 SLOW = (
     *("flux1", "chroma", "lumina2", "sd3", "hunyuan", "hunyuan_15"),
-    *("krea", "wan_image", "wan_5b", "anima", "predict2_video"),
+    *("qwen", "krea", "wan_image", "wan_5b", "anima", "predict2_video"),
 )
 # By whose blocks they have.
 VARIANTS = {
