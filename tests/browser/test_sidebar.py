@@ -134,7 +134,6 @@ def test_a_run_that_waits_for_paused_builds_says_so_and_has_a_way_out(
     assert "is being" not in text
 
 
-@pytest.mark.slow
 def test_two_pages_see_the_same_and_either_lets_builds_go_on(
     page: Page, other_page: Page, own_server: Server
 ) -> None:
