@@ -134,7 +134,7 @@ def placement_of(patcher: Any) -> Placement:
 
 
 def _begin(session: Session, conditionings: Any) -> None:
-    session.abreast.begin(sum(len(each) for each in conditionings if each is not None))
+    session.cards.abreast.begin(sum(len(each) for each in conditionings if each is not None))
 
 
 def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:

@@ -6,11 +6,13 @@ What serves a copy hangs on it, and goes when it goes; a session lists what ther
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from .abreast import Abreast
 from .last_run import Steps
 from .live import Live
 from .pace import Pace
@@ -52,17 +54,27 @@ class Cards:
 
     def __init__(self) -> None:
         self._cards: Live[Card] = Live()
+        #: The order in which their steps are queued.
+        self.abreast = Abreast()
 
     def __iter__(self) -> Any:
         return iter(self._cards.values())
-
-    def __len__(self) -> int:
-        return len(self._cards.values())
 
     def begin_run(self) -> None:
         """A run starts, of which it is not known which copies take part in it."""
         for card in self:
             card.counts.begin_run()
+
+    def in_order(self, card: Card | None, *, is_first: bool) -> AbstractContextManager[None]:
+        """Queue a call among those of other cards, where there are any.
+
+        Args:
+            card: of the copy that is called; None is no copy.
+            is_first: whether it is the root module itself.
+        """
+        if card is not None:
+            return self.abreast.other(id(card))
+        return self.abreast.first() if is_first and self._cards.values() else nullcontext()
 
     def take(self, first: Scope, pace: Pace, root: torch.nn.Module, holder: Any) -> Card:
         """Return what serves a copy, made now if need be.

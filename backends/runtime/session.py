@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +17,6 @@ from ..graphs.graph import Graph, State
 from ..graphs.lessons import Lesson
 from ..plans.plan import Place
 from ..reasons import Reason
-from .abreast import Abreast
 from .cards import Card, Cards
 from .faults import TELLING
 from .last_run import Parts, Standing, Steps, parts, together
@@ -98,7 +96,6 @@ class Session:
         self._copies: Live[Scope] = Live()
         #: Copies with weights of their own, on other cards.
         self.cards = Cards()
-        self.abreast = Abreast()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[Reason] = Counter()
@@ -299,19 +296,12 @@ class Session:
         counts.serve(no_capture)
         if card is not None or scope is self.scope:
             begun = faults.spare(TELLING, _TIMING, pace.begin, args, kwargs)
-        with self._in_order(card, scope):
+        with self.cards.in_order(card, is_first=scope is self.scope):
             made = scope.call(host, args, kwargs, no_capture=no_capture)
         if begun is not None and made.how is not None:
             served = len(scope.forwards.now.installed)
             faults.spare(TELLING, _TIMING, pace.end, begun, made.how, served)
         return made.result
-
-    def _in_order(self, card: Card | None, scope: Scope) -> AbstractContextManager[None]:
-        """Queue a call among those of other cards, where there are any."""
-        if card is not None:
-            return self.abreast.other(id(card))
-        is_first = scope is self.scope and len(self.cards) > 0
-        return self.abreast.first() if is_first else nullcontext()
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many graphs were built for it since this was last asked, and how many are

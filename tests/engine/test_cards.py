@@ -86,9 +86,9 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
     it, said = Split(lab, host), []
     it.check(steps=2)
     [card] = it.session.cards
-    first, other, begin = it.session.scope, card.scope, it.session.abreast.begin
+    first, other, begin = it.session.scope, card.scope, it.session.cards.abreast.begin
     monkeypatch.setattr(
-        it.session.abreast, "begin", lambda count: (said.append(["begins"]), begin(count))
+        it.session.cards.abreast, "begin", lambda count: (said.append(["begins"]), begin(count))
     )
     for scope, name in ((first, "first"), (other, "other")):
 
@@ -99,7 +99,7 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
             return made
 
         monkeypatch.setattr(scope, "call", called)
-    step, comes = it.session.step, it.session.abreast.other
+    step, comes = it.session.step, it.session.cards.abreast.other
 
     def left(*args: Any, **named: Any) -> Any:
         result = step(*args, **named)
@@ -108,7 +108,9 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
 
     monkeypatch.setattr(it.session, "step", left)
     monkeypatch.setattr(
-        it.session.abreast, "other", lambda card: said[-1].append("other comes") or comes(card)
+        it.session.cards.abreast,
+        "other",
+        lambda card: said[-1].append("other comes") or comes(card),
     )
     it.check(steps=3)
     assert len(said) == 3
