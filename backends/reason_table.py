@@ -289,7 +289,9 @@ TABLE: dict[str, str | Row] = {
     "streams": "called without one of its streams, or what joins them",
     "perturbed": "called with its self-attention left out",
     # Steps that are not replayed.
-    "no_gain": "one call takes {seconds} s, of which replaying it would save nothing",
+    "no_gain": Row(
+        "one call takes {seconds} s, of which replaying it would save nothing", retry=True
+    ),
     "not_in_vram": "a part of the model is not in VRAM",
     "does_not_fit": "the model does not fit into VRAM as a whole",
     "computed_anew": "weights are computed anew at each call",

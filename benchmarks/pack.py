@@ -52,6 +52,7 @@ def open_engine(
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
     vouched: bool = False,
+    learned: bool = True,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
 
@@ -63,6 +64,7 @@ def open_engine(
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
         vouched: with whatever attention a node puts there.
+        learned: learn models that no family describes.
     """
     engine = import_engine()
     from warmgraph_backends.debugging import VARIABLE, read_debugging
@@ -73,7 +75,14 @@ def open_engine(
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(private)
     share = SETTINGS["captured_vram_percent"].default if captured else 0
-    settings.update({"workers": workers, "captured_vram_percent": share, "play_attention": vouched})
+    settings.update(
+        {
+            "workers": workers,
+            "captured_vram_percent": share,
+            "play_attention": vouched,
+            "learn_models": learned,
+        }
+    )
     hooks = engine.Hooks(
         current_workflow=workflow, on_change=lambda: None, check_cancelled=lambda: None
     )

@@ -320,7 +320,7 @@ def _deepcache(engine: Any, model: Any, kind: str, size: Size) -> dict[str, Any]
     import_engine()
     from warmgraph_backends.deepcache.run import Options
 
-    cached, _ = engine.apply_deepcache(model, Options(interval=3))
+    cached, _ = engine.caches.deepcache(model, Options(interval=3))
     image = sample(cached, kind, size, steps=CAPTURE_STEPS)
     expected = sample(model, kind, size, steps=CAPTURE_STEPS)
     return {
@@ -330,20 +330,28 @@ def _deepcache(engine: Any, model: Any, kind: str, size: Size) -> dict[str, Any]
 
 
 def _controlled(engine: Any, eager: Any, kind: str, path: Path, size: Size) -> dict[str, Any]:
-    """A split under a ControlNet, both with ours, beside both without."""
-    spread, net = split(eager), load_controlnet(path)
+    """A split under a ControlNet, both with ours, beside both without.
+
+    Each has a file loaded for itself and is applied once: with dynamic VRAM the host's copy of a
+    ControlNet that ran before frees that one's memory for a second time.
+    """
+    spread = split(eager)
     ours = engine.compile_model(spread, when_missing="wait")
-    our_net = engine.compile_controlnet(net, when_missing="wait")
+    net, our_net = load_controlnet(path), load_controlnet(path)
+    our_net = engine.compile_controlnet(our_net, when_missing="wait")
     prompts = [conditioning(kind, seed=seed) for seed in (1, 2)]
     hint = random_hint(size)
 
-    def image(model: Any, control: Any) -> Any:
-        _, (positive, negative) = apply_controlnet(control, prompts, hint, strength=STRENGTH)
+    def image(model: Any, applied: Any) -> Any:
+        positive, negative = applied
         return ksampler(model, positive, negative, size, steps=CAPTURE_STEPS)
 
-    expected = image(spread, net)
+    plain, controlled = (
+        apply_controlnet(each, prompts, hint, strength=STRENGTH)[1] for each in (net, our_net)
+    )
+    expected = image(spread, plain)
     before = engine.report(our_net)
-    found = [image(ours, our_net) for _ in range(2)]
+    found = [image(ours, controlled) for _ in range(2)]
     return {"rel_l2": rel_l2(found[-1], expected), **_counted(before, engine.report(our_net))}
 
 

@@ -66,12 +66,15 @@ def _row(graph: Any, stores: dict[str, Any]) -> dict[str, Any]:
     program = export(description, form)
     weights, inputs = program.example()
     expected = program.run(weights, inputs)
+    named = {spec.name: weight for spec, weight in zip(program.weights, weights, strict=True)}
     calls, errors = {}, {}
     for name, store in stores.items():
         file = store.load(graph.key)
         if file is None:
             raise RuntimeError(f"the {name} store must have {description.label}, {graph.key}")
-        calls[name] = partial(_call, graph.backend.load(file.payload), weights, inputs)
+        # Each graph takes them in an order of its own: a layer's, which hangs on the host's mode.
+        theirs = [named[spec.name] for spec in file.manifest.facts.weights]
+        calls[name] = partial(_call, graph.backend.load(file.payload), theirs, inputs)
         found = calls[name]()
         errors[name] = max(rel_l2(a, b) for a, b in zip(found, expected, strict=True))
     return {"ms": _ms(calls), "rel_l2": errors}

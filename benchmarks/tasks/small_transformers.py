@@ -42,7 +42,8 @@ def small_transformers(
     Args:
         kinds: of `tools.small_transformers`.
         formats: in which the blocks of a small Flux are quantised, one after the other.
-        whole: kinds without regions, of which whole steps alone are captured.
+        whole: kinds that no family describes and none is learned for, of which whole steps alone
+            are captured.
         lora: whether a LoRA is among the changes.
 
     Returns:
@@ -59,7 +60,7 @@ def small_transformers(
     import torch
 
     small = _small()
-    engine = open_engine(Path(store), workers=workers)
+    engine = open_engine(Path(store), workers=workers, learned=not whole)
     rows: list[dict[str, Any]] = []
     for name in _all(kinds, formats):
         rows.append(_row(engine, small, name, getattr(torch, dtype), lora=lora))

@@ -274,6 +274,26 @@ def test_a_call_that_takes_long_is_not_captured(
     assert made.captured == 1
 
 
+def test_a_run_beside_another_program_does_not_keep_later_ones_from_being_captured(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    seconds = 2.9
+    made._limit_s = lambda: 0.5
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled")
+    seconds = 0.1
+    step("compiled")
+    assert made.captured == 0, "within a run the first answer holds"
+    made.begin_run()
+    for _ in range(2):
+        step("compiled")
+    assert made.captured == 1, "once a call of this run was quick"
+
+
 def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
     steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
