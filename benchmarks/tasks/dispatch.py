@@ -82,7 +82,8 @@ def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...
     forwards._region = lambda place: (call := own(place)) and Recorder(place.name, call)
     try:
         forwards._version = -1
-        sample(pair.ours, kind, size, steps=1)
+        # The first step brings weights over; a short one after it says that nothing need wait.
+        sample(pair.ours, kind, size, steps=3)
     finally:
         forwards._region = own
         forwards._version = -1
