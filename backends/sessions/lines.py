@@ -93,8 +93,9 @@ ENGLISH = {
     "deepcache_waiting": "DeepCache: what it did is shown here once a run has ended",
     "deepcache_none": "DeepCache, last run: no calls of the UNet",
     "deepcache_ran": "DeepCache, last run: {full} full + {shallow} shallow steps; about {seconds} "
-    "s saved, {memory} of features",
-    "deepcache_saved": "DeepCache, last run: about {seconds} s saved, {memory} of features",
+    "of {whole} s saved, {memory} of features",
+    "deepcache_saved": "DeepCache, last run: about {seconds} of {whole} s saved, {memory} of "
+    "features",
     "deepcache_positive": "  positive: {full} full + {shallow} shallow",
     "deepcache_negative": "  negative: {full} full + {shallow} shallow",
     "deepcache_other": "  {role}: {full} full + {shallow} shallow",

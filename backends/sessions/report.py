@@ -9,6 +9,7 @@ from typing import Any
 from ..building.claims import BY_ANOTHER_SERVER
 from ..building.contract import AnyBuilder
 from ..building.pacing import BuildProgress
+from ..caching.tally import Tally
 from ..contract import WhenMissing
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
@@ -155,7 +156,7 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "side": cache.side,
         "ran": tally is not None,
         "chunks": [] if tally is None else tally.chunks,
-        "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
+        **_times(tally),
         "vram_bytes": 0 if tally is None else tally.feature_bytes,
         "problem": cache.problem,
         "problem_line": told(cache.problem)["reason_line"],
@@ -166,6 +167,16 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "lines": plain(deepcache_lines(report)),
         "whole": plain(whole),
         "text": in_english(whole),
+    }
+
+
+def _times(tally: Tally | None) -> dict[str, float]:
+    """What a run saved by its cache, and would have taken without it, in seconds."""
+    if tally is None:
+        return {"seconds_saved": 0.0, "seconds_without": 0.0}
+    return {
+        "seconds_saved": round(tally.seconds_saved, 3),
+        "seconds_without": round(tally.seconds_without, 3),
     }
 
 
@@ -180,8 +191,7 @@ def stepcache_report(cache: StepCache) -> dict[str, Any]:
         "ran": tally is not None,
         "steps": cache.steps,
         "computed": cache.computed,
-        "seconds_saved": 0.0 if tally is None else round(tally.seconds_saved, 3),
-        "seconds_without": 0.0 if tally is None else round(tally.seconds_without, 3),
+        **_times(tally),
         "vram_bytes": cache.kept_bytes,
         "problem": cache.problem,
         "problem_line": told(cache.problem)["reason_line"],

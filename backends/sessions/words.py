@@ -105,10 +105,7 @@ def deepcache_run(report: dict[str, Any]) -> list[Line]:
     steps = [{"full": each["full"], "shallow": each["shallow"]} for each in report["chunks"]]
     if not steps:
         return [line("deepcache_none")]
-    saved = {
-        "seconds": f"{report['seconds_saved']:.2f}",
-        "memory": _mebibytes(report["vram_bytes"]),
-    }
+    saved = {**_saved(report), "memory": _mebibytes(report["vram_bytes"])}
     if all(each == steps[0] for each in steps):
         return [line("deepcache_ran", **steps[0], **saved)]
     roles = [each["role"] for each in report["chunks"]]
@@ -116,6 +113,13 @@ def deepcache_run(report: dict[str, Any]) -> list[Line]:
         line("deepcache_saved", **saved),
         *(_role(role, each) for role, each in zip(roles, steps, strict=True)),
     ]
+
+
+def _saved(report: dict[str, Any]) -> dict[str, str]:
+    return {
+        "seconds": f"{report['seconds_saved']:.2f}",
+        "whole": f"{report['seconds_without']:.2f}",
+    }
 
 
 def stepcache_lines(report: dict[str, Any]) -> list[Line]:
@@ -135,8 +139,7 @@ def stepcache_lines(report: dict[str, Any]) -> list[Line]:
             computed=computed,
             steps=steps,
             speed=f"{steps / computed:.1f}",
-            seconds=f"{report['seconds_saved']:.2f}",
-            whole=f"{report['seconds_without']:.2f}",
+            **_saved(report),
             memory=_mebibytes(report["vram_bytes"]),
         )
     ]

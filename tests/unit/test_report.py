@@ -294,6 +294,7 @@ DEEPCACHE: dict[str, Any] = {
         {"role": "negative", "full": 7, "shallow": 13},
     ],
     "seconds_saved": 0.61,
+    "seconds_without": 2.03,
     "vram_bytes": 20 * 2**20,
 }
 
@@ -303,7 +304,8 @@ def _cached(**changes: Any) -> list[str]:
 
 
 def test_a_deepcache_says_what_it_did_and_what_its_branches_cost() -> None:
-    ran = "DeepCache, last run: 7 full + 13 shallow steps; about 0.61 s saved, 20 MiB of features"
+    saved = "about 0.61 of 2.03 s saved, 20 MiB of features"
+    ran = f"DeepCache, last run: 7 full + 13 shallow steps; {saved}"
     costs = "work of a shallow step at 1024x1024, by branch: 0: 12%, 1: 31%, 2: 50%"
     assert _cached() == [ran, "branch 2 of 0 to 2", costs]
     assert _cached(wanted_branch=11)[1] == "branch 2 of 0 to 2 (11 is beyond this model)"
@@ -318,7 +320,7 @@ def test_a_deepcache_tells_conditionings_apart_that_ran_in_other_steps() -> None
         for number, role in enumerate(("positive", "negative", "conditioning 2"), start=6)
     ]
     assert _cached(chunks=chunks)[:4] == [
-        "DeepCache, last run: about 0.61 s saved, 20 MiB of features",
+        "DeepCache, last run: about 0.61 of 2.03 s saved, 20 MiB of features",
         "  positive: 6 full + 14 shallow",
         "  negative: 7 full + 13 shallow",
         "  conditioning 2: 8 full + 12 shallow",
