@@ -27,6 +27,7 @@ TWICE = ("heun",)
 STEPS = 24
 FORECASTS = ("auto", "half", "line", "reuse")
 DEFAULT = "auto"
+WAYS = ("fewer", "easycache", "deepcache", "stepcache")
 _HALVINGS = 9
 _SHEET = ("fewer steps", "EasyCache", DEFAULT)
 _SHEET_PIXELS = 64  # of a picture, at least
@@ -316,20 +317,29 @@ def _word(value: Any) -> str:
 
 
 def measure(
-    bench: Bench, sampler: str, speeds: Sequence[float], *, is_unet: bool
+    bench: Bench,
+    sampler: str,
+    speeds: Sequence[float],
+    *,
+    is_unet: bool,
+    ways: Sequence[str] = WAYS,
 ) -> Iterator[Measured]:
-    """Measure every way of one task at each speed, one after the other."""
+    """Measure ways of one task at each speed, one after the other."""
     from warmgraph_backends.stepcache.schedule import Schedule
 
     for speed in speeds:
-        yield bench.fewer_steps(speed)
-        yield bench.easycache(speed)
-        if is_unet:
+        if "fewer" in ways:
+            yield bench.fewer_steps(speed)
+        if "easycache" in ways:
+            yield bench.easycache(speed)
+        if "deepcache" in ways and is_unet:
             yield bench.deepcache(speed)
+        if "stepcache" not in ways:
+            continue
         for forecast in FORECASTS:
             yield bench.step_cache(speed, forecast)
         yield bench.step_cache(speed, DEFAULT, schedule=Schedule.UNIFORM)
-        if sampler not in TWICE:
+        if "easycache" in ways and sampler not in TWICE:
             yield bench.as_easycache(speed)
 
 
@@ -353,6 +363,7 @@ def main() -> None:
     parser.add_argument("--sheet", type=Path, help="the PNG to write, of the first task")
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument("--speeds", nargs="+", type=float, default=[1.8, 2.0, 2.4, 3.0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=2, help="pictures of each class")
     parser.add_argument("--cfg", type=float)
@@ -370,7 +381,9 @@ def main() -> None:
             task = Task(name, sampler, options.steps, seeds, options.cfg)
             bench = Bench(model, task)
             columns = {"all steps": bench.plain.pictures[:10]}
-            for row, pictures in measure(bench, sampler, options.speeds, is_unet=model.is_unet):
+            for row, pictures in measure(
+                bench, sampler, options.speeds, is_unet=model.is_unet, ways=options.ways
+            ):
                 print(line(row), flush=True)
                 rows.append(row)
                 if row.way in _SHEET and row.speed == options.speeds[-1]:
@@ -381,7 +394,7 @@ def main() -> None:
                 scale = -(-_SHEET_PIXELS // bench.plain.pictures.shape[1])
                 contact_sheet(columns, labels, sheet, scale=scale)
             facts = {"seeds": options.seeds, "cfg": options.cfg}
-            unet.write(options.out, "step_cache_quality", rows, facts)  # a break loses one sampler
+            unet.write(options.out, options.out.stem, rows, facts)  # a break loses one sampler
 
 
 if __name__ == "__main__":
