@@ -77,6 +77,21 @@ class _Graph:
         self.freed = True
 
 
+class _Card:
+    """What marks on a GPU say: how long a call took, and whether it has yet to come to its end."""
+
+    seconds, is_behind = 0.1, False
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> _Card:
+    made = _Card()
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: not made.is_behind)
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: made.seconds)
+    return made
+
+
 @pytest.fixture
 def memory(host: Host) -> CapturedMemory:
     return CapturedMemory(lambda _: 2**40, lambda _: None)
@@ -255,37 +270,31 @@ def test_cancel_before_a_replay_ends_the_prompt_and_leaves_what_is_captured(
 
 
 def test_a_call_that_takes_long_is_not_captured(
-    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+    steps: tuple[Replays, _Weights, Any], card: _Card
 ) -> None:
     made, _, step = steps
-    seconds = 2.9
+    card.seconds = 2.9
     made._limit_s = lambda: 0.5
-    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
-    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
     for _ in range(CLEAN_CALLS + 3):
         step("compiled")
     assert _Graph.tries == 0 and made.captured == 0
     (reason,) = made.reasons
     assert reason == "one call takes 2.9 s, of which replaying it would save nothing"
-    seconds = 0.1
+    card.seconds = 0.1
     for _ in range(CLEAN_CALLS + 2):
         step("one graph more")
     assert made.captured == 1
 
 
 def test_a_run_beside_another_program_does_not_keep_later_ones_from_being_captured(
-    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+    steps: tuple[Replays, _Weights, Any], card: _Card
 ) -> None:
     made, _, step = steps
-    seconds = 2.9
+    card.seconds = 2.9
     made._limit_s = lambda: 0.5
-    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
-    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: seconds)
     for _ in range(CLEAN_CALLS + 2):
         step("compiled")
-    seconds = 0.1
+    card.seconds = 0.1
     step("compiled")
     assert made.captured == 0, "within a run the first answer holds"
     made.begin_run()
@@ -295,13 +304,10 @@ def test_a_run_beside_another_program_does_not_keep_later_ones_from_being_captur
 
 
 def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
-    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+    steps: tuple[Replays, _Weights, Any], card: _Card
 ) -> None:
     made, _, step = steps
-    behind = True
-    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: not behind)
-    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
+    card.is_behind = True
     for _ in range(CLEAN_CALLS + 3):
         step("compiled", complete=False)
     assert _Graph.tries == 0
@@ -311,7 +317,7 @@ def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
         step("compiled")
     assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"
 
-    behind = False
+    card.is_behind = False
     made.drop()
     for _ in range(CLEAN_CALLS + 2):
         step("compiled", complete=False)
