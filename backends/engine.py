@@ -48,11 +48,12 @@ from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up
+from .sessions.cache_reports import cache_reports
 from .sessions.eager_times import EagerTimes
 from .sessions.history import History
 from .sessions.overview import Overview
 from .sessions.prompts import Progress, Prompts
-from .sessions.report import cache_reports, model_report, strict_problem
+from .sessions.report import model_report, strict_problem
 from .sessions.settings import Settings
 from .sessions.start import Starter
 from .sessions.story import Story

@@ -19,11 +19,12 @@ from ..runtime.live import Live
 from ..runtime.session import Session
 from ..storing.store import Store, StoreUsage
 from . import warnings
+from .cache_reports import deepcache_report, stepcache_report
 from .history import History
 from .inventory import Inventory, What
 from .lines import Line
 from .prompts import Prompts, cancelled
-from .report import deepcache_report, model_report, stepcache_report
+from .report import model_report
 from .settings import Settings
 
 

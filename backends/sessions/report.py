@@ -9,11 +9,9 @@ from typing import Any
 from ..building.claims import BY_ANOTHER_SERVER
 from ..building.contract import AnyBuilder
 from ..building.pacing import BuildProgress
-from ..caching.tally import Tally
 from ..contract import WhenMissing
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
-from ..deepcache.cache import DeepCache
 from ..device.gpu import is_gpu
 from ..graphs.graph import Graph, State
 from ..reasons import Reason, joined, of
@@ -21,19 +19,11 @@ from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
 from ..runtime.pace import Speed
 from ..runtime.session import AttachedBy, Session
-from ..stepcache.cache import StepCache
 from .cards import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
-from .words import (
-    deepcache_lines,
-    deepcache_run,
-    node_lines,
-    notes_of,
-    report_lines,
-    stepcache_lines,
-)
+from .words import node_lines, notes_of, report_lines
 
 _EXAMPLES = 3
 
@@ -133,71 +123,6 @@ def strict_problem(report: dict[str, Any]) -> Reason | None:
         return joined(notes) if notes else of("nothing_compiled")
     found = [of("places", count=e["places"], why=e["reason"]) for e in report["eager"][:4]]
     return of("would_run_normally", why=found) if found else None
-
-
-def cache_reports(deepcache: DeepCache | None, stepcache: StepCache | None) -> dict[str, Any]:
-    """Return the reports of what a MODEL carries besides a session; None where it does not."""
-    return {
-        "deepcache": None if deepcache is None else deepcache_report(deepcache),
-        "stepcache": None if stepcache is None else stepcache_report(stepcache),
-    }
-
-
-def deepcache_report(cache: DeepCache) -> dict[str, Any]:
-    """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
-    options, tally = cache.options, cache.tally
-    report = {
-        "id": cache.id,
-        "schedule": options.schedule.value,
-        "interval": options.interval,
-        "branch": cache.branch.number,
-        "wanted_branch": options.branch,
-        "costs": [round(cost, 4) for cost in cache.costs],
-        "side": cache.side,
-        "ran": tally is not None,
-        "chunks": [] if tally is None else tally.chunks,
-        **_times(tally),
-        "vram_bytes": 0 if tally is None else tally.feature_bytes,
-        "problem": cache.problem,
-        "problem_line": told(cache.problem)["reason_line"],
-    }
-    whole = deepcache_run(report)
-    return {
-        **report,
-        "lines": plain(deepcache_lines(report)),
-        "whole": plain(whole),
-        "text": in_english(whole),
-    }
-
-
-def _times(tally: Tally | None) -> dict[str, float]:
-    """What a run saved by its cache, and would have taken without it, in seconds."""
-    if tally is None:
-        return {"seconds_saved": 0.0, "seconds_without": 0.0}
-    return {
-        "seconds_saved": round(tally.seconds_saved, 3),
-        "seconds_without": round(tally.seconds_without, 3),
-    }
-
-
-def stepcache_report(cache: StepCache) -> dict[str, Any]:
-    """Return what a Step Cache is set to and what its last run did, as JSON-plain data."""
-    options, tally = cache.options, cache.tally
-    report = {
-        "id": cache.id,
-        "speed": options.speed,
-        "schedule": options.schedule.value,
-        "forecast": options.forecast.value,
-        "ran": tally is not None,
-        "steps": cache.steps,
-        "computed": cache.computed,
-        **_times(tally),
-        "vram_bytes": cache.kept_bytes,
-        "problem": cache.problem,
-        "problem_line": told(cache.problem)["reason_line"],
-    }
-    whole = stepcache_lines(report)
-    return {**report, "lines": plain(whole), "whole": plain(whole), "text": in_english(whole)}
 
 
 def _reason_of(note: Line) -> Reason:

@@ -15,7 +15,7 @@ from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
 from warmgraph_backends.events import Events
-from warmgraph_backends.sessions.report import deepcache_report
+from warmgraph_backends.sessions.cache_reports import deepcache_report
 
 from .cached import Pair, Reference, cache_of, cached, evaluations
 
