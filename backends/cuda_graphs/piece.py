@@ -43,14 +43,16 @@ class Statics:
 
     def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
         """Return the one of such a form for a use, made now if need be."""
-        form = use, form_of(like)
-        found = self._tensors.get(form)
+        return self.take_of(use, form_of(like))
+
+    def take_of(self, use: Hashable, form: Any) -> torch.Tensor:
+        """The same, by the form of a tensor."""
+        found = self._tensors.get((use, form))
         if found is None:
+            shape, stride, dtype, device = form
             with torch.inference_mode(False):  # else it could be written in inference mode only
-                found = torch.empty_strided(
-                    like.shape, like.stride(), dtype=like.dtype, device=like.device
-                )
-            self._tensors[form] = found
+                found = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            self._tensors[use, form] = found
         return found
 
     def side_by_side(
@@ -125,13 +127,20 @@ class Piece:
     # --- capturing --------------------------------------------------------------------------------
 
     def capture(
-        self, call: Call, weights: Sequence[Any], inputs: Sequence[Any], live: Mapping[str, Any]
+        self,
+        call: Call,
+        weights: Sequence[Any],
+        inputs: Sequence[Any],
+        live: Mapping[str, Any],
+        results: Sequence[Any] = (),
     ) -> tuple[torch.Tensor, ...]:
         """Capture a call, and compute it.
 
         Args:
             call: is called with the weights, where they lie, and the inputs.
             live: what the call brings along for its attention (`live_arguments`).
+            results: the forms of what such a call gave. Its results lie in memory that outlives
+                the graph and other pieces share, so it is allocated before the graph begins.
 
         Raises:
             Whatever the call raises, or CUDA where it cannot be captured.
@@ -139,6 +148,7 @@ class Piece:
         tensors, given = self._taken("input", inputs)
         more, named = self._taken("live", list(live.values()))
         self._inputs = [*tensors, *more]
+        ready = [self._statics.take_of(("result", n), form) for n, form in enumerate(results)]
         self._fill(tensors_of(inputs, live.values()))
         device = self._stream.device
         current = gpu.current_stream(device)
@@ -160,6 +170,7 @@ class Piece:
                 self._break_off()
                 raise
             self._end()
+        del ready  # those that were not given after all
         current.wait_stream(self._stream)
         return self._given()
 

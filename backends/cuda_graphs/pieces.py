@@ -48,6 +48,8 @@ class _Known:
     piece: Piece | None = None
     weights: Weights | None = None
     refused: Reason | None = None
+    #: Forms of what a call gave.
+    results: tuple[Any, ...] = ()
 
 
 class Pieces:
@@ -188,6 +190,8 @@ class Pieces:
             self._made += 1
             self._idle += gpu.is_passed(self._mark)
         self._mark = gpu.mark(tensors_of(inputs)[0].device)
+        if not known.clean:
+            known.results = tuple(map(form_of, results))
         known.clean += 1
         return results
 
@@ -276,7 +280,7 @@ class Pieces:
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             piece = Piece(stream, self._memory.pool(device), self._statics, driver.make_graph)
             with host_layer.multiplying_by(weights.given):
-                results = piece.capture(call, weights.tensors, inputs, live)
+                results = piece.capture(call, weights.tensors, inputs, live, known.results)
         except Exception as error:
             if piece is not None:
                 piece.free()

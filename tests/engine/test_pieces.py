@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_backends.compilers import registry
 from warmgraph_backends.cuda_graphs import pieces as pieces_room
+from warmgraph_backends.cuda_graphs.piece import Statics
 from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.scope import Scope
@@ -154,6 +155,23 @@ def test_places_are_captured_after_one_clean_step_and_give_the_same_bits(pieced:
     assert pieces.replayed == (STEPS - 2) * PLACES
     assert torch.equal(pieced.sample(), pieced.as_calls)
     assert pieces.captures == PLACES and pieces.replayed == (2 * STEPS - 2) * PLACES
+
+
+def test_memory_that_outlives_a_recording_is_allocated_outside_of_it(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be the graph's, and PyTorch would be told of its end by nobody."""
+    made: list[bool] = []
+    take_of = Statics.take_of
+
+    def watched(statics: Statics, use: Any, form: Any) -> torch.Tensor:
+        if (use, form) not in statics._tensors:
+            made.append(RecordedGraph.now is not None)
+        return take_of(statics, use, form)
+
+    monkeypatch.setattr(Statics, "take_of", watched)
+    pieced.sample()
+    assert pieced.pieces.captures == PLACES and made and not any(made)
 
 
 def test_too_short_a_run_is_not_captured_before_its_third_step(pieced: Pieced) -> None:
