@@ -140,11 +140,11 @@ class Region:
         self._guests, self._others = guests, others
 
     def __call__(self, *inputs: Any) -> Any:
-        if not is_ours():
-            self._account.lookahead.wait(self._source.device)
         check_cancelled()  # as the host does before each operator
         if (problem := self._why_not()) is not None:
             return self.decline(problem)
+        if not is_ours():  # nobody captures: within a capture nothing can be waited for
+            self._account.lookahead.wait(self._source.device)
         try:
             if is_ours():
                 return self._served(inputs)

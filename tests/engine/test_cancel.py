@@ -87,6 +87,9 @@ def test_nothing_of_ours_runs_in_somebody_elses_capture(
     known._compared.clear()  # as in a new process: each first call would be compared
     compared = known.count
     monkeypatch.setattr(captured_call, "is_capturing", lambda device: capturing[0])
+    waits: list[bool] = []
+    lookahead = ours.get_attachment("warmgraph").scope.account.lookahead
+    monkeypatch.setattr(lookahead, "wait", lambda device: waits.append(capturing[0]))
 
     @contextlib.contextmanager
     def capture() -> Iterator[None]:
@@ -106,10 +109,11 @@ def test_nothing_of_ours_runs_in_somebody_elses_capture(
     report = xl.report(ours)
     if within:
         assert known.count - compared > 0 and report["calls"]["compiled"] > 0
-        assert reasons(report)[CAPTURED] > 1
+        assert reasons(report)[CAPTURED] > 1 and waits
     else:
         assert torch.equal(image, xl.sample(xl.model, steps=1))
         assert known.count == compared and CAPTURED in report["text"]
+    assert not any(waits), "an event of a capture ends it where it is waited for"
     assert relative(image, xl.sample(xl.model, steps=1)) < TOLERANCE
     assert relative(xl.sample(ours), eager) < TOLERANCE
     assert reasons(xl.report(ours)) == {} and xl.lab.jobs() == jobs
