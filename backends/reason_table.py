@@ -308,6 +308,9 @@ TABLE: dict[str, str | Row] = {
     "no_memory_capturing": Row("out of memory while it was captured", retry=True),
     "over_budget": "its memory ({needed} MiB) is over the budget of {budget} MiB",
     "cannot_capture": "it cannot be captured: {error}",
+    "replays_otherwise": Row(
+        "recorded, it differs by {error} (relative L2) from what it computed before", retry=True
+    ),
     "no_plain_tensors": "{name} must be plain tensors, got a {sort}",
     "on_cpu": "{name} is on the CPU, where a captured call could not read it",
     "unknown_effect": "{name} has a {sort}, whose effect is not known",

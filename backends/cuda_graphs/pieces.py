@@ -31,6 +31,7 @@ from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .quiet import QUIET
 from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
+from .shown import why_not as why_others
 
 logger = logging.getLogger(__name__)
 
@@ -281,6 +282,10 @@ class Pieces:
             piece = Piece(stream, self._memory.pool(device), self._statics, driver.make_graph)
             with host_layer.multiplying_by(weights.given):
                 results = piece.capture(call, weights.tensors, inputs, live, known.results)
+                problem = None
+                if not piece.cuts:  # others' code is called once a step
+                    expected = tuple(call([*weights.tensors, *inputs]))
+                    problem = why_others(results, expected)
         except Exception as error:
             if piece is not None:
                 piece.free()
@@ -289,6 +294,10 @@ class Pieces:
             self._refuse(known, why_not(error))
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
             return None
+        if problem is not None:
+            piece.free()
+            self._refuse(known, problem)
+            return expected
         grown = driver.reserved_bytes(device) - before
         made = self._statics.held_bytes - held
         if not driver.is_driver_allocator():

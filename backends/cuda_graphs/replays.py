@@ -10,10 +10,11 @@ regions compiled, once they are there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +29,8 @@ from ..weights.addresses import AddressBook, Addresses
 from . import driver
 from .captured_call import CapturedCall, CaptureError
 from .memory import CapturedMemory
-from .signatures import CallValues, FixedCallError, result_form
+from .shown import Shown
+from .signatures import CallValues, FixedCallError, read_result, result_form
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,10 @@ class _Signature:
     target: Hashable = None
     clean: int = 0
     refused: Reason | None = None
-    #: What a call gave.
+    #: The form of what a call gave.
     like: CallValues | None = None
+    #: The last call of this run that was made, by which a capture is proved.
+    shown: Shown | None = None
     #: Marks on the GPU around the last clean call.
     marks: tuple[Any, Any] | None = None
     #: What is captured, and in which form.
@@ -176,9 +180,11 @@ class Replays:
                 self._memory.drop(graph)
             else:
                 try:
-                    result = self._replay(graph, book, addresses, call)
+                    result = self._replay(graph, book, addresses, call.tensors)
                 except CaptureError as error:
                     known.refused = error.reason
+                if result is not None:
+                    self._count(graph)
         elif known.like is not None and known.clean >= needed and self._pays(known, complete):
             rerun, made = partial(_rerun, runner, host, compiled=complete), target
             result = self._capture(known, call, rerun, book, addresses, ran)
@@ -186,6 +192,11 @@ class Replays:
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
+        may_come = result is None and in_place and known.refused is None
+        known.shown = None
+        if may_come:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                known.shown = Shown(call.tensors, book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
         form = None if result is None else made
         return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
@@ -203,6 +214,9 @@ class Replays:
             try:
                 known.like = result_form(result)
                 known.clean += 1
+                if known.shown is not None:
+                    with contextlib.suppress(torch.OutOfMemoryError):
+                        known.shown.gave(read_result(result).tensors)
             except FixedCallError as error:
                 known.refused = error.reason
         if known.refused is not None:
@@ -231,6 +245,11 @@ class Replays:
         for known in self._signatures.values():
             if known.refused is not None and known.refused.retry:
                 known.refused = None
+
+    def end_run(self) -> None:
+        """Keep no tensors of calls that were made."""
+        for known in self._signatures.values():
+            known.shown = None
 
     def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
         """A graph's memory was given back; its signature is captured anew when it comes again, or
@@ -276,9 +295,13 @@ class Replays:
         return problem is None
 
     def _replay(
-        self, graph: CapturedCall, book: AddressBook, addresses: Addresses, call: CallValues
+        self,
+        graph: CapturedCall,
+        book: AddressBook,
+        addresses: Addresses,
+        tensors: Sequence[torch.Tensor],
     ) -> Any:
-        """The call's result, or None where the weights are not in place after all.
+        """A call's result, or None where the weights are not in place after all.
 
         Raises:
             CaptureError: there is no memory for it; all graphs were let go.
@@ -286,7 +309,7 @@ class Replays:
         if not book.hold(addresses):
             return None
         try:
-            result = graph.replay(addresses, call.tensors)
+            return graph.replay(addresses, tensors)
         except RuntimeError as error:  # the driver gives a graph its memory when it runs
             if "out of memory" not in str(error):
                 raise
@@ -294,11 +317,29 @@ class Replays:
             raise CaptureError(of("no_memory")) from error
         finally:
             book.let_go(addresses)
+
+    def _count(self, graph: CapturedCall) -> None:
+        """Note that a graph has given a call's result."""
         self._memory.note_use(graph)
         self.replayed += 1
         self.regions += graph.regions
         self.places |= graph.places
-        return result
+
+    def _prove(
+        self, graph: CapturedCall, shown: Shown, book: AddressBook, addresses: Addresses
+    ) -> bool:
+        """Have a graph compute a call that was made; False where the weights are not in place after
+        all.
+
+        Raises:
+            CaptureError: it gives something else, or there is no memory for it.
+        """
+        result = self._replay(graph, book, addresses, shown.inputs)
+        if result is None:
+            return False
+        if (problem := shown.why_not(read_result(result).tensors)) is not None:
+            raise CaptureError(problem)
+        return True
 
     def _capture(
         self,
@@ -309,7 +350,9 @@ class Replays:
         addresses: Addresses,
         ran: Collection[str],
     ) -> Any:
-        """Capture this call and compute it by the first replay; None if it cannot be."""
+        """Capture this call, prove that on one that was made, and compute it by a replay; None if
+        it cannot be.
+        """
         assert known.like is not None
         device = call.tensors[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
@@ -321,14 +364,17 @@ class Replays:
         if not book.hold(addresses):
             return None
         try:
+            shown = known.shown
+            if shown is None or not shown.tells_of(book.epoch):
+                shown = _made(call, rerun, book.epoch)
             graph = CapturedCall(call, known.like, addresses, self._memory.pool(device))
             graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
             graph.places = frozenset(ran)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
-            if not copied:
-                result = self._replay(graph, book, addresses, call)
+            if not copied and self._prove(graph, shown, book, addresses):
+                result = self._replay(graph, book, addresses, call.tensors)
         except (CaptureError, torch.OutOfMemoryError) as error:
             known.refused = error.reason if isinstance(error, CaptureError) else of("no_memory")
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
@@ -345,6 +391,7 @@ class Replays:
         if known.graph is not None:  # of a form that this one betters
             self._memory.drop(known.graph)
         known.graph, known.form, known.like = graph, known.target, None
+        self._count(graph)
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before
@@ -352,6 +399,14 @@ class Replays:
         if not self._memory.holds(graph):
             known.clean = -_BACK_OFF
         return result
+
+
+def _made(call: CallValues, rerun: Callable[..., Any], epoch: int) -> Shown:
+    """Make a call as it is, where none of this run has shown what it gives."""
+    shown = Shown(call.tensors, epoch)
+    args, kwargs = call.over(call.tensors)
+    shown.gave(read_result(rerun(*args, **kwargs)).tensors)
+    return shown
 
 
 def _rerun(

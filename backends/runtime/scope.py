@@ -311,6 +311,8 @@ class Scope:
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
+            if self.replays is not None:
+                self.replays.end_run()
             if self.pieces is not None:
                 self.pieces.end_run()
 

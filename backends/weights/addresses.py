@@ -71,6 +71,11 @@ class AddressBook:
         #: Why nothing can be captured or replayed now.
         self.problem: Reason | None = MOVED
 
+    @property
+    def epoch(self) -> int:
+        """Changes once weights were moved or replaced."""
+        return self._weights.epoch
+
     def look(self) -> Addresses | None:
         """Return where the weights are, or None while they are not where a graph could read them.
 

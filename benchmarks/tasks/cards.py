@@ -222,12 +222,16 @@ def cards_apart(
     vae: str,
     vae_kind: str,
     vae_store: str,
-    control: str,
     size: list[int],
+    control: str = "",
     workers: int = 0,
 ) -> dict[str, Any]:
     """Run what the host's nodes put on the second card: a model, before and behind the node, a VAE,
     and a ControlNet under the split.
+
+    Args:
+        control: a file of a ControlNet; "": none. With dynamic VRAM the host's own copy of one for
+            another card frees memory of the first one's, which ends the process.
 
     Returns:
         {"rows": as of `cards_split`, without "cards" for the VAE}
@@ -248,8 +252,10 @@ def cards_apart(
     for name, plain, ours in (("first", eager, both), ("second", moved, behind)):
         rows.append({"name": f"by turns, {name}", **_compared(engine, kind, plain, ours, target)})
         partial({"rows": rows})
-    rows.append({"name": "ControlNet", **_controlled(engine, eager, kind, Path(control), target)})
-    partial({"rows": rows})
+    if control:
+        row = _controlled(engine, eager, kind, Path(control), target)
+        rows.append({"name": "ControlNet", **row})
+        partial({"rows": rows})
     engine.close()
     engine = open_engine(Path(vae_store), workers=workers)
     plain_vae = load_vae(Path(vae), vae_kind)
@@ -330,15 +336,11 @@ def _deepcache(engine: Any, model: Any, kind: str, size: Size) -> dict[str, Any]
 
 
 def _controlled(engine: Any, eager: Any, kind: str, path: Path, size: Size) -> dict[str, Any]:
-    """A split under a ControlNet, both with ours, beside both without.
-
-    Each has a file loaded for itself and is applied once: with dynamic VRAM the host's copy of a
-    ControlNet that ran before frees that one's memory for a second time.
-    """
+    """A split under a ControlNet, both with ours, beside both without."""
     spread = split(eager)
     ours = engine.compile_model(spread, when_missing="wait")
-    net, our_net = load_controlnet(path), load_controlnet(path)
-    our_net = engine.compile_controlnet(our_net, when_missing="wait")
+    net = load_controlnet(path)
+    our_net = engine.compile_controlnet(load_controlnet(path), when_missing="wait")
     prompts = [conditioning(kind, seed=seed) for seed in (1, 2)]
     hint = random_hint(size)
 
@@ -367,10 +369,17 @@ def _name(card: Any) -> str:
 
 
 def _used_mib(card: Any) -> float:
-    """What all processes hold of a card's memory, by the driver's count; 0 of the processor."""
+    """What this process's tensors and captured graphs hold of a card's memory; 0 of the processor.
+
+    Others may be on that card, so the driver's count of what is free says nothing.
+    """
     import torch
+
+    from warmgraph_backends.cuda_graphs import driver
 
     if card.type != "cuda":
         return 0.0
-    free, total = torch.cuda.mem_get_info(card)
-    return round((total - free) / MIB, 1)
+    held = torch.cuda.memory_reserved(card)
+    if driver.is_driver_allocator():
+        held += driver.reserved_bytes(card)
+    return round(held / MIB, 1)

@@ -21,6 +21,7 @@ class _Weights:
 
     problem = None
     device = torch.device("cpu")
+    epoch = 0
 
     def __init__(self) -> None:
         self.undone = 0
@@ -55,6 +56,8 @@ class _Graph:
     tries = 0
     regions = 0
     own_bytes = 0
+    #: What it gives more than it should.
+    wrong_by = 0.0
 
     def __init__(self, *_: Any) -> None:
         self.freed = False
@@ -71,7 +74,7 @@ class _Graph:
 
     def replay(self, addresses: Any, tensors: Any) -> Any:
         assert not self.freed
-        return tensors[0] + 1
+        return tensors[0] + 1 + self.wrong_by
 
     def free(self) -> None:
         self.freed = True
@@ -106,6 +109,7 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
+    monkeypatch.setattr(_Graph, "wrong_by", 0.0)
     made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
 
     def step(
@@ -137,6 +141,39 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
         return attempt.form
 
     return made, weights, step
+
+
+@pytest.mark.parametrize("wrong_by", [0.1, float("nan")])
+def test_a_capture_that_gives_something_else_is_not_replayed(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch, wrong_by: float
+) -> None:
+    """It is tried once more in the next run; `step` sees that no result is the wrong one."""
+    made, _, step = steps
+    monkeypatch.setattr(_Graph, "wrong_by", wrong_by)
+    for _ in range(2):
+        made.begin_run()
+        assert [step("compiled") for _ in range(6)] == [None] * 6
+    assert _Graph.tries == 2 and (made.captures, made.replayed) == (0, 0)
+    (reason,) = made.reasons
+    assert "differs by" in str(reason) and made.captured == 0
+    monkeypatch.setattr(_Graph, "wrong_by", 0.0)
+    made.begin_run()
+    assert [step("compiled") for _ in range(4)][-1] == "compiled" and made.replayed > 0
+
+
+def test_a_call_of_an_earlier_run_proves_nothing(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    """Its weights may have been others: the call that is captured is made first."""
+    made, weights, step = steps
+    ran: list[int] = []
+    for number in range(CLEAN_CALLS + 2):  # runs of one step
+        weights.epoch = number
+        made.begin_run()
+        ran.append(step("compiled") is not None)
+        made.end_run()
+        assert all(known.shown is None for known in made._signatures.values())
+    assert ran == [False] * CLEAN_CALLS + [True] * 2 and _Graph.tries == 1
 
 
 def test_a_better_form_that_finds_no_room_leaves_the_one_that_is_there(

@@ -25,7 +25,7 @@ BROKEN = {
     "beginning a run": ("runtime.scope", "Scope.begin_run"),
     "beginning a step": ("weights.fetching", "ModelWeights.begin_step"),
     "making forwards": ("runtime.forwards", "Forwards.refresh"),
-    "choosing forwards": ("runtime.forwards", "Forwards.of"),
+    "choosing forwards": ("runtime.forwards", "Forwards._region"),
     "reading the call": ("runtime.scope", "read_call"),
     "a region": ("runtime.region", "Region._problem"),
     "weights": ("weights.fetching", "RegionWeights._gather"),
@@ -62,6 +62,21 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
     return warned
 
 
+def _part(module: str, name: str) -> tuple[Any, str]:
+    """What holds a part of ours, and its name there."""
+    *path, last = name.split(".")
+    owner: Any = importlib.import_module(f"{PACKAGE}.{module}")
+    for step in path:
+        owner = getattr(owner, step)
+    return owner, last
+
+
+def test_all_parts_that_may_break_are_there(host: Host) -> None:
+    """Most of them break in long runs of the tests only."""
+    parts = [_part(module, name) for module, name in BROKEN.values()]
+    assert all(hasattr(owner, name) for owner, name in parts), BROKEN
+
+
 @pytest.mark.parametrize("part", some_rows(BROKEN, list(BROKEN)[::3]))
 def test_no_failure_of_ours_fails_a_prompt(
     xl: Subject, warned: Any, monkeypatch: pytest.MonkeyPatch, part: str
@@ -78,10 +93,7 @@ def test_no_failure_of_ours_fails_a_prompt(
         raise _BrokenError(f"{part} is broken")
 
     with monkeypatch.context() as patch:
-        *path, last = name.split(".")
-        owner: Any = importlib.import_module(f"{PACKAGE}.{module}")
-        for step in path:
-            owner = getattr(owner, step)
+        owner, last = _part(module, name)
         patch.setattr(owner, last, broken)
         for _ in range(2):
             assert relative(xl.sample(ours), eager) < TOLERANCE

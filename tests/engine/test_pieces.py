@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers import registry
+from warmgraph_backends.cuda_graphs import piece as piece_room
 from warmgraph_backends.cuda_graphs import pieces as pieces_room
 from warmgraph_backends.cuda_graphs.piece import Statics
 from warmgraph_backends.cuda_graphs.replays import Replays
@@ -172,6 +173,23 @@ def test_memory_that_outlives_a_recording_is_allocated_outside_of_it(
     monkeypatch.setattr(Statics, "take_of", watched)
     pieced.sample()
     assert pieced.pieces.captures == PLACES and made and not any(made)
+
+
+def test_a_place_that_gives_something_else_when_recorded_is_not_replayed(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(static: torch.Tensor, result: torch.Tensor) -> None:
+        static.copy_(result * 1.1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(piece_room, "leave", wrong)
+        assert torch.equal(pieced.sample(), pieced.as_calls)
+    pieces = pieced.pieces
+    assert pieces.captures == pieces.replayed == 0 and RecordedGraph.begun == PLACES
+    (reason,) = pieces.refused
+    assert "differs by" in str(reason) and pieces.refused[reason] == PLACES
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert pieces.captures == PLACES, "tried once more in the next run"
 
 
 def test_too_short_a_run_is_not_captured_before_its_third_step(pieced: Pieced) -> None:

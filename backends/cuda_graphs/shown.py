@@ -1,0 +1,60 @@
+"""What a call was given and gave, by which a captured call is proved before it is replayed.
+
+A capture reads and writes where its memory lies in that moment, and holds values that were made on
+the processor. Whether it computes what the call does shows in what it gives for the inputs of a
+call that was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..kinds.tolerance import relative_l2
+from ..reasons import Reason, of
+
+#: Relative L2: the same kernels, of which some may add in another order each time.
+LIMIT = 1e-2
+
+
+class Shown:
+    """One call of a signature, which keeps copies of its tensors."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], epoch: int) -> None:
+        """Keep what a call is given, before it is made: it may write into that.
+
+        Args:
+            epoch: of the weights that it reads.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for copies; likewise `gave`.
+        """
+        self.inputs = _copies(inputs)
+        self.epoch = epoch
+        self._results: list[torch.Tensor] | None = None
+
+    def gave(self, results: Sequence[torch.Tensor]) -> None:
+        """Keep what the call gave."""
+        self._results = _copies(results)
+
+    def tells_of(self, epoch: int) -> bool:
+        """Whether the call has ended, and was made with the weights of an epoch."""
+        return self._results is not None and self.epoch == epoch
+
+    def why_not(self, results: Sequence[torch.Tensor]) -> Reason | None:
+        """Say why what was captured, which gave these results for its inputs, does not compute what
+        the call did. Waits for the device.
+        """
+        assert self._results is not None
+        return why_not(results, self._results)
+
+
+def why_not(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
+    """Say why results of what was captured are not those of the call. Waits for the device."""
+    error = max(map(relative_l2, results, expected), default=0.0)
+    return of("replays_otherwise", error=f"{error:.1e}") if error > LIMIT else None
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
