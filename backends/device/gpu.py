@@ -20,7 +20,12 @@ from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
 
 #: What the answer of a GPU that is only pretended is marked with.
 PRETENDED = "warmgraph_pretends"
-_AS_IT_IS = contextlib.nullcontext()
+
+
+@cache  # a device makes the text anew
+def type_of(device: torch.device) -> str:
+    """Return a device's type."""
+    return device.type
 
 
 @cache  # a device takes microseconds to say its type
@@ -196,8 +201,10 @@ def is_capturing(device: torch.device) -> bool:
         return False
     is_used: Any = torch.cuda.is_initialized
     is_other = is_used() and index(device) != torch.cuda.current_device()
-    with torch.cuda.device(device) if is_other else _AS_IT_IS:
-        return torch.cuda.is_current_stream_capturing()
+    if is_other:
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_current_stream_capturing()
 
 
 def mark(device: torch.device) -> Any:

@@ -82,9 +82,14 @@ def pause_host_compiler() -> AbstractContextManager[None]:
     Its recording counts foreign allocations as faults; hosts without it have nothing to pause. What
     is held up already stays so: the host would go on with it when the inner one of two ends.
     """
+    return host_compiler_pause() or _NOTHING
+
+
+def host_compiler_pause() -> AbstractContextManager[None] | None:
+    """The same; None where nothing is to be paused, for who asks at each place."""
     recording = _recording()
     if recording is None or recording in _paused.now:
-        return _NOTHING
+        return None
     return _pausing(recording)
 
 
@@ -103,7 +108,7 @@ def _recording() -> Any:
     paused; an object of ours where it does not tell.
     """
     prefetch = sys.modules.get("comfy.model_prefetch")
-    if not callable(getattr(prefetch, "pause_malloc_graph", None)):
+    if prefetch is None or not callable(getattr(prefetch, "pause_malloc_graph", None)):
         return None
     graphs = getattr(prefetch, "MALLOC_GRAPHS", None)
     if not isinstance(graphs, dict):

@@ -16,6 +16,9 @@ import torch
 from ..contract import CHANNELS_LAST as CHANNELS_LAST
 from ..contract import CONTIGUOUS as CONTIGUOUS
 
+#: In bytes, of the addresses of what a graph takes.
+ALIGNMENT = 16
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -48,11 +51,11 @@ def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
 
 
 def aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a tensor as graphs take it, in this layout at a 16-byte address; another one is
-    copied, as operators would.
+    """Return a tensor as graphs take it, in this layout at an address that it takes; another
+    one is copied, as operators would.
     """
     laid_out = lay_out(value, layout)
-    return laid_out.clone() if laid_out.data_ptr() % 16 else laid_out
+    return laid_out.clone() if laid_out.data_ptr() % ALIGNMENT else laid_out
 
 
 def elements_of(values: Iterable[Any]) -> tuple[int, tuple[int, ...]]:

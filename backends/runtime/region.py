@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -12,14 +11,12 @@ from typing import Any
 import torch
 
 from ..choices.choices import HOSTS, Choices
-from ..contract import InputSpec, Symbol
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
 from ..cuda_graphs.piece import Call as GraphCall
 from ..cuda_graphs.pieces import Pieces
 from ..graphs.graph import Graph
 from ..host_api import formats
-from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
-from ..kinds.layout import aligned
+from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
 from ..operators import attention_layer, host_attention, host_layer, live_arguments
 from ..operators.recorded import Record
 from ..plans.plan import Place
@@ -27,21 +24,15 @@ from ..reasons import Reason, of
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
-from ..weights.source import same_device
+from .acceptance import Acceptance, Form, form_of
 from .faults import Faults
 from .trust import Sample, Trust
-from .variations import UNROUNDED, WIDE, Account, Misfit
+from .variations import UNROUNDED, Account, Misfit
 from .verification import Verification, Verifying
 from .wiring import Guests
 from .written import leave
 
 logger = logging.getLogger(__name__)
-
-#: Graphs index their tensors with 32 bits.
-MAX_ELEMENTS = 2**31 - 1
-_TOO_LARGE = of("too_many_elements")
-#: Forms of a call's inputs that are remembered as good.
-MAX_KNOWN = 64
 
 
 class Region:
@@ -93,9 +84,7 @@ class Region:
         self._guests: Guests | None = None
         self._others: Sequence[Region] = ()
         self._source = source
-        self._inputs = [
-            _Check(spec, graph.description.symbols) for spec in graph.description.inputs
-        ]
+        self._acceptance = Acceptance(graph, source.device)
         left = tuple(host_layer.paths(graph.description.module))
         #: Whether its operators look for parts of the module.
         self._has_paths = bool(left) or attention_layer.is_in(graph.description.module)
@@ -108,10 +97,6 @@ class Region:
             source,
             {path: path in rounded for path in left},
         )
-        self._work = 1 if graph.loaded is None else math.ceil(graph.loaded.work)
-        #: Forms of all inputs together that were good as they came, with the largest tensor's
-        #: elements.
-        self._good: dict[tuple[Any, ...], int] = {}
         self._trust = (
             Trust(place, graph, comparisons)
             if verification is None
@@ -143,15 +128,17 @@ class Region:
         check_cancelled()  # as the host does before each operator
         if (problem := self._why_not()) is not None:
             return self.decline(problem)
-        if not is_ours():  # nobody captures: within a capture nothing can be waited for
+        ours, pause = is_ours(), None
+        if not ours:  # nobody captures: within a capture nothing can be waited for
             self._account.lookahead.wait(self._source.device)
+            pause = host_compiler_pause()
         try:
-            if is_ours():
+            if pause is None:
                 return self._served(inputs)
-            with pause_host_compiler():
+            with pause:
                 return self._served(inputs)
         except Exception as error:
-            if is_ours() or is_interrupt(error) or passes(error):
+            if ours or is_interrupt(error) or passes(error):
                 raise
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
@@ -167,10 +154,13 @@ class Region:
 
     def _served(self, inputs: tuple[Any, ...]) -> Any:
         """The results, or None for the host to compute them."""
-        form = tuple(map(_form, inputs))
-        misfit = self.misfit(inputs, form)
+        form = form_of(inputs)
+        elements = self._acceptance.good.get(form)
+        misfit = None
+        if elements is None or self._rounded:
+            misfit = self.misfit(inputs, form)
         if misfit is None:
-            return self._compute(inputs, form)
+            return self._compute(inputs, form, elements)
         for other in self._others:
             if other.misfit(inputs, form) is None:
                 result = other(*inputs)
@@ -179,24 +169,18 @@ class Region:
             self._account.needs.add((self._kind, misfit.needs.name))
         return self.decline(misfit.reason)
 
-    def misfit(self, inputs: tuple[Any, ...], form: tuple[Any, ...]) -> Misfit | None:
-        """Say why the graph does not take a call; None: it does.
-
-        Args:
-            form: what its acceptance hangs on (`_form` of each input).
-        """
+    def misfit(self, inputs: tuple[Any, ...], form: Form) -> Misfit | None:
+        """Say why the graph does not take a call; None: it does."""
         if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
             return Misfit(problem, UNROUNDED)
-        if form in self._good:
-            return None
-        if (problem := self._problem(inputs)) is not None:
-            return Misfit(problem)
-        if not self.graph.description.wide and self._elements(inputs) > MAX_ELEMENTS:
-            return Misfit(_TOO_LARGE, WIDE)
-        return None
+        return self._acceptance.misfit(inputs, form)
 
-    def _compute(self, inputs: tuple[Any, ...], form: tuple[Any, ...]) -> Any:
-        """Compute a call that the graph takes."""
+    def _compute(self, inputs: tuple[Any, ...], form: Form, elements: int | None) -> Any:
+        """Compute a call that the graph takes.
+
+        Args:
+            elements: of its largest tensor; None where it is not taken as it comes.
+        """
         graph = self.graph
         loaded, guests = graph.outcome.loaded, self._guests
         if loaded is None:
@@ -205,15 +189,9 @@ class Region:
         self._trust.others = "" if guests is None else guests.code
         if self._trust.others in graph.unfit:
             return self.decline(graph.unfit[self._trust.others])
-        ready: list[Any] = list(inputs)
-        elements = self._good.get(form)
-        if elements is None or any(map(_is_misplaced, inputs)):
-            elements = self._elements(inputs)
-            layout = graph.description.layout
-            ready = [aligned(value, layout) if torch.is_tensor(value) else value for value in ready]
-            plain = all(isinstance(value, int) or type(value) is torch.Tensor for value in inputs)
-            if plain and all(mine is given for mine, given in zip(ready, inputs, strict=True)):
-                self._remember(form, elements)
+        ready = list(inputs)
+        if elements is None:
+            ready, elements = self._acceptance.made_ready(inputs, form)
         try:
             weights = self._weights.fetch()
         except ValueError as error:
@@ -260,7 +238,7 @@ class Region:
         return self._given(inputs, verdict.references, by_graph=False)
 
     def _runner(
-        self, call: GraphCall, weights: Fetched, ready: list[Any], form: tuple[Any, ...] | None
+        self, call: GraphCall, weights: Fetched, ready: list[Any], form: Form | None
     ) -> Callable[[], Any]:
         """Return what runs the graph: by replay, where this place is replayed in this step.
 
@@ -296,30 +274,6 @@ class Region:
         given = {path: pair for path, pair in given.items() if path not in guests.words}
         options = host_attention.options_of_step()
         return host_layer.layers_of(module, products, given, guests.words, record, options)
-
-    def _problem(self, inputs: Sequence[Any]) -> Reason | None:
-        """Why the graph cannot take these inputs, or None."""
-        sizes: dict[str, tuple[int, str]] = {}
-        for check, value in zip(self._inputs, inputs, strict=True):
-            problem = check.problem(value, self._source.device)
-            if problem is not None:
-                return problem
-            for symbol, size in check.sizes(value):
-                known, name = sizes.setdefault(symbol, (size, check.name))
-                if known != size:  # the host's operators may broadcast, a graph reads past its end
-                    there = {"one": known, "name": name, "other": size, "another": check.name}
-                    return of("sizes_differ", symbol=symbol, **there)
-        return None
-
-    def _remember(self, form: tuple[Any, ...], elements: int) -> None:
-        if len(self._good) >= MAX_KNOWN:
-            self._good.clear()
-        self._good[form] = elements
-
-    def _elements(self, inputs: Sequence[Any]) -> int:
-        """Elements of the largest tensor of a call."""
-        first: torch.Tensor = inputs[0]
-        return first.numel() * self._work
 
     @property
     def keeps_weights(self) -> bool:
@@ -377,53 +331,3 @@ class Region:
         if form.writes:
             results = leave(form, inputs, results)
         return results if len(results) > 1 else results[0]
-
-
-class _Check:
-    """What one activation must be for a graph."""
-
-    def __init__(self, spec: InputSpec, symbols: tuple[Symbol, ...]) -> None:
-        by_name = {s.name: s for s in symbols}
-        self.name = spec.name
-        self.is_int = spec.dtype == "int"
-        self.dtype = None if self.is_int else getattr(torch, spec.dtype)
-        self.rank = len(spec.dims)
-        self.fixed = [(i, d) for i, d in enumerate(spec.dims) if isinstance(d, int)]
-        self.ranges = [(i, by_name[d]) for i, d in enumerate(spec.dims) if isinstance(d, str)]
-
-    def sizes(self, value: Any) -> list[tuple[str, int]]:
-        """Return what the symbols are in this value, which has no problem."""
-        given = (value,) if self.is_int else value.shape
-        return [(symbol.name, int(given[i])) for i, symbol in self.ranges]
-
-    def problem(self, value: Any, device: torch.device) -> Reason | None:
-        if self.is_int:
-            sizes: Any = (value,)
-        else:
-            if type(value) not in (torch.Tensor, torch.nn.Parameter):
-                return of("no_plain_tensor", name=self.name, sort=type(value).__name__)
-            if value.dtype is not self.dtype:
-                return of("wrong_dtype", name=self.name, wanted=self.dtype, got=value.dtype)
-            if not same_device(value.device, device) or value.dim() != self.rank:
-                return of("wrong_place", name=self.name, device=value.device, count=value.dim())
-            sizes = value.shape
-        for i, size in self.fixed:
-            if sizes[i] != size:
-                told = {"name": self.name, "wanted": size, "dim": i, "got": sizes[i]}
-                return of("wrong_size", **told)
-        for i, symbol in self.ranges:
-            if not symbol.minimum <= sizes[i] <= symbol.maximum:
-                bounds = {"minimum": symbol.minimum, "maximum": symbol.maximum}
-                return of("out_of_range", name=symbol.name, **bounds, got=sizes[i])
-        return None
-
-
-def _form(value: Any) -> Any:
-    """What a graph's acceptance of an input hangs on, but for its address."""
-    if type(value) is torch.Tensor:
-        return value.shape, value.stride(), value.dtype, value.device
-    return type(value), value if isinstance(value, int) else None
-
-
-def _is_misplaced(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.data_ptr() % 16 != 0

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..code.packs import OWN, origin, owner_of
+from ..device.gpu import type_of
 from ..reasons import Reason, of
 
 #: Through these a module's forward is called.
@@ -36,7 +37,7 @@ def foreign(device: torch.device) -> Reason | None:
     module: Any = torch.nn.modules.module  # these are called around each module's forward
     if module._global_forward_hooks or module._global_forward_pre_hooks:
         return _HOOKED
-    if torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(type_of(device)):
         return _AUTOCAST
     private: Any = torch._C
     if private._len_torch_function_stack() or private._len_torch_dispatch_stack():

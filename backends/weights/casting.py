@@ -9,10 +9,8 @@ import torch
 
 from ..host_api import casting
 from ..host_api.layers import is_stored
+from ..kinds.layout import ALIGNMENT
 from .source import Brought, WeightSource, is_final, lies_elsewhere, pair_of, same_device
-
-#: In bytes, of what a graph takes.
-ALIGNMENT = 16
 
 
 class Resident(WeightSource):

@@ -22,7 +22,8 @@ from ..contract import WeightSpec
 from ..host_api.given import multiplies_as_given
 from ..host_api.layers import is_operator
 from ..host_api.memory import loaded_state
-from .casting import ALIGNMENT, Cast, OneByOne, Resident, fetch_loose
+from ..kinds.layout import ALIGNMENT
+from .casting import Cast, OneByOne, Resident, fetch_loose
 from .dynamic import Dynamic
 from .packed import InBlocks
 from .source import NoRoomError, Pairs, WeightSource, same_device

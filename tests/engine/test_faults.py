@@ -27,7 +27,7 @@ BROKEN = {
     "making forwards": ("runtime.forwards", "Forwards.refresh"),
     "choosing forwards": ("runtime.forwards", "Forwards._region"),
     "reading the call": ("runtime.scope", "read_call"),
-    "a region": ("runtime.region", "Region._problem"),
+    "a region": ("runtime.acceptance", "Acceptance._problem"),
     "weights": ("weights.fetching", "RegionWeights._gather"),
     "the host's weights": ("weights.casting", "Resident.fetch"),
     "trust": ("runtime.trust", "Trust.covers"),

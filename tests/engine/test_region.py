@@ -11,7 +11,7 @@ import torch
 
 from warmgraph_backends.kinds.layout import is_laid_out
 from warmgraph_backends.plans.plan import Place
-from warmgraph_backends.runtime import region as region_module
+from warmgraph_backends.runtime import acceptance
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.variations import Account
@@ -181,7 +181,7 @@ def test_what_a_call_of_one_model_needs_is_built_for_that_model_alone(
         lab.engine._graphs, "request", lambda graphs, *_, **__: asked.extend(graphs)
     )
     with monkeypatch.context() as patch:
-        patch.setattr(region_module, "MAX_ELEMENTS", 0)
+        patch.setattr(acceptance, "MAX_ELEMENTS", 0)
         large.sample()
     reasons = {entry["reason"] for entry in large.report()["eager"]}
     assert reasons == {"more elements than a compiled file with 32-bit indices can address"}
