@@ -26,6 +26,7 @@ from ..weights.addresses import Addresses
 from . import driver, streams
 from .constants import Constants
 from .quiet import QUIET
+from .retired import RETIRED
 from .signatures import CallValues, FixedCallError, read_result
 from .skip_joins import QuickJoins
 
@@ -88,7 +89,7 @@ class CapturedCall:
         self._device = call.tensors[0].device
         self._stream: Any = None
         self._own: streams.OwnStream | None = None
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: Any = torch.cuda.CUDAGraph()
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
             self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
@@ -171,7 +172,9 @@ class CapturedCall:
         """Give its memory back to the pool; it cannot be replayed any more."""
         torch.cuda.synchronize(self._device)  # it may still run
         self._inputs, self._outputs = [], []
-        self._graph.reset()
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            RETIRED.give_up(self._device, [graph])
         if self._own is not None:
             streams.OWN.give_back(self._device, self._own)
             self._own = None

@@ -26,6 +26,7 @@ from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
 from . import driver
 from .quiet import QUIET
+from .retired import RETIRED
 
 
 class Held(Protocol):
@@ -81,6 +82,10 @@ class CardMemory:
     def pool(self) -> Any:
         """Return the pool to capture into."""
         self.sweep()
+        if not self._owners:  # some failed, and none came after
+            RETIRED.let_go(self._device)
+        elif RETIRED.are_many(self._device):
+            self.drop_all()
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
@@ -125,6 +130,7 @@ class CardMemory:
                 owner.forget(graph, crowded=crowded)
             if not self._owners:
                 self._shared = 0
+                RETIRED.let_go(self._device)
                 self._release(self._device)
 
     def drop_all(self) -> int:

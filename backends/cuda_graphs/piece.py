@@ -22,6 +22,7 @@ from ..operators import live_arguments, registering
 from ..reasons import Reason
 from ..torch_api.memory import borrowed, extent_bytes
 from .captured_call import capturing, forget_frames, undisturbed
+from .retired import RETIRED
 
 #: In bytes, of tensors side by side: any kernel reads at such an address.
 _ALIGNMENT = 256
@@ -223,6 +224,7 @@ class Piece:
             graph, self._graph = self._graph, None
             with contextlib.suppress(RuntimeError):  # says only that it was broken off
                 graph.capture_end()
+            self._steps.append(graph)  # goes as the others do
 
     # --- repeating --------------------------------------------------------------------------------
 
@@ -248,9 +250,8 @@ class Piece:
         gpu.synchronize(self._stream.device)  # it may still run
         steps, self._steps = self._steps, []
         self._inputs, self._results = [], []
-        for step in steps:
-            if not isinstance(step, _Apart):
-                step.reset()
+        graphs = [step for step in steps if not isinstance(step, _Apart)]
+        RETIRED.give_up(self._stream.device, graphs)
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:

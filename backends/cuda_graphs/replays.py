@@ -391,7 +391,7 @@ class Replays:
         if known.graph is not None:  # of a form that this one betters
             self._memory.drop(known.graph)
         known.graph, known.form, known.like = graph, known.target, None
-        self._count(graph)
+        self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before

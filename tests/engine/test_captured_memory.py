@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 
+from warmgraph_backends.cuda_graphs import memory as memory_room
+from warmgraph_backends.cuda_graphs import retired
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
+from warmgraph_backends.cuda_graphs.retired import Retired
 from warmgraph_tools.inprocess import Host
 
 
@@ -130,3 +134,87 @@ def test_the_host_sees_the_memory_and_gets_it_back(host: Host) -> None:
         management.free_memory(1e30, CPU)
         assert graph.memory is None and memory.used_bytes == 0
         assert listed[0] not in management.current_loaded_models
+
+
+class _Graph:
+    """A CUDA graph that PyTorch can be told to let go of."""
+
+    def __init__(self) -> None:
+        self.is_reset = False
+
+    def reset(self) -> None:
+        self.is_reset = True
+
+
+class _Captured(_Held):
+    """What was captured, in one graph."""
+
+    def __init__(self, retired: Retired, device: torch.device) -> None:
+        super().__init__(1)
+        self._retired, self._device, self.graph = retired, device, _Graph()
+
+    def free(self) -> None:
+        super().free()
+        self._retired.give_up(self._device, [self.graph])
+
+
+@pytest.fixture
+def kept(host: Host, monkeypatch: pytest.MonkeyPatch) -> Retired:
+    """As with a PyTorch that frees what a stream's graphs share with any of them."""
+    made = Retired(lambda: True)
+    monkeypatch.setattr(memory_room, "RETIRED", made)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    return made
+
+
+def test_while_others_of_its_card_are_replayed_a_graph_is_kept_from_pytorch(kept: Retired) -> None:
+    memory, owner = CapturedMemory(lambda _: 2**40, lambda _: None), _Owner()
+    meta = torch.device("meta")
+    first, second = (_Captured(kept, CPU) for _ in range(2))
+    elsewhere = _Captured(kept, meta)
+    for held, device in ((first, CPU), (second, CPU), (elsewhere, meta)):
+        assert memory.add(held, owner, device, 1) is None  # type: ignore[arg-type]
+    memory.drop(first)  # type: ignore[arg-type]
+    memory.drop(elsewhere)  # type: ignore[arg-type]
+    assert first.memory is None and not first.graph.is_reset and elsewhere.graph.is_reset
+    memory.drop(second)  # type: ignore[arg-type]
+    assert first.graph.is_reset and second.graph.is_reset, "none of its card is replayed"
+
+
+def test_one_that_failed_goes_before_the_next_is_captured(kept: Retired) -> None:
+    memory = CapturedMemory(lambda _: 2**40, lambda _: None)
+    failed = _Captured(kept, CPU)
+    memory.pool(CPU)
+    failed.free()
+    assert not failed.graph.is_reset
+    memory.pool(CPU)
+    assert failed.graph.is_reset
+
+
+def test_too_many_that_are_kept_end_all_of_their_card(
+    kept: Retired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retired, "MOST", 3)
+    memory, owner = CapturedMemory(lambda _: 2**40, lambda _: None), _Owner()
+    stays = _Captured(kept, CPU)
+    memory.add(stays, owner, CPU, 1)  # type: ignore[arg-type]
+    for number in range(3):
+        assert owner.gone == [] and not stays.graph.is_reset, number
+        memory.pool(CPU)
+        _Captured(kept, CPU).free()
+    memory.pool(CPU)
+    assert owner.gone == [stays] and stays.graph.is_reset
+
+
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [("2.10.0", False), ("2.11.0+cu130", False), ("2.12.0a0+git1", True), ("2.15.0", True)],
+)
+def test_which_pytorch_frees_what_graphs_share(
+    monkeypatch: pytest.MonkeyPatch, version: str, keeps: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+    assert retired.has_to_keep() is keeps
+    graph = _Graph()
+    Retired().give_up(CPU, [graph])
+    assert graph.is_reset is not keeps
