@@ -29,7 +29,7 @@ from ..weights.addresses import AddressBook, Addresses
 from . import driver
 from .captured_call import CapturedCall, CaptureError
 from .memory import CapturedMemory
-from .shown import Shown
+from .shown import Shown, may_be_kept
 from .signatures import CallValues, FixedCallError, read_result, result_form
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class Replays:
         exact_next = not complete and known.refused is None and in_place
         may_come = result is None and in_place and known.refused is None
         known.shown = None
-        if may_come:
+        if may_come and may_be_kept(call.tensors):
             with contextlib.suppress(torch.OutOfMemoryError):
                 known.shown = Shown(call.tensors, book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
@@ -214,9 +214,10 @@ class Replays:
             try:
                 known.like = result_form(result)
                 known.clean += 1
-                if known.shown is not None:
+                given = read_result(result).tensors
+                if known.shown is not None and may_be_kept(given):
                     with contextlib.suppress(torch.OutOfMemoryError):
-                        known.shown.gave(read_result(result).tensors)
+                        known.shown.gave(given)
             except FixedCallError as error:
                 known.refused = error.reason
         if known.refused is not None:

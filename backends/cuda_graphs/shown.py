@@ -16,6 +16,14 @@ from ..reasons import Reason, of
 
 #: Relative L2: the same kernels, of which some may add in another order each time.
 LIMIT = 1e-2
+#: In bytes, of the tensors that a call is given, and of those that it gives. A larger call is made
+#: anew once it is captured.
+MOST_BYTES = 2**24
+
+
+def may_be_kept(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether copies of a call's tensors may stay until the next one."""
+    return sum(tensor.nbytes for tensor in tensors) <= MOST_BYTES
 
 
 class Shown:

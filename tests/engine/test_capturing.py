@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import replays
+from warmgraph_backends.cuda_graphs import replays, shown
 from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
 from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
@@ -159,6 +159,19 @@ def test_a_capture_that_gives_something_else_is_not_replayed(
     monkeypatch.setattr(_Graph, "wrong_by", 0.0)
     made.begin_run()
     assert [step("compiled") for _ in range(4)][-1] == "compiled" and made.replayed > 0
+
+
+def test_of_a_large_call_nothing_is_kept_and_it_is_made_once_more(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, step = steps
+    monkeypatch.setattr(shown, "MOST_BYTES", 0)
+    assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
+    assert [known.shown for known in made._signatures.values()] == [None]
+    assert step("compiled") == "compiled", "and it is proved all the same"
+    made.drop()
+    monkeypatch.setattr(_Graph, "wrong_by", 0.1)
+    assert [step("compiled") for _ in range(CLEAN_CALLS + 2)] == [None] * (CLEAN_CALLS + 2)
 
 
 def test_a_call_of_an_earlier_run_proves_nothing(
