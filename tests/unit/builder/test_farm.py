@@ -51,6 +51,10 @@ class Asker:
     def running(self) -> set[str]:
         return set(self.builder.progress().running)
 
+    def at_farm(self) -> int:
+        """Jobs that the scheduler has for its workers."""
+        return sum(map(len, self.builder._client.processing().values()))
+
     @property
     def built_here(self) -> int:
         """Jobs that its own builder got."""
@@ -211,6 +215,7 @@ def test_a_pause_holds_back_what_waits(
     first, second = asker.submit(*(graph_job("wait", until=str(end)) for _ in range(2)))
     assert wait_until(lambda: bool(asker.running()))
     asker.builder.pause(True)
+    assert wait_until(lambda: asker.at_farm() == 1)  # the farm is told a moment later
     end.touch()
     assert wait_until(lambda: first.done() or second.done())
     (third,) = asker.submit(graph_job("sleep"))
