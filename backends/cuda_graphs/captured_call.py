@@ -106,7 +106,7 @@ class CapturedCall:
             CaptureError: the call does what cannot be captured, or there is no memory.
             The host's interrupt, when the user cancelled meanwhile.
         """
-        with _told():
+        with told():
             if not self._addresses.takes_memory_by_stream:
                 self._stream = streams.shared(self._device)
                 return
@@ -120,7 +120,7 @@ class CapturedCall:
 
         To be called once, after `prepare`; raises what that raises.
         """
-        with _told():
+        with told():
             torch.cuda.synchronize(self._device)
             with torch.cuda.stream(self._stream), undisturbed(self._device):
                 self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -198,7 +198,7 @@ def capturing(is_so: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Raise what goes wrong as `CaptureError`, in words."""
     try:
         yield

@@ -128,15 +128,26 @@ class CardMemory:
             graph.free()
             if reference is not None and (owner := reference()) is not None:
                 owner.forget(graph, crowded=crowded)
-            if not self._owners:
-                self._shared = 0
-                RETIRED.let_go(self._device)
-                self._release(self._device)
+            self._let_go()
+
+    def discard(self, graph: Held) -> None:
+        """See `CapturedMemory.discard`."""
+        with self._lock:
+            graph.free()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._owners:
+            self._shared = 0
+            RETIRED.let_go(self._device)
+            self._release(self._device)
 
     def drop_all(self) -> int:
         """Give everything back; returns how many bytes that was."""
         with self._lock:
             freed = self.used_bytes
+            if not self._owners:  # what failed may be there
+                self._let_go()
             for graph in list(self._owners):
                 self.drop(graph)
         if freed:
@@ -223,6 +234,10 @@ class CapturedMemory:
         """Note that a graph was replayed: all others of its device go before it."""
         for card in list(self._cards.values()):
             card.note_use(graph)
+
+    def discard(self, graph: Held, device: torch.device) -> None:
+        """Let go of a graph that was not added."""
+        self.on(device).discard(graph)
 
     def drop(self, graph: Held) -> None:
         """Let one graph go; its part of the pool serves the others, and after the last one of its

@@ -66,7 +66,6 @@ class Pieces:
         self._statics = Statics()
         self._known: dict[Hashable, _Known] = {}
         self._streams: dict[Hashable, streams.OwnStream] = {}
-        self._stream: Any = None  # of the step, for those that need none of their own
         self._arithmetic: Hashable = None
         self._steps_begun = 0
         self._left = 0
@@ -123,7 +122,7 @@ class Pieces:
         if self._made:
             self._pays = self._idle >= IDLE_SHARE * self._made
         self._made = self._idle = 0
-        self._mark = self._stream = None
+        self._mark = None
         self._left = 0 if steps is None else steps - self._steps_begun
         self._steps_begun += 1
         self.is_open, self._vouched = True, vouched
@@ -276,10 +275,11 @@ class Pieces:
         device = tensors_of(inputs)[0].device
         piece = None
         try:
+            pool = self._memory.pool(device)  # which may let others go, and what they share
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
-            piece = Piece(stream, self._memory.pool(device), self._statics, driver.make_graph)
+            piece = Piece(stream, pool, self._statics, driver.make_graph)
             with host_layer.multiplying_by(weights.given):
                 results = piece.capture(call, weights.tensors, inputs, live, known.results)
                 problem = None
@@ -288,14 +288,14 @@ class Pieces:
                     problem = why_others(results, expected)
         except Exception as error:
             if piece is not None:
-                piece.free()
+                self._memory.discard(piece, device)
             if is_interrupt(error) or passes(error):
                 raise
             self._refuse(known, why_not(error))
             logger.warning("Not captured as a CUDA graph: %s", known.refused)
             return None
         if problem is not None:
-            piece.free()
+            self._memory.discard(piece, device)
             self._refuse(known, problem)
             return expected
         grown = driver.reserved_bytes(device) - before
@@ -315,14 +315,13 @@ class Pieces:
     ) -> Any:
         """The stream to capture on, where libraries have all the memory that the call needs."""
         if own[0] is None:
-            if self._stream is None:
-                self._stream = streams.shared(device)
-            return self._stream
+            return streams.shared(device)
         found = self._streams.get(own)
         if found is None:
             found = streams.OWN.take(device)
             streams.rehearse(found, device, run)
             self._streams[own] = found
+        streams.make_workspaces(found.stream, device)
         return found.stream
 
     def _refuse(self, known: _Known, reason: Reason) -> None:

@@ -27,9 +27,9 @@ from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
 from . import driver
-from .captured_call import CapturedCall, CaptureError
+from .captured_call import CapturedCall, CaptureError, told
 from .memory import CapturedMemory
-from .shown import Shown, may_be_kept
+from .shown import Shown, copies, may_be_kept
 from .signatures import CallValues, FixedCallError, read_result, result_form
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ STEPS_LEFT = 4
 EXACT = "exact"
 #: Signatures that are remembered.
 MAX_SIGNATURES = 64
+#: Signatures of which a call is kept that was made.
+MAX_SHOWN = 8
 #: Clean calls that a signature must make more after its graph was let go for lack of room.
 _BACK_OFF = 8
 #: The driver gives a graph its memory outside of what the host can make room for.
@@ -195,8 +197,9 @@ class Replays:
         may_come = result is None and in_place and known.refused is None
         known.shown = None
         if may_come and may_be_kept(call.tensors):
+            self._keep_few()
             with contextlib.suppress(torch.OutOfMemoryError):
-                known.shown = Shown(call.tensors, book.epoch)
+                known.shown = Shown(copies(call.tensors), book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
         form = None if result is None else made
         return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
@@ -222,6 +225,11 @@ class Replays:
                 known.refused = error.reason
         if known.refused is not None:
             self.reasons[known.refused] += 1
+
+    def _keep_few(self) -> None:
+        """Keep the tensors of calls of the signatures that came last only."""
+        for known in list(self._signatures.values())[:-MAX_SHOWN]:
+            known.shown = None
 
     def decline(self, reason: Reason) -> None:
         """Count a call that cannot be known by what it shows."""
@@ -327,18 +335,34 @@ class Replays:
         self.places |= graph.places
 
     def _prove(
-        self, graph: CapturedCall, shown: Shown, book: AddressBook, addresses: Addresses
+        self,
+        graph: CapturedCall,
+        shown: Shown | None,
+        make: Callable[[], Shown],
+        book: AddressBook,
+        addresses: Addresses,
     ) -> bool:
         """Have a graph compute a call that was made; False where the weights are not in place after
         all.
 
+        Args:
+            shown: one of this run, if there is any. What differs from it is made once more: weights
+                can be changed where they lie between two calls.
+            make: makes the call that is captured.
+
         Raises:
             CaptureError: it gives something else, or there is no memory for it.
         """
+        kept = shown is not None
+        shown = make() if shown is None else shown
         result = self._replay(graph, book, addresses, shown.inputs)
         if result is None:
             return False
-        if (problem := shown.why_not(read_result(result).tensors)) is not None:
+        with told():
+            problem = shown.why_not(read_result(result).tensors)
+        if problem is not None and kept:
+            return self._prove(graph, None, make, book, addresses)
+        if problem is not None:
             raise CaptureError(problem)
         return True
 
@@ -365,16 +389,17 @@ class Replays:
         if not book.hold(addresses):
             return None
         try:
-            shown = known.shown
-            if shown is None or not shown.tells_of(book.epoch):
-                shown = _made(call, rerun, book.epoch)
             graph = CapturedCall(call, known.like, addresses, self._memory.pool(device))
             graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
             graph.places = frozenset(ran)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
-            if not copied and self._prove(graph, shown, book, addresses):
+            shown = known.shown
+            if shown is not None and not shown.tells_of(book.epoch):
+                shown = None
+            make = partial(_made, call, rerun, book.epoch)
+            if not copied and self._prove(graph, shown, make, book, addresses):
                 result = self._replay(graph, book, addresses, call.tensors)
         except (CaptureError, torch.OutOfMemoryError) as error:
             known.refused = error.reason if isinstance(error, CaptureError) else of("no_memory")
@@ -384,29 +409,31 @@ class Replays:
             if result is None:
                 book.undo(marks)
                 if graph is not None:
-                    graph.free()
+                    self._memory.discard(graph, device)
         if graph is None or result is None:
             known.clean = 0  # the host copied weights within the capture, or it failed
             return None
         self.captures += 1
-        if known.graph is not None:  # of a form that this one betters
-            self._memory.drop(known.graph)
+        worse = known.graph
         known.graph, known.form, known.like = graph, known.target, None
         self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(
             graph, self, device, driver.reserved_bytes(device) - before
         )
+        if worse is not None:  # now that its card has another one
+            self._memory.drop(worse)
         if not self._memory.holds(graph):
             known.clean = -_BACK_OFF
         return result
 
 
 def _made(call: CallValues, rerun: Callable[..., Any], epoch: int) -> Shown:
-    """Make a call as it is, where none of this run has shown what it gives."""
-    shown = Shown(call.tensors, epoch)
-    args, kwargs = call.over(call.tensors)
-    shown.gave(read_result(rerun(*args, **kwargs)).tensors)
+    """Make a call on copies, as it would be made without a capture."""
+    with told():
+        shown = Shown(call.tensors, epoch)
+        args, kwargs = call.over(copies(call.tensors))
+        shown.gave(read_result(rerun(*args, **kwargs)).tensors)
     return shown
 
 

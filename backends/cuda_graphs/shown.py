@@ -26,25 +26,27 @@ def may_be_kept(tensors: Sequence[torch.Tensor]) -> bool:
     return sum(tensor.nbytes for tensor in tensors) <= MOST_BYTES
 
 
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of tensors."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
 class Shown:
-    """One call of a signature, which keeps copies of its tensors."""
+    """One call of a signature."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], epoch: int) -> None:
-        """Keep what a call is given, before it is made: it may write into that.
+        """Keep what a call is given: nobody may write into that, the call least of all.
 
         Args:
             epoch: of the weights that it reads.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room for copies; likewise `gave`.
         """
-        self.inputs = _copies(inputs)
+        self.inputs = inputs
         self.epoch = epoch
         self._results: list[torch.Tensor] | None = None
 
     def gave(self, results: Sequence[torch.Tensor]) -> None:
-        """Keep what the call gave."""
-        self._results = _copies(results)
+        """Keep copies of what the call gave."""
+        self._results = copies(results)
 
     def tells_of(self, epoch: int) -> bool:
         """Whether the call has ended, and was made with the weights of an epoch."""
@@ -61,8 +63,4 @@ class Shown:
 def why_not(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
     """Say why results of what was captured are not those of the call. Waits for the device."""
     error = max(map(relative_l2, results, expected), default=0.0)
-    return of("replays_otherwise", error=f"{error:.1e}") if error > LIMIT else None
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
+    return of("replays_otherwise", error=f"{error:.0e}") if error > LIMIT else None

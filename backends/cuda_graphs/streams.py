@@ -70,7 +70,7 @@ def shared(device: torch.device) -> torch.cuda.Stream:
     if stream is None:  # two threads may make one each: one of them serves both
         made = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = _shared.setdefault(device.index or 0, made)
-    _make_workspaces(stream, device)
+    make_workspaces(stream, device)
     return stream
 
 
@@ -78,7 +78,7 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
     """Run what is to be captured on a stream of its own; what it gives is dropped."""
     torch.cuda.synchronize(device)  # what it reads was made on another stream
     before = _held(device)
-    _make_workspaces(own.stream, device)
+    make_workspaces(own.stream, device)
     with torch.cuda.stream(own.stream):
         run()
     own.stream.synchronize()
@@ -88,11 +88,12 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
     own.held_bytes += max(0, _held(device) - before)
 
 
-def _make_workspaces(stream: Any, device: torch.device) -> None:
+def make_workspaces(stream: Any, device: torch.device) -> None:
     """Have PyTorch's libraries make their workspaces for a stream.
 
     Made within a capture, they would lie in that graph's memory and go with it. They belong to a
-    thread as well as to a stream, so this is done each time.
+    thread as well as to a stream, and may go with another graph (`retired`), so this is done each
+    time.
     """
     with torch.cuda.stream(stream):
         for dtype in (torch.float16, torch.bfloat16, torch.float32):

@@ -125,13 +125,13 @@ class Region:
         self._guests, self._others = guests, others
 
     def __call__(self, *inputs: Any) -> Any:
-        check_cancelled()  # as the host does before each operator
         if (problem := self._why_not()) is not None:
             return self.decline(problem)
         ours, pause = is_ours(), None
         if not ours:  # nobody captures: within a capture nothing can be waited for
             self._account.lookahead.wait(self._source.device)
             pause = host_compiler_pause()
+        check_cancelled()  # as the host does before each operator
         try:
             if pause is None:
                 return self._served(inputs)

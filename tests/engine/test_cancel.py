@@ -76,6 +76,23 @@ def test_a_cancelled_step_runs_no_further_region(xl: Subject) -> None:
     assert calls() - until[0] == all_calls, "as many as in the run before"
 
 
+def test_a_cancel_that_comes_while_a_place_waits_ends_the_step_before_it(
+    xl: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comfy.model_management import (
+        InterruptProcessingException,
+        interrupt_current_processing,
+    )
+
+    xl.sample(xl.compiled)
+    before = xl.report(xl.compiled)["calls"]["compiled"]
+    lookahead = xl.compiled.get_attachment("warmgraph").scope.account.lookahead
+    monkeypatch.setattr(lookahead, "wait", lambda device: interrupt_current_processing(True))
+    with pytest.raises(InterruptProcessingException):
+        xl.sample(xl.compiled)
+    assert xl.report(xl.compiled)["calls"]["compiled"] == before
+
+
 @pytest.mark.parametrize("within", [False, True])
 def test_nothing_of_ours_runs_in_somebody_elses_capture(
     xl: Subject, monkeypatch: pytest.MonkeyPatch, within: bool

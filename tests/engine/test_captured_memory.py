@@ -189,6 +189,16 @@ def test_one_that_failed_goes_before_the_next_is_captured(kept: Retired) -> None
     assert not failed.graph.is_reset
     memory.pool(CPU)
     assert failed.graph.is_reset
+    failed = _Captured(kept, CPU)
+    memory.discard(failed, CPU)  # type: ignore[arg-type]
+    assert failed.graph.is_reset, "none of its card is replayed"
+    failed = _Captured(kept, CPU)
+    failed.free()
+    memory.drop_all()
+    assert failed.graph.is_reset, "the host asked for room"
+    assert memory.add(stays := _Captured(kept, CPU), _Owner(), CPU, 1) is None  # type: ignore[arg-type]
+    memory.discard(failed := _Captured(kept, CPU), CPU)  # type: ignore[arg-type]
+    assert not failed.graph.is_reset and stays.memory is not None
 
 
 def test_too_many_that_are_kept_end_all_of_their_card(

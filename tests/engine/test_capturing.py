@@ -174,6 +174,41 @@ def test_of_a_large_call_nothing_is_kept_and_it_is_made_once_more(
     assert [step("compiled") for _ in range(CLEAN_CALLS + 2)] == [None] * (CLEAN_CALLS + 2)
 
 
+def test_where_weights_changed_in_place_between_two_calls_the_captured_one_is_made(
+    steps: tuple[Replays, _Weights, Any],
+) -> None:
+    made, _, step = steps
+    assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
+    (known,) = made._signatures.values()
+    assert known.shown is not None
+    known.shown.gave([torch.full((2, 4), 5.0)])
+    assert step("compiled") == "compiled" and known.refused is None
+
+
+def test_a_better_form_takes_the_place_of_one_only_once_it_is_there(
+    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PyTorch frees with the last graph of a card would be the new one's, too."""
+    made, _, step = steps
+    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
+    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
+    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
+    held: list[int] = []
+    drop = CapturedMemory.drop
+
+    def watched(memory: CapturedMemory, graph: Any) -> None:
+        held.append(sum(len(card._owners) for card in memory._cards.values()))
+        drop(memory, graph)
+
+    monkeypatch.setattr(CapturedMemory, "drop", watched)
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled", complete=False)
+    assert held == []
+    for _ in range(CLEAN_CALLS + 2):
+        step("compiled")
+    assert held == [2] and made.captured == 1 and made.captures == 2
+
+
 def test_a_call_of_an_earlier_run_proves_nothing(
     steps: tuple[Replays, _Weights, Any],
 ) -> None:
