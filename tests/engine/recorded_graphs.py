@@ -165,6 +165,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
     monkeypatch.setattr(pieces.streams, "shared", lambda device: _Stream())
+    monkeypatch.setattr(pieces.streams, "make_workspaces", lambda stream, device: None)
     monkeypatch.setattr(pieces.streams, "OWN", OwnStreams(lambda device: _Stream()))
     monkeypatch.setattr(pieces.streams, "rehearse", lambda own, device, run: run())
     monkeypatch.setattr(memory.driver, "trim", lambda device: None)
