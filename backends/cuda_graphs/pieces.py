@@ -31,7 +31,7 @@ from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .quiet import QUIET
 from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
-from .shown import why_not as why_others
+from .shown import why_other
 
 logger = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ class Pieces:
                 problem = None
                 if not piece.cuts:  # others' code is called once a step
                     expected = tuple(call([*weights.tensors, *inputs]))
-                    problem = why_others(results, expected)
+                    problem = why_other(results, expected)
         except Exception as error:
             if piece is not None:
                 self._memory.discard(piece, device)
@@ -321,7 +321,8 @@ class Pieces:
             found = streams.OWN.take(device)
             streams.rehearse(found, device, run)
             self._streams[own] = found
-        streams.make_workspaces(found.stream, device)
+        else:  # they may have gone since it was rehearsed
+            streams.make_workspaces(found.stream, device)
         return found.stream
 
     def _refuse(self, known: _Known, reason: Reason) -> None:

@@ -57,10 +57,10 @@ class Shown:
         the call did. Waits for the device.
         """
         assert self._results is not None
-        return why_not(results, self._results)
+        return why_other(results, self._results)
 
 
-def why_not(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
+def why_other(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
     """Say why results of what was captured are not those of the call. Waits for the device."""
     error = max(map(relative_l2, results, expected), default=0.0)
     return of("replays_otherwise", error=f"{error:.0e}") if error > LIMIT else None

@@ -127,12 +127,11 @@ class Region:
     def __call__(self, *inputs: Any) -> Any:
         if (problem := self._why_not()) is not None:
             return self.decline(problem)
-        ours, pause = is_ours(), None
-        if not ours:  # nobody captures: within a capture nothing can be waited for
+        if not (ours := is_ours()):  # nobody captures: within a capture nothing can be waited for
             self._account.lookahead.wait(self._source.device)
-            pause = host_compiler_pause()
         check_cancelled()  # as the host does before each operator
         try:
+            pause = None if ours else host_compiler_pause()
             if pause is None:
                 return self._served(inputs)
             with pause:

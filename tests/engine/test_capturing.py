@@ -186,13 +186,10 @@ def test_where_weights_changed_in_place_between_two_calls_the_captured_one_is_ma
 
 
 def test_a_better_form_takes_the_place_of_one_only_once_it_is_there(
-    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
+    steps: tuple[Replays, _Weights, Any], card: _Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What PyTorch frees with the last graph of a card would be the new one's, too."""
     made, _, step = steps
-    monkeypatch.setattr(replays.gpu, "is_passed", lambda mark: True)
-    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
     held: list[int] = []
     drop = CapturedMemory.drop
 
