@@ -25,6 +25,7 @@ from ..reasons import Reason, of
 from ..weights.addresses import Addresses
 from . import driver, streams
 from .constants import Constants
+from .own_pools import make_graph
 from .quiet import QUIET
 from .retired import RETIRED
 from .signatures import CallValues, FixedCallError, read_result
@@ -89,7 +90,7 @@ class CapturedCall:
         self._device = call.tensors[0].device
         self._stream: Any = None
         self._own: streams.OwnStream | None = None
-        self._graph: Any = torch.cuda.CUDAGraph()
+        self._graph: Any = make_graph(self._device)
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
             self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
@@ -123,7 +124,7 @@ class CapturedCall:
         with told():
             torch.cuda.synchronize(self._device)
             with torch.cuda.stream(self._stream), undisturbed(self._device):
-                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                self._graph.capture_begin(self._pool)
                 try:
                     with capturing():
                         self._record(run, call)

@@ -1,7 +1,6 @@
 """What CUDA graphs hold of a card's memory, which PyTorch does not count under every allocator.
 
-Under `cudaMallocAsync` a graph's memory belongs to the driver, which says how much it is and gives
-the unused part back when asked.
+Under `cudaMallocAsync` a graph's memory belongs to the driver, which says how much it is.
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 """
 
@@ -41,13 +40,6 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def trim(device: torch.device) -> None:
-    """Give back what no graph uses."""
-    driver = library() if is_driver_allocator() else None
-    if driver is not None:
-        driver.cuDeviceGraphMemTrim(_index(device))
-
-
 def make_stream(device: torch.device) -> Any:
     """Return a stream that nobody else has; PyTorch hands each of its own out to many.
 
@@ -65,11 +57,6 @@ def make_stream(device: torch.device) -> Any:
         raise RuntimeError(f"the CUDA driver gives no stream (error {status})")
     external: Any = torch.cuda.ExternalStream
     return external(stream.value, device=device)
-
-
-def make_graph() -> Any:
-    """Return a CUDA graph into which nothing is captured yet."""
-    return torch.cuda.CUDAGraph()
 
 
 def _index(device: torch.device) -> int:

@@ -24,7 +24,7 @@ import torch
 
 from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
-from . import driver
+from .own_pools import trim
 from .quiet import QUIET
 from .retired import RETIRED
 
@@ -170,7 +170,7 @@ class CapturedMemory:
     def __init__(
         self,
         budget_bytes: Callable[[torch.device], int],
-        release: Callable[[torch.device], None] = driver.trim,
+        release: Callable[[torch.device], None] = trim,
     ) -> None:
         """Set up; nothing is captured yet.
 

@@ -210,7 +210,7 @@ class Piece:
 
     def _begin(self) -> None:
         self._graph = self._make_graph()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph.capture_begin(self._pool)
 
     def _end(self) -> None:
         """End a graph and run it: what comes next reads what it gives."""

@@ -27,6 +27,7 @@ from ..weights.fetching import Fetched
 from . import driver, streams
 from .captured_call import why_not
 from .memory import CapturedMemory
+from .own_pools import make_graph
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .quiet import QUIET
@@ -279,7 +280,7 @@ class Pieces:
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
-            piece = Piece(stream, pool, self._statics, driver.make_graph)
+            piece = Piece(stream, pool, self._statics, partial(make_graph, device))
             with host_layer.multiplying_by(weights.given):
                 results = piece.capture(call, weights.tensors, inputs, live, known.results)
                 problem = None

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import memory, piece, pieces
+from warmgraph_backends.cuda_graphs import piece, pieces
+from warmgraph_backends.cuda_graphs.own_pools import Graph
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.operators import host_layer, registering
 from warmgraph_backends.sessions.start import Starter
@@ -155,20 +156,19 @@ class _Driver:
     free_bytes = staticmethod(lambda device: 2**40)
     reserved_bytes = staticmethod(lambda device: 0)
     is_driver_allocator = staticmethod(lambda: False)
-    make_graph = RecordedGraph
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, have places be captured here, and no whole call."""
     monkeypatch.setattr(pieces, "gpu", Gpu)
     monkeypatch.setattr(pieces, "driver", _Driver)
+    monkeypatch.setattr(pieces, "make_graph", lambda device: Graph(device, RecordedGraph()))
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
     monkeypatch.setattr(pieces.streams, "shared", lambda device: _Stream())
     monkeypatch.setattr(pieces.streams, "make_workspaces", lambda stream, device: None)
     monkeypatch.setattr(pieces.streams, "OWN", OwnStreams(lambda device: _Stream()))
     monkeypatch.setattr(pieces.streams, "rehearse", lambda own, device, run: run())
-    monkeypatch.setattr(memory.driver, "trim", lambda device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(Starter, "_may_capture", lambda self, attached: True)
     monkeypatch.setattr(Starter, "_replays", lambda self, attached: None)

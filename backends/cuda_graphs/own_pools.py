@@ -1,0 +1,164 @@
+"""Where graphs have their memory under `cudaMallocAsync`: in pools that no other card maps.
+
+What a graph allocates is mapped by the cards that map the pool of its card in that moment, and
+PyTorch has a card's pool mapped by each one that memory is copied to. Once some of such memory was
+given back, the driver lays allocations that live at the same time over one another, in whatever is
+captured after that: seen with driver 580.159 on two H200, by PyTorch alone, and never where no
+other card maps it or nothing is given back. So a card's pool is another one while a graph is
+captured on it.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#peer-access-with-stream-capture
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..device.libcuda import library
+from . import driver
+
+logger = logging.getLogger(__name__)
+
+_PINNED = _ON_DEVICE = 1  # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE
+
+
+class _Properties(ctypes.Structure):
+    """CUmemPoolProps."""
+
+    _fields_ = (
+        ("allocation_type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location_type", ctypes.c_int),
+        ("location_id", ctypes.c_int),
+        ("security_attributes", ctypes.c_void_p),
+        ("max_bytes", ctypes.c_size_t),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 54),
+    )
+
+
+def are_needed() -> bool:
+    """Tell whether another card may map what a graph allocates."""
+    return driver.is_driver_allocator() and torch.cuda.device_count() > 1
+
+
+class OwnPools:
+    """A pool for each card, as long as the process lives; for any thread."""
+
+    def __init__(
+        self,
+        library: Callable[[], Any] = library,
+        are_needed: Callable[[], bool] = are_needed,
+    ) -> None:
+        """Set up; there are no pools yet.
+
+        Args:
+            library: the driver's, or None.
+            are_needed: whether they are used at all.
+        """
+        self._library = library
+        self._are_needed = are_needed
+        self._lock = threading.Lock()
+        self._pools: dict[int, ctypes.c_void_p | None] = {}
+
+    def are_apart(self, device: torch.device) -> bool:
+        """Whether no other card maps what is captured on a device."""
+        return not self._are_needed() or self._of(device) is not None
+
+    def enter(self, device: torch.device) -> ctypes.c_void_p | None:
+        """Have what is allocated on a device lie in its pool.
+
+        Returns:
+            Where it lay before, for `leave`; None where nothing changed.
+        """
+        pool = self._of(device) if self._are_needed() else None
+        if pool is None:
+            return None
+        before = ctypes.c_void_p()
+        known, number = self._library(), device.index or 0
+        if known.cuDeviceGetMemPool(ctypes.byref(before), number):
+            return None
+        return None if known.cuDeviceSetMemPool(number, pool) else before
+
+    def leave(self, device: torch.device, before: ctypes.c_void_p | None) -> None:
+        """Have it lie where it lay before."""
+        if before is not None:
+            self._library().cuDeviceSetMemPool(device.index or 0, before)
+
+    def _of(self, device: torch.device) -> ctypes.c_void_p | None:
+        """Return the pool of a device; None where the driver gives none."""
+        number = device.index or 0
+        with self._lock:
+            if number not in self._pools:
+                self._pools[number] = self._make(number)
+            return self._pools[number]
+
+    def _make(self, number: int) -> ctypes.c_void_p | None:
+        known, pool = self._library(), ctypes.c_void_p()
+        wanted = _Properties(allocation_type=_PINNED, location_type=_ON_DEVICE, location_id=number)
+        if known is None or known.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(wanted)):
+            logger.warning(
+                "The CUDA driver gives no memory pool for card %d: what is recorded there keeps "
+                "its memory until ComfyUI ends",
+                number,
+            )
+            return None
+        return pool
+
+
+#: Of this process: a card has one pool at a time for all of it.
+OWN_POOLS = OwnPools()
+
+
+class Graph:
+    """A CUDA graph whose memory no other card maps."""
+
+    def __init__(self, device: torch.device, graph: Any, pools: OwnPools = OWN_POOLS) -> None:
+        """Take an empty graph, to be captured on a device."""
+        self._device, self._graph, self._pools = device, graph, pools
+        self._before: ctypes.c_void_p | None = None
+
+    def capture_begin(self, pool: Any) -> None:
+        """Capture what this thread queues on its current stream from now on.
+
+        Args:
+            pool: of `torch.cuda.graph_pool_handle`, which PyTorch's own allocator goes by.
+        """
+        self._before = self._pools.enter(self._device)
+        try:
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        except BaseException:
+            self._pools.leave(self._device, self._before)
+            raise
+
+    def capture_end(self) -> None:
+        """The capture is complete, or was broken off, which PyTorch raises as a RuntimeError."""
+        try:
+            self._graph.capture_end()
+        finally:
+            self._pools.leave(self._device, self._before)
+
+    def replay(self) -> None:
+        """Compute."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Let go of it."""
+        self._graph.reset()
+
+
+def make_graph(device: torch.device) -> Graph:
+    """Return a graph into which nothing is captured yet."""
+    return Graph(device, torch.cuda.CUDAGraph())
+
+
+def trim(device: torch.device) -> None:
+    """Give back what no graph uses of a device's memory, where the driver does that rightly."""
+    known = library() if driver.is_driver_allocator() else None
+    if known is not None and OWN_POOLS.are_apart(device):
+        known.cuDeviceGraphMemTrim(device.index or 0)

@@ -1,0 +1,124 @@
+"""From which pool of a card a graph has its memory."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_backends.cuda_graphs.own_pools import Graph, OwnPools
+
+CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+class Driver:
+    """Has the pools of two cards; the first ones are PyTorch's."""
+
+    def __init__(self, *, gives: bool = True) -> None:
+        self.gives = gives
+        self.pools = {0: 100, 1: 101}
+        self.made: list[int] = []
+
+    def cuMemPoolCreate(self, pool: Any, wanted: Any) -> int:  # noqa: N802
+        if not self.gives:
+            return 801  # CUDA_ERROR_NOT_SUPPORTED
+        assert wanted._obj.allocation_type == wanted._obj.location_type == 1
+        self.made.append(wanted._obj.location_id)
+        pool._obj.value = 200 + wanted._obj.location_id
+        return 0
+
+    def cuDeviceGetMemPool(self, pool: Any, card: int) -> int:  # noqa: N802
+        pool._obj.value = self.pools[card]
+        return 0
+
+    def cuDeviceSetMemPool(self, card: int, pool: ctypes.c_void_p) -> int:  # noqa: N802
+        assert pool.value is not None
+        self.pools[card] = pool.value
+        return 0
+
+
+class Recorded:
+    """A graph, and from where it had its memory."""
+
+    def __init__(self, driver: Driver, *, breaks: str = "") -> None:
+        self.driver, self.breaks = driver, breaks
+        self.pools: list[dict[int, int]] = []
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        assert pool == (0, 7) and capture_error_mode == "thread_local"
+        self._see("begin")
+
+    def capture_end(self) -> None:
+        self._see("end")
+
+    def _see(self, now: str) -> None:
+        self.pools.append(dict(self.driver.pools))
+        if now == self.breaks:
+            raise RuntimeError(now)
+
+
+def _capture(driver: Driver, card: torch.device, pools: OwnPools, **options: Any) -> Recorded:
+    recorded = Recorded(driver, **options)
+    graph = Graph(card, recorded, pools)
+    graph.capture_begin((0, 7))
+    graph.capture_end()
+    return recorded
+
+
+def _pools(driver: Driver | None, *, needed: bool = True) -> OwnPools:
+    return OwnPools(lambda: driver, lambda: needed)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_card_has_a_pool_of_its_own_while_a_graph_is_captured_on_it(card: torch.device) -> None:
+    driver = Driver()
+    pools = _pools(driver)
+    for _ in range(2):
+        recorded = _capture(driver, card, pools)
+        meanwhile = {0: 100, 1: 101} | {card.index: 200 + card.index}
+        assert recorded.pools == [meanwhile, meanwhile]
+        assert driver.pools == {0: 100, 1: 101}
+    assert driver.made == [card.index], "one for all of its graphs"
+    assert pools.are_apart(card)
+
+
+@pytest.mark.parametrize("breaks", ["begin", "end"])
+def test_it_has_the_one_before_again_where_a_capture_breaks_off(breaks: str) -> None:
+    driver = Driver()
+    with pytest.raises(RuntimeError, match=breaks):
+        _capture(driver, CARDS[1], _pools(driver), breaks=breaks)
+    assert driver.pools == {0: 100, 1: 101}
+
+
+def test_captures_on_two_cards_go_on_at_once() -> None:
+    driver = Driver()
+    pools = _pools(driver)
+    graphs = [Graph(card, Recorded(driver), pools) for card in CARDS]
+    for graph in graphs:
+        graph.capture_begin((0, 7))
+    assert driver.pools == {0: 200, 1: 201}
+    graphs[0].capture_end()
+    assert driver.pools == {0: 100, 1: 201}
+    graphs[1].capture_end()
+    assert driver.pools == {0: 100, 1: 101}
+
+
+def test_nothing_is_changed_where_no_other_card_can_map_it() -> None:
+    driver = Driver()
+    pools = _pools(driver, needed=False)
+    recorded = _capture(driver, CARDS[0], pools)
+    assert recorded.pools == [{0: 100, 1: 101}] * 2 and not driver.made
+    assert pools.are_apart(CARDS[0]), "so its memory may be given back"
+
+
+@pytest.mark.parametrize("driver", [None, Driver(gives=False)])
+def test_where_the_driver_gives_no_pool_its_memory_is_not_given_back(
+    driver: Driver | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    pools = _pools(driver)
+    for _ in range(2):
+        _capture(driver or Driver(), CARDS[0], pools)
+        assert not pools.are_apart(CARDS[0])
+    assert caplog.text.count("gives no memory pool for card 0") == 1
