@@ -79,6 +79,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "multigpu_split": cards.multigpu_split,
     "cards_split": cards.cards_split,
     "cards_apart": cards.cards_apart,
+    "graphs_on_cards": cards.graphs_on_cards,
     "dispatch": dispatch.dispatch,
     "first_image": image.first_image,
     "int8_rows": int8_rows.int8_rows,

@@ -6,6 +6,8 @@ import ast
 import inspect
 from pathlib import Path
 
+from benchmarks.lab import Lab
+from benchmarks.tasks import TASKS
 from warmgraph_backends.attaching.caches import Caches
 from warmgraph_backends.engine import Engine
 
@@ -34,3 +36,21 @@ def test_what_tasks_ask_of_an_engine_is_there() -> None:
                 asked += 1
                 assert each.attr in has[of], f"{path.name}:{each.lineno}: {of}.{each.attr}"
     assert asked > 100
+
+
+def test_what_is_run_is_a_task_and_takes_what_it_is_given() -> None:
+    own, asked = set(inspect.signature(Lab.run).parameters), 0
+    paths = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "gpu").glob("*.py")]
+    for path in sorted(paths):
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(each, ast.Call) and each.args):
+                continue
+            task, named = each.args[0], {word.arg for word in each.keywords}
+            if not (isinstance(task, ast.Constant) and "limit_s" in named):
+                continue
+            asked += 1
+            where = f"{path.name}:{each.lineno}: {task.value}"
+            assert task.value in TASKS, where
+            taken = set(inspect.signature(TASKS[task.value]).parameters)
+            assert named - {None} - own <= taken, where
+    assert asked > 50
