@@ -10,7 +10,7 @@ from .captured_cases import batches, exact, forms, run_costs, soak
 from .cards_cases import SPLIT, multigpu_split
 from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
-from .learned_cases import LEARNED, learned, learned_soak
+from .learned_cases import LEARNED, block_dispatch, learned, learned_soak
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .pieces_case import PIECES, interrupt, pieces
@@ -280,6 +280,7 @@ CASES: dict[str, Case] = {
     **{f"multigpu_split_{kind}": Case(multigpu_split(kind), 150) for kind in SPLIT},
     **{f"learned_{name}": Case(learned(name), 90) for name in LEARNED},
     "learned_soak": Case(learned_soak, 200),
+    "learned_dispatch": Case(block_dispatch, 90),
     "forms_bf16_default": Case(forms("sdxl", (*BF16, *DEFAULT), dtype="bfloat16"), 200),
     **{f"soak_{seed}": Case(soak(seed, SOAK_PROMPTS), 500) for seed in range(5)},
     "rival_static": Case(rival(dynamic=False), 260),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .figure import Figure
-from .lab import BUILD_WORKERS, DEFAULT, Lab
+from .lab import BUILD_WORKERS, DEFAULT, OFF, Lab
 
 Result = dict[str, Any]
 
@@ -34,6 +34,8 @@ LEARNED = {
 }
 SOAK = ("aura", "kandinsky", "omnigen")
 SOAK_PROMPTS = 300
+#: Whose blocks' calls are timed on the processor.
+DISPATCHED = "aura"
 
 
 def learned(name: str) -> Callable[[Lab], Result]:
@@ -93,6 +95,30 @@ def learned_soak(lab: Lab) -> Result:
     }
 
 
+def block_dispatch(lab: Lab) -> Result:
+    """What our own code costs the processor at each learned block, without CUDA graphs."""
+    row = LEARNED[DISPATCHED]
+    result: Result = {
+        name: lab.run(
+            "block_dispatch",
+            flags,
+            limit_s=3000 if lab.smoke else 400,
+            name=lab.kind(row.kind),
+            path=lab.transformer(row.kind),
+            store=lab.store(f"learned-{row.kind}"),
+            size=[*lab.pixels(*row.size[:2]), *row.size[2:]],
+            workers=lab.workers(BUILD_WORKERS),
+        )
+        for name, flags in (("default", DEFAULT), ("off", OFF))
+    }
+    lines = [
+        f"{name}: {row.kind}, {found['blocks']} blocks, {found['median_us']} us each beyond their "
+        f"graphs' own calls, worst {found['worst_us']} us, {found['sorts']}"
+        for name, found in result.items()
+    ]
+    return {**result, "lines": lines}
+
+
 def _cases(*, written: bool) -> tuple[str, ...]:
     return tuple(f"learned_{name}" for name, row in LEARNED.items() if row.written == written)
 
@@ -118,6 +144,12 @@ LEARNED_FIGURES = {
         any_of=True,
     ),
     "learned_wrong": Figure("prompts", ("learned_soak",), lambda case: len(case["wrong"]), "== 0"),
+    "learned_dispatch_us_per_block": Figure(
+        "us", ("learned_dispatch",), lambda case: case["off"]["median_us"], "<= 20"
+    ),
+    "learned_dispatch_us_per_block_default_host": Figure(
+        "us", ("learned_dispatch",), lambda case: case["default"]["median_us"], "<= 20"
+    ),
     "learned_prompt_thread_ms": Figure(
         "ms beyond an eager step",
         (*_cases(written=False), *_cases(written=True)),

@@ -81,6 +81,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "cards_apart": cards.cards_apart,
     "graphs_on_cards": cards.graphs_on_cards,
     "dispatch": dispatch.dispatch,
+    "block_dispatch": dispatch.block_dispatch,
     "first_image": image.first_image,
     "int8_rows": int8_rows.int8_rows,
     "vae_speed": vae.vae_speed,

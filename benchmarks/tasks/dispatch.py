@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .. import transformers
 from ..host import Size
-from ..pack import open_engine
+from ..pack import brief, open_engine
 from .common import Pair, sample
+from .learned import serve_all
 
 CALLS = 20  # of a place in a row: few enough that the GPU's queue never fills
 SERIES = 15
@@ -58,6 +60,115 @@ def dispatch(
         "worst_us": round(max(every), 2),
         "forms": {form: round(statistics.median(values), 2) for form, values in spent.items()},
     }
+
+
+def block_dispatch(
+    *, name: str, path: str, store: str, size: list[int], workers: int = 0
+) -> dict[str, Any]:
+    """Microseconds of the processor at each learned block beyond those of calling its graph, from
+    the host's call of the block on: what the call is, and what the place does.
+
+    Args:
+        name: of a model that no family describes.
+        path: of its file, written now if it is not there.
+        size: as `transformers.sample` takes it.
+
+    Returns:
+        {"blocks", "median_us", "worst_us", "sorts": {class: median}, "report"}
+    """
+    engine = open_engine(Path(store), workers=workers, captured=False)
+    from warmgraph_backends.operators import host_attention
+
+    model = engine.compile_model(transformers.load(name, Path(path)), when_missing="background")
+    serve_all(engine, name, model, size)
+    scope = model.get_attachment("warmgraph").scope
+    spent: dict[str, list[float]] = {}
+    for module, forward, args, kwargs, calls in _blocks(scope, name, model, size):
+        graphs = []
+        for region, inputs, options, live in calls:
+            weights = region._weights.fetch()
+            if weights.release is not None:
+                weights.release()
+            ready = [_ready(value, region.graph.description.layout) for value in inputs]
+            graphs.append((region, [*weights.tensors, *ready], options, live))
+
+        def by_itself() -> Any:
+            for region, values, options, live in graphs:  # noqa: B023
+                with (
+                    host_attention.attending_with(options, live),
+                    host_attention.choosing_by(region._choices.attention, region._alike),
+                ):
+                    result = region.graph.loaded.call([*values])
+            return result
+
+        served = [region.calls for region, *_ in calls]
+        alone, whole = _microseconds(by_itself, lambda: forward(*args, **kwargs))  # noqa: B023
+        if any(region.calls == before for (region, *_), before in zip(calls, served, strict=True)):
+            raise RuntimeError("a block must be served by its graphs to be measured")
+        spent.setdefault(type(module).__name__, []).append(whole - alone)
+    scope.end_run()
+    report = brief(engine.report(model))
+    engine.close()
+    every = [us for values in spent.values() for us in values]
+    return {
+        "blocks": len(every),
+        "median_us": round(statistics.median(every), 2),
+        "worst_us": round(max(every), 2),
+        "sorts": {sort: round(statistics.median(values), 2) for sort, values in spent.items()},
+        "report": report,
+    }
+
+
+def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[Any, ...]]:
+    """Each block of a step that its graphs served, within a run that goes on: its module, what is
+    in its forward's place, with what that was called, and the places that it called.
+    """
+    from warmgraph_backends.operators import host_attention, live_arguments
+
+    seen: dict[int, tuple[Any, ...]] = {}
+    now: list[tuple[Any, ...]] = []
+
+    class Place:
+        def __init__(self, region: Any) -> None:
+            self.region = region
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.region, name)
+
+        def __call__(self, *inputs: Any) -> Any:
+            options, live = host_attention.options_of_step(), dict(live_arguments.of_call())
+            now.append((self.region, inputs, options, live))
+            return self.region(*inputs)
+
+    def noting(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            now.clear()
+            result = forward(*args, **kwargs)
+            if now:
+                seen[id(module)] = module, forward, args, kwargs, list(now)
+            return result
+
+        return noted
+
+    forwards = scope.forwards
+    region, make_set = forwards._region, forwards._make_set
+    forwards._region = lambda place: (found := region(place)) and Place(found)
+
+    def noting_set(only: Any = None) -> Any:
+        made = make_set(only)
+        placed = [(module, word, noting(module, call)) for module, word, call in made.installed]
+        return made._replace(installed=placed)
+
+    forwards._make_set = noting_set
+    try:
+        forwards._version = -1
+        transformers.sample(name, model, size, steps=3)
+    finally:
+        forwards._region, forwards._make_set = region, make_set
+        forwards._version = -1
+    scope.begin_run()
+    scope._bound.weights.begin_step()
+    return list(seen.values())
 
 
 def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...]]]:

@@ -117,6 +117,14 @@ def learned(
     return result
 
 
+def serve_all(engine: Any, name: str, model: Any, size: list[int]) -> None:
+    """Run a model until all that can be learned of it is, and is built."""
+    for _ in range(FIRST_RUNS):
+        sample(name, model, size, steps=2)
+        _settle(engine, model)
+    settle_second_graphs(engine, model, limit_s=BUILD_LIMIT_S)
+
+
 def _settle(engine: Any, model: Any) -> None:
     """Wait for what is learned, then for what is built."""
     begin = time.perf_counter()
@@ -176,10 +184,7 @@ def learned_soak(
     eager = [load(name, Path()) for name in names]
     models = [engine.compile_model(model, when_missing="background") for model in eager]
     for name, model in zip(names, models, strict=True):
-        for _ in range(FIRST_RUNS):
-            sample(name, model, [*pixels(SIZES[0], scale), 1], steps=2)
-            _settle(engine, model)
-        settle_second_graphs(engine, model, limit_s=BUILD_LIMIT_S)
+        serve_all(engine, name, model, [*pixels(SIZES[0], scale), 1])
     files = set(graph_files(Path(store)))
     attention, draw = Attention(), random.Random(seed)
     wrong: list[dict[str, Any]] = []
