@@ -127,7 +127,6 @@ class Engine:
             self._store, self._builder, claims, self._events, dump=debugging.dump, remote=remote
         )
         self._graphs.when_loaded(claims.sweep)
-        self._graphs.when_loaded(self._graphs.look_at_store)
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )

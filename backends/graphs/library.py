@@ -89,6 +89,7 @@ class Graphs:
         self.loads = 0
         #: Why nothing is kept on disk, as far as is known.
         self.unkept: str | None = None
+        self._has_looked = False
 
     def graph(
         self, description: Description, backend: Compiler, target: dict[str, Any], card: int = 0
@@ -145,13 +146,6 @@ class Graphs:
                     graph.build_wanted |= build
         for graph in sorted(wanted, key=cost_of, reverse=True):
             self._hand_over(graph, self._load_or_build, graph)
-
-    def look_at_store(self) -> None:
-        """Say before anything is built whether it can be kept."""
-        self.unkept = self._store.why_unwritable()
-        if self.unkept is not None:
-            logger.warning("What is compiled is not kept on disk: %s", self.unkept)
-            self._note_change()
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on), and in
@@ -320,12 +314,25 @@ class Graphs:
         graph.refused = None
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
+    def _look_at_store(self) -> None:
+        """Say before anything is built whether it can be kept; a store that is complete need not
+        be written.
+        """
+        if self._has_looked:
+            return
+        self._has_looked = True
+        self.unkept = self._store.why_unwritable()
+        if self.unkept is not None:
+            logger.warning("What is compiled is not kept on disk: %s", self.unkept)
+            self._note_change()
+
     def _build(self, graph: Graph) -> None:
         needs = graph.backend.needs_to_build(graph.description.device)
         if (unmet := next((need for need in needs if not need.met), None)) is not None:
             self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
             return
+        self._look_at_store()
         task = {
             "key": graph.key,
             "description": graph.description.to_dict(),
@@ -399,7 +406,8 @@ class Graphs:
             self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
             self.unkept = None
         except (GraphFileError, OSError) as error:
-            logger.warning("%s is not kept on disk: %s", graph.description.label, error)
+            if self.unkept is None:
+                logger.warning("%s is not kept on disk: %s", graph.description.label, error)
             told = error.told if isinstance(error, GraphFileError) else str(error)
             self.unkept = Reason.plain(told)
         loaded = loaded_of(call, facts, result.payload.sha256, seconds)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ STORE = Path("models", "compiled_graphs")
 CHECKPOINT = "sd_xl_base_1.0.safetensors"
 #: Of a narrow SDXL.
 PARTS = 8
+UNPRIVILEGED = Path(__file__).with_name("unprivileged.py")
 
 
 class Done(NamedTuple):
@@ -267,33 +268,41 @@ def test_a_second_call_loads_all_and_needs_no_compiler(
     assert again.whole["seconds"] > 0
 
 
-def test_a_server_without_a_compiler_serves_all_of_it_and_builds_nothing(
-    first: Done,
-    folders: Server,
-    no_compiler: dict[str, str],
-    start_server: Callable[..., Server],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """As from an image: the folder of the store and the key are copied, and no more. The key can
-    only be read.
+@pytest.fixture
+def image(first: Done, folders: Server, tmp_path: Path) -> Iterator[Path]:
+    """A base directory as an image has it: the folder of the store and the key are copied, and no
+    more. The key can only be read; models are another user's, and nothing can be written there.
     """
-    base = tmp_path_factory.mktemp("serving")
+    base = prepare_base(tmp_path, folders.tree)
     shutil.copytree(folders.base / "image", base / STORE)
     key = Path("user", "__warmgraph", "signing.key")
-    (base / key.parent).mkdir(parents=True)
+    (base / key.parent).mkdir(parents=True, exist_ok=True)
     shutil.copy2(folders.base / key, base / key)
     (base / key).chmod(0o400)
-    (base / "models" / "checkpoints").mkdir()
-    os.link(
-        folders.base / "models" / "checkpoints" / CHECKPOINT,
-        base / "models" / "checkpoints" / CHECKPOINT,
-    )
-    server = start_server(base, environment=no_compiler)
-    run = server.run(api_prompt(CHECKPOINT, when_missing="wait"))
-    (report,) = server.model_reports(run)
+    checkpoint = base / "models" / "checkpoints" / CHECKPOINT
+    checkpoint.parent.mkdir(exist_ok=True)
+    os.link(folders.base / checkpoint.relative_to(base), checkpoint)
+    closed = [each for each in base.glob("models/**") if each.is_dir()]
+    for each in closed:
+        each.chmod(0o555)
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            os.chown(each, 65534, 65534)
+    yield base
+    for each in closed:
+        each.chmod(0o755)
+
+
+def test_a_server_in_an_image_without_a_compiler_serves_all_of_it_and_builds_nothing(
+    image: Path, folders: Server, no_compiler: dict[str, str]
+) -> None:
+    before = (str(UNPRIVILEGED),)
+    with Server(folders.tree, image, environment=no_compiler, before=before) as server:
+        run = server.run(api_prompt(CHECKPOINT, when_missing="wait"))
+        (report,) = server.model_reports(run)
+        told = server.report()
     assert report["regions"] == {"total": 38, "compiled": 38, "eager": 0}
     assert (report["builds"], report["loads"], report["calls"]["eager"]) == (0, PARTS, 0)
-    assert [w["id"] for w in server.report()["warnings"]] == ["missing C++ compiler"]
+    assert [w["id"] for w in told["warnings"]] == ["missing C++ compiler"]
     warned = [line for line in server.log.splitlines() if "WARNING" in line]
     assert len([line for line in warned if "ompile" in line or "Warmgraph" in line]) == 1, warned
 

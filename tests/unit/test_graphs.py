@@ -114,15 +114,30 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def test_a_store_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file where a folder should be")
+def test_a_store_that_cannot_be_written_is_told_before_anything_is_built(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = Place(tmp_path)
-    place.graphs.look_at_store()
+    kept = place.graph(channels=8)
+    place.folder.mkdir()
+    (place.folder / f".{file_name(kept.key)}").write_bytes(place.file(kept, channels=8))
+    (tmp_path / "store").write_text("a file where a folder should be")
+    told: list[str | None] = []
+    answer = place.builder.answer
+
+    def look(job: Job) -> BuildResult:
+        told.append(place.graphs.unkept)
+        (tmp_path / "store").unlink(missing_ok=True)
+        return answer(job)
+
+    place.builder.answer = look
     try:
-        assert place.graphs.unkept is not None and "cannot be written" in place.graphs.unkept
-        (tmp_path / "store").unlink()
-        place.ask(build=True)
-        assert place.wanted.state is State.READY and place.graphs.unkept is None
+        assert place.ask(kept, build=True).state is State.READY and not told
+        assert place.graphs.unkept is None and not caplog.text, "nothing need be written"
+        assert place.ask(build=True).state is State.READY
+        assert told[0] is not None and "cannot be written" in told[0]
+        assert caplog.text.count("is not kept on disk") == 1
+        assert place.graphs.unkept is None, "it was written after all"
     finally:
         place.graphs.close()
 
