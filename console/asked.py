@@ -108,7 +108,7 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
     tell(
         torch=torch.__version__,
         device=device,
-        gpu=_gpu() if on_gpu else None,
+        gpus=_gpus() if on_gpu else [],
         driver=libcuda.capability() is not None,
         triton=triton,
         requirements=found,
@@ -151,16 +151,19 @@ def _detail(name: str, triton: str | None) -> str:
     return paths[0] if paths else "found"
 
 
-def _gpu() -> dict[str, Any]:
+def _gpus() -> list[dict[str, Any]]:
+    """Each card, in the order of their numbers."""
+    import torch
+
     from warmgraph_backends.device import gpu
 
-    free, total = gpu.free_and_total_bytes()
-    return {
-        "name": gpu.name(),
-        "total": total,
-        "free": free,
-        "capability": f"compute capability {gpu.capability()}",
-    }
+    found = []
+    for card in range(gpu.count(gpu.CUDA)):
+        device = torch.device(gpu.CUDA, card)
+        free, total = gpu.free_and_total_bytes(device)
+        facts = {"name": gpu.name(device), "total": total, "free": free}
+        found.append({**facts, "capability": f"compute capability {gpu.capability(card)}"})
+    return found
 
 
 def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> None:

@@ -66,7 +66,7 @@ def _lines(places: Places, device: str) -> Iterator[Line]:
     yield from fleet(places.user / PRIVATE)
     yield from store(places.store, places.user)
     yield from beside_workflows(places.user)
-    yield from _vram(places.user, facts.get("gpu"))
+    yield from _vram(places.user, facts.get("gpus", []))
     yield leftovers(places.user)
 
 
@@ -86,16 +86,16 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         remedy = "run this with the Python that runs ComfyUI"
         yield Line("PyTorch", False, f"{sys.executable} cannot use it: {why}; {remedy}")
         return
-    gpu = facts["gpu"]
+    gpus = facts["gpus"]
     for requirement in facts["requirements"]:
         name, met, reason, remedy, detail = requirement
         yield Line(name, met, detail if met else f"{reason}; {remedy}")
-    if gpu is not None:
-        yield Line("GPU", True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['capability']}")
-    elif facts["driver"]:
+    for name, gpu in _named("GPU", gpus):
+        yield Line(name, True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['capability']}")
+    if not gpus and facts["driver"]:
         remedy = "install a PyTorch with CUDA (pytorch.org), or look whether the driver is too old"
         yield Line("GPU", False, f"there is one, but this PyTorch cannot use it; {remedy}")
-    elif facts["device"] == "cpu":
+    elif not gpus and facts["device"] == "cpu":
         yield Line("GPU", True, "no NVIDIA one; models are compiled for the processor")
     if facts["device"] == "cpu":
         yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
@@ -128,15 +128,20 @@ def _host(places: Places, device: str) -> Iterator[Line]:
         yield Line("ComfyUI's insides", False, f"{feature}: off, for {reason}; {remedy}")
 
 
-def _vram(user: Path, gpu: dict[str, Any] | None) -> Iterator[Line]:
-    """What captured calls may take of the card."""
-    if gpu is None:
-        return
-    share = Settings(user / PRIVATE).captured_vram_share
-    budget, free = share * gpu["total"], gpu["free"]
-    text = f"{share:.0%} of the card ({budget / GIB:.1f} GiB) for CUDA graphs"
-    text += f", {free / GIB:.1f} GiB are free now"
-    if not share:
-        text = "the settings give none to CUDA graphs, so no step is captured"
+def _named(what: str, gpus: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each card with the name of its line, which has its number where there are several."""
+    for number, gpu in enumerate(gpus):
+        yield what if len(gpus) == 1 else f"{what} {number}", gpu
+
+
+def _vram(user: Path, gpus: list[dict[str, Any]]) -> Iterator[Line]:
+    """What captured calls may take of each card."""
+    share = Settings(user / PRIVATE).captured_vram_share if gpus else 0.0
     remedy = "end what else uses the card, or lower captured_vram_percent in the settings"
-    yield Line("VRAM", free >= budget, text if free >= budget else f"{text}; {remedy}")
+    for name, gpu in _named("VRAM", gpus):
+        budget, free = share * gpu["total"], gpu["free"]
+        text = f"{share:.0%} of the card ({budget / GIB:.1f} GiB) for CUDA graphs"
+        text += f", {free / GIB:.1f} GiB are free now"
+        if not share:
+            text = "the settings give none to CUDA graphs, so no step is captured"
+        yield Line(name, free >= budget, text if free >= budget else f"{text}; {remedy}")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_console import doctor as report
 from warmgraph_console.embedded import headers
 
 from . import saved
@@ -180,3 +182,24 @@ def test_a_torch_that_ends_the_process_is_told_with_its_last_words(
     done, found = doctor(base, PYTHONPATH=str(folder.parent))
     assert done.returncode == 1
     assert "bad driver (exit status 7)" in found["PyTorch"][1]
+
+
+def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
+    def facts(*cards: tuple[str, int, int]) -> dict[str, Any]:
+        rows = [
+            {"name": n, "total": t << 30, "free": f << 30, "capability": "c"} for n, t, f in cards
+        ]
+        met = {"requirements": [], "self_test": "", "seconds": 1.0}
+        return {"torch": "2", "device": "cuda", "driver": True, "gpus": rows, **met}
+
+    def lines(*cards: tuple[str, int, int]) -> list[tuple[str, bool, str]]:
+        told = facts(*cards)
+        found = [*report._torch(told, None), *report._vram(tmp_path, told["gpus"])]
+        return [(each.name, each.ok, each.text) for each in found if each.name != "a small graph"]
+
+    (one, vram) = lines(("RTX 4090", 24, 20))
+    assert one == ("GPU", True, "RTX 4090, 24.0 GiB, c")
+    assert vram[:2] == ("VRAM", True) and vram[2].endswith("20.0 GiB are free now")
+    names = [line[:2] for line in lines(("RTX 4090", 24, 20), ("RTX 3060", 12, 0))]
+    assert names == [("GPU 0", True), ("GPU 1", True), ("VRAM 0", True), ("VRAM 1", False)]
+    assert lines()[0][:2] == ("GPU", False), "a driver, and a PyTorch that cannot use it"
