@@ -26,12 +26,13 @@ from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
 from .captured_call import why_not
+from .captures import MIN_FREE_BYTES
 from .memory import CapturedMemory
 from .own_pools import make_graph
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .quiet import QUIET
-from .replays import CLEAN_CALLS, MIN_FREE_BYTES, STEPS_LEFT
+from .replays import CLEAN_CALLS, STEPS_LEFT
 from .shown import why_other
 
 logger = logging.getLogger(__name__)

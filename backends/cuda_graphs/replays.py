@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,8 +26,8 @@ from ..host_api.execution import check_cancelled
 from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
-from . import driver
-from .captured_call import CapturedCall, CaptureError, told
+from .captured_call import CapturedCall, CaptureError
+from .captures import Captures
 from .memory import CapturedMemory
 from .shown import Shown, copies, may_be_kept
 from .signatures import CallValues, FixedCallError, read_result, result_form
@@ -45,8 +45,6 @@ MAX_SIGNATURES = 64
 MAX_SHOWN = 8
 #: Clean calls that a signature must make more after its graph was let go for lack of room.
 _BACK_OFF = 8
-#: The driver gives a graph its memory outside of what the host can make room for.
-MIN_FREE_BYTES = 2**30
 
 
 class Runner(Protocol):
@@ -116,6 +114,7 @@ class Replays:
             limit_s: how long a call may take on the GPU that is worth capturing.
         """
         self._memory = memory
+        self._captures = Captures(memory)
         self._comparisons = comparisons
         self._limit_s = limit_s
         self._signatures: dict[Hashable, _Signature] = {}
@@ -182,7 +181,7 @@ class Replays:
                 self._memory.drop(graph)
             else:
                 try:
-                    result = self._replay(graph, book, addresses, call.tensors)
+                    result = self._captures.replay(graph, book, addresses, call.tensors)
                 except CaptureError as error:
                     known.refused = error.reason
                 if result is not None:
@@ -303,68 +302,12 @@ class Replays:
             known.refused = problem
         return problem is None
 
-    def _replay(
-        self,
-        graph: CapturedCall,
-        book: AddressBook,
-        addresses: Addresses,
-        tensors: Sequence[torch.Tensor],
-    ) -> Any:
-        """A call's result, or None where the weights are not in place after all.
-
-        Raises:
-            CaptureError: there is no memory for it; all graphs were let go.
-        """
-        if not book.hold(addresses):
-            return None
-        try:
-            return graph.replay(addresses, tensors)
-        except RuntimeError as error:  # the driver gives a graph its memory when it runs
-            if "out of memory" not in str(error):
-                raise
-            self._memory.drop_all(book.device)
-            raise CaptureError(of("no_memory")) from error
-        finally:
-            book.let_go(addresses)
-
     def _count(self, graph: CapturedCall) -> None:
         """Note that a graph has given a call's result."""
         self._memory.note_use(graph)
         self.replayed += 1
         self.regions += graph.regions
         self.places |= graph.places
-
-    def _prove(
-        self,
-        graph: CapturedCall,
-        shown: Shown | None,
-        make: Callable[[], Shown],
-        book: AddressBook,
-        addresses: Addresses,
-    ) -> bool:
-        """Have a graph compute a call that was made; False where the weights are not in place after
-        all.
-
-        Args:
-            shown: one of this run, if there is any. What differs from it is made once more: weights
-                can be changed where they lie between two calls.
-            make: makes the call that is captured.
-
-        Raises:
-            CaptureError: it gives something else, or there is no memory for it.
-        """
-        kept = shown is not None
-        shown = make() if shown is None else shown
-        result = self._replay(graph, book, addresses, shown.inputs)
-        if result is None:
-            return False
-        with told():
-            problem = shown.why_not(read_result(result).tensors)
-        if problem is not None and kept:
-            return self._prove(graph, None, make, book, addresses)
-        if problem is not None:
-            raise CaptureError(problem)
-        return True
 
     def _capture(
         self,
@@ -375,66 +318,29 @@ class Replays:
         addresses: Addresses,
         ran: Collection[str],
     ) -> Any:
-        """Capture this call, prove that on one that was made, and compute it by a replay; None if
-        it cannot be.
-        """
+        """Capture this call, and compute it by a replay; None if it cannot be."""
         assert known.like is not None
+        captured = self._captures.capture(call, known.like, known.shown, rerun, book, addresses)
+        if captured.problem is not None:
+            known.refused = captured.problem
+        graph = captured.graph
+        if graph is None:
+            if captured.is_begun:  # the host moved weights within it, or it failed
+                known.clean = 0
+            return None
         device = call.tensors[0].device
-        if driver.free_bytes(device) < MIN_FREE_BYTES:
-            known.refused = of("no_room")
-            return None
-        marks = book.marks()
-        before = 0
-        graph = result = None
-        if not book.hold(addresses):
-            return None
-        try:
-            graph = CapturedCall(call, known.like, addresses, self._memory.pool(device))
-            graph.prepare(rerun, call)
-            before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
-            graph.capture(rerun, call)
-            graph.places = frozenset(ran)
-            copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
-            shown = known.shown
-            if shown is not None and not shown.tells_of(book.epoch):
-                shown = None
-            make = partial(_made, call, rerun, book.epoch)
-            if not copied and self._prove(graph, shown, make, book, addresses):
-                result = self._replay(graph, book, addresses, call.tensors)
-        except (CaptureError, torch.OutOfMemoryError) as error:
-            known.refused = error.reason if isinstance(error, CaptureError) else of("no_memory")
-            logger.warning("Not captured as a CUDA graph: %s", known.refused)
-        finally:
-            book.let_go(addresses)
-            if result is None:
-                book.undo(marks)
-                if graph is not None:
-                    self._memory.discard(graph, device)
-        if graph is None or result is None:
-            known.clean = 0  # the host copied weights within the capture, or it failed
-            return None
         self.captures += 1
         worse = known.graph
         known.graph, known.form, known.like = graph, known.target, None
+        graph.places = frozenset(ran)
         self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
-        known.refused = self._memory.add(
-            graph, self, device, driver.reserved_bytes(device) - before
-        )
+        known.refused = self._memory.add(graph, self, device, captured.size)
         if worse is not None:  # now that its card has another one
             self._memory.drop(worse)
         if not self._memory.holds(graph):
             known.clean = -_BACK_OFF
-        return result
-
-
-def _made(call: CallValues, rerun: Callable[..., Any], epoch: int) -> Shown:
-    """Make a call on copies, as it would be made without a capture."""
-    with told():
-        shown = Shown(call.tensors, epoch)
-        args, kwargs = call.over(copies(call.tensors))
-        shown.gave(read_result(rerun(*args, **kwargs)).tensors)
-    return shown
+        return captured.result
 
 
 def _rerun(

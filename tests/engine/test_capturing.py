@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import replays, shown
+from warmgraph_backends.cuda_graphs import captures, replays, shown
 from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
 from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
@@ -103,9 +103,9 @@ def memory(host: Host) -> CapturedMemory:
 @pytest.fixture
 def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
     """Captured calls without a GPU: the object, its weights, and a step in a form."""
-    monkeypatch.setattr(replays, "CapturedCall", _Graph)
-    monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
-    monkeypatch.setattr(replays.driver, "reserved_bytes", lambda _: 0)
+    monkeypatch.setattr(captures, "CapturedCall", _Graph)
+    monkeypatch.setattr(captures.driver, "free_bytes", lambda _: 2**40)
+    monkeypatch.setattr(captures.driver, "reserved_bytes", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
