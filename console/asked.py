@@ -160,9 +160,13 @@ def _gpus() -> list[dict[str, Any]]:
     found = []
     for card in range(gpu.count(gpu.CUDA)):
         device = torch.device(gpu.CUDA, card)
-        free, total = gpu.free_and_total_bytes(device)
-        facts = {"name": gpu.name(device), "total": total, "free": free}
-        found.append({**facts, "capability": f"compute capability {gpu.capability(card)}"})
+        facts: dict[str, Any] = {"name": gpu.name(device)}
+        found.append(facts)
+        try:
+            facts["free"], facts["total"] = gpu.free_and_total_bytes(device)
+            facts["capability"] = f"compute capability {gpu.capability(card)}"
+        except RuntimeError as error:  # it is full, or another process has it for itself
+            facts["problem"] = str(error).splitlines()[0]
     return found
 
 

@@ -90,7 +90,12 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
     for requirement in facts["requirements"]:
         name, met, reason, remedy, detail = requirement
         yield Line(name, met, detail if met else f"{reason}; {remedy}")
-    for name, gpu in _named("GPU", gpus):
+    for name, gpu, is_first in _named("GPU", gpus):
+        if "problem" in gpu:
+            remedy = "end what else uses it, or hide it with CUDA_VISIBLE_DEVICES"
+            text = f"{gpu['name']} cannot be used now ({gpu['problem']}); {remedy}"
+            yield Line(name, not is_first, text)
+            continue
         yield Line(name, True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['capability']}")
     if not gpus and facts["driver"]:
         remedy = "install a PyTorch with CUDA (pytorch.org), or look whether the driver is too old"
@@ -128,20 +133,25 @@ def _host(places: Places, device: str) -> Iterator[Line]:
         yield Line("ComfyUI's insides", False, f"{feature}: off, for {reason}; {remedy}")
 
 
-def _named(what: str, gpus: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each card with the name of its line, which has its number where there are several."""
+def _named(what: str, gpus: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Each card with the name of its line, which has its number where there are several, and
+    whether it is the first one: what others lack keeps nobody from working.
+    """
     for number, gpu in enumerate(gpus):
-        yield what if len(gpus) == 1 else f"{what} {number}", gpu
+        yield what if len(gpus) == 1 else f"{what} {number}", gpu, number == 0
 
 
 def _vram(user: Path, gpus: list[dict[str, Any]]) -> Iterator[Line]:
     """What captured calls may take of each card."""
     share = Settings(user / PRIVATE).captured_vram_share if gpus else 0.0
     remedy = "end what else uses the card, or lower captured_vram_percent in the settings"
-    for name, gpu in _named("VRAM", gpus):
+    for name, gpu, is_first in _named("VRAM", gpus):
+        if "problem" in gpu:
+            continue
         budget, free = share * gpu["total"], gpu["free"]
         text = f"{share:.0%} of the card ({budget / GIB:.1f} GiB) for CUDA graphs"
         text += f", {free / GIB:.1f} GiB are free now"
         if not share:
             text = "the settings give none to CUDA graphs, so no step is captured"
-        yield Line(name, free >= budget, text if free >= budget else f"{text}; {remedy}")
+        fits = free >= budget
+        yield Line(name, fits or not is_first, text if fits else f"{text}; {remedy}")

@@ -7,7 +7,7 @@ call gave (`shown`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Captures:
         rerun: Callable[..., Any],
         book: AddressBook,
         addresses: Addresses,
+        ran: Collection[str],
     ) -> Captured:
         """Capture a call, prove that on one that was made, and compute it by a replay.
 
@@ -74,6 +75,7 @@ class Captures:
             rerun: makes the call, of other arguments.
             book: where the root module's weights are.
             addresses: what it said last.
+            ran: has the places that graphs have served once `rerun` has made a call.
         """
         device = call.tensors[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
@@ -87,6 +89,7 @@ class Captures:
             graph.prepare(rerun, call)
             before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
             graph.capture(rerun, call)
+            graph.places = frozenset(ran)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
             if shown is not None and not shown.tells_of(book.epoch):
                 shown = None

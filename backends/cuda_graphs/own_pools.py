@@ -5,7 +5,8 @@ PyTorch has a card's pool mapped by each one that memory is copied to. Once some
 given back, the driver lays allocations that live at the same time over one another, in whatever is
 captured after that: seen with driver 580.159 on two H200, by PyTorch alone, and never where no
 other card maps it or nothing is given back. So a card's pool is another one while a graph is
-captured on it.
+captured on it. No other thread allocates on it meanwhile (`quiet`): that would be mapped by no
+other card, either. What others capture is not kept from it.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#peer-access-with-stream-capture
 """
 
@@ -19,11 +20,13 @@ from typing import Any
 
 import torch
 
+from ..device import gpu
 from ..device.libcuda import library
 from . import driver
 
 logger = logging.getLogger(__name__)
 
+_NO_LIBRARY = 3  # CUDA_ERROR_NOT_INITIALIZED
 _PINNED = _ON_DEVICE = 1  # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE
 
 
@@ -67,7 +70,7 @@ class OwnPools:
         self._pools: dict[int, ctypes.c_void_p | None] = {}
 
     def are_apart(self, device: torch.device) -> bool:
-        """Whether no other card maps what is captured on a device."""
+        """Whether no other card maps what we capture on a device."""
         return not self._are_needed() or self._of(device) is not None
 
     def enter(self, device: torch.device) -> ctypes.c_void_p | None:
@@ -80,19 +83,34 @@ class OwnPools:
         if pool is None:
             return None
         before = ctypes.c_void_p()
-        known, number = self._library(), device.index or 0
-        if known.cuDeviceGetMemPool(ctypes.byref(before), number):
+        known, number = self._library(), gpu.index(device)
+        status = known.cuDeviceGetMemPool(ctypes.byref(before), number)
+        if status == 0 and before.value == pool.value:  # of another capture on it
             return None
-        return None if known.cuDeviceSetMemPool(number, pool) else before
+        status = status or known.cuDeviceSetMemPool(number, pool)
+        if status == 0:
+            return before
+        with self._lock:
+            self._pools[number] = None
+        _tell_of_none(number, status)
+        return None
 
     def leave(self, device: torch.device, before: ctypes.c_void_p | None) -> None:
         """Have it lie where it lay before."""
-        if before is not None:
-            self._library().cuDeviceSetMemPool(device.index or 0, before)
+        if before is None:
+            return
+        number = gpu.index(device)
+        if status := self._library().cuDeviceSetMemPool(number, before):
+            logger.error(
+                "The CUDA driver does not give card %d its memory pool back (error %d): restart "
+                "ComfyUI if it fails to copy between cards",
+                number,
+                status,
+            )
 
     def _of(self, device: torch.device) -> ctypes.c_void_p | None:
         """Return the pool of a device; None where the driver gives none."""
-        number = device.index or 0
+        number = gpu.index(device)
         with self._lock:
             if number not in self._pools:
                 self._pools[number] = self._make(number)
@@ -101,22 +119,30 @@ class OwnPools:
     def _make(self, number: int) -> ctypes.c_void_p | None:
         known, pool = self._library(), ctypes.c_void_p()
         wanted = _Properties(allocation_type=_PINNED, location_type=_ON_DEVICE, location_id=number)
-        if known is None or known.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(wanted)):
-            logger.warning(
-                "The CUDA driver gives no memory pool for card %d: what is recorded there keeps "
-                "its memory until ComfyUI ends",
-                number,
-            )
-            return None
-        return pool
+        status = _NO_LIBRARY
+        if known is not None:
+            status = known.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(wanted))
+        if status == 0:
+            return pool
+        _tell_of_none(number, status)
+        return None
+
+
+def _tell_of_none(number: int, status: int) -> None:
+    logger.warning(
+        "The CUDA driver gives no memory pool for card %d (error %d): what is recorded there keeps "
+        "its memory until ComfyUI ends",
+        number,
+        status,
+    )
 
 
 #: Of this process: a card has one pool at a time for all of it.
 OWN_POOLS = OwnPools()
 
 
-class Graph:
-    """A CUDA graph whose memory no other card maps."""
+class CudaGraph:
+    """A CUDA graph that is captured into its card's own pool, where that is needed."""
 
     def __init__(self, device: torch.device, graph: Any, pools: OwnPools = OWN_POOLS) -> None:
         """Take an empty graph, to be captured on a device."""
@@ -152,13 +178,13 @@ class Graph:
         self._graph.reset()
 
 
-def make_graph(device: torch.device) -> Graph:
+def make_graph(device: torch.device) -> CudaGraph:
     """Return a graph into which nothing is captured yet."""
-    return Graph(device, torch.cuda.CUDAGraph())
+    return CudaGraph(device, torch.cuda.CUDAGraph())
 
 
 def trim(device: torch.device) -> None:
-    """Give back what no graph uses of a device's memory, where the driver does that rightly."""
+    """Give back what no graph uses of a device's memory, if what we captured there may be."""
     known = library() if driver.is_driver_allocator() else None
     if known is not None and OWN_POOLS.are_apart(device):
-        known.cuDeviceGraphMemTrim(device.index or 0)
+        known.cuDeviceGraphMemTrim(gpu.index(device))

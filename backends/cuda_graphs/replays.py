@@ -11,7 +11,6 @@ regions compiled, once they are there.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
@@ -31,8 +30,6 @@ from .captures import Captures
 from .memory import CapturedMemory
 from .shown import Shown, copies, may_be_kept
 from .signatures import CallValues, FixedCallError, read_result, result_form
-
-logger = logging.getLogger(__name__)
 
 #: Calls of one signature that run by themselves before it is captured.
 CLEAN_CALLS = 2
@@ -320,7 +317,9 @@ class Replays:
     ) -> Any:
         """Capture this call, and compute it by a replay; None if it cannot be."""
         assert known.like is not None
-        captured = self._captures.capture(call, known.like, known.shown, rerun, book, addresses)
+        captured = self._captures.capture(
+            call, known.like, known.shown, rerun, book, addresses, ran
+        )
         if captured.problem is not None:
             known.refused = captured.problem
         graph = captured.graph
@@ -332,7 +331,6 @@ class Replays:
         self.captures += 1
         worse = known.graph
         known.graph, known.form, known.like = graph, known.target, None
-        graph.places = frozenset(ran)
         self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(graph, self, device, captured.size)

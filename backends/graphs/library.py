@@ -219,7 +219,10 @@ class Graphs:
         def then() -> None:
             self._hand_over(graph, _logged, come_back)
 
-        return self._remote is not None and self._remote.fetch(graph.key, then)
+        if self._remote is None:
+            return False
+        self._look_at_store()
+        return self._remote.fetch(graph.key, then)
 
     def _find(self, graph: Graph, folders: tuple[Path, ...], *, explain: bool = True) -> bool:
         """Load a graph from a file; where there is none, say why unless it is to be built."""
@@ -315,8 +318,8 @@ class Graphs:
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _look_at_store(self) -> None:
-        """Say before anything is built whether it can be kept; a store that is complete need not
-        be written.
+        """Say before anything is built or fetched whether it can be kept; a store that is complete
+        need not be written.
         """
         if self._has_looked:
             return

@@ -277,8 +277,8 @@ def graphs_on_cards(*, rounds: int = 40) -> dict[str, Any]:
     go by turns, and look whether allocations of one graph lie over one another. Needs two GPUs.
 
     Returns:
-        {"wrong": replays with a wrong number in them, of "ours" (graphs as we make them) and of
-        "plain" (PyTorch's own, for which the driver may be at fault)}
+        {"allocator", "wrong": replays with a wrong number in them, of "ours" (graphs as we make
+        them) and of "plain" (PyTorch's own, for which the driver may be at fault)}
     """
     import torch
 
@@ -288,9 +288,10 @@ def graphs_on_cards(*, rounds: int = 40) -> dict[str, Any]:
     cards = two_cards()
     for one, other in itertools.permutations(cards):
         torch.ones(1000, device=one).to(other)  # PyTorch has them map each other's memory
+    # What plain ones spoil stays so in this process: they come last.
     makers = {"ours": own_pools.make_graph, "plain": lambda card: _Plain()}
     wrong = {name: _overlaid(cards, make, rounds) for name, make in makers.items()}
-    return {"wrong": wrong}
+    return {"allocator": torch.cuda.get_allocator_backend(), "wrong": wrong}
 
 
 class _Plain:

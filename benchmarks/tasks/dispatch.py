@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,25 +86,25 @@ def block_dispatch(
     spent: dict[str, list[float]] = {}
     for module, forward, args, kwargs, calls in _blocks(scope, name, model, size):
         graphs = []
-        for region, inputs, options, live in calls:
+        for region, inputs, _, _ in calls:
             weights = region._weights.fetch()
             if weights.release is not None:
                 weights.release()
             ready = [_ready(value, region.graph.description.layout) for value in inputs]
-            graphs.append((region, [*weights.tensors, *ready], options, live))
+            graphs.append((region, [*weights.tensors, *ready]))
 
         def by_itself() -> Any:
-            for region, values, options, live in graphs:  # noqa: B023
-                with (
-                    host_attention.attending_with(options, live),
-                    host_attention.choosing_by(region._choices.attention, region._alike),
-                ):
+            for region, values in graphs:  # noqa: B023
+                with host_attention.choosing_by(region._choices.attention, region._alike):
                     result = region.graph.loaded.call([*values])
             return result
 
-        served = [region.calls for region, *_ in calls]
-        alone, whole = _microseconds(by_itself, lambda: forward(*args, **kwargs))  # noqa: B023
-        if any(region.calls == before for (region, *_), before in zip(calls, served, strict=True)):
+        before = Counter({region: region.calls for region, *_ in calls})
+        with host_attention.attending_with(*calls[0][2:]):  # both: what a block sets is dispatch
+            alone, whole = _microseconds(by_itself, lambda: forward(*args, **kwargs))  # noqa: B023
+        times = CALLS * SERIES
+        wanted = Counter({r: times * n for r, n in Counter(r for r, *_ in calls).items()})
+        if Counter({region: region.calls for region in before}) != before + wanted:
             raise RuntimeError("a block must be served by its graphs to be measured")
         spent.setdefault(type(module).__name__, []).append(whole - alone)
     scope.end_run()
@@ -125,7 +126,7 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
     """
     from warmgraph_backends.operators import host_attention, live_arguments
 
-    seen: dict[int, tuple[Any, ...]] = {}
+    seen: dict[tuple[Any, str], tuple[Any, ...]] = {}
     now: list[tuple[Any, ...]] = []
 
     class Place:
@@ -140,12 +141,12 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
             now.append((self.region, inputs, options, live))
             return self.region(*inputs)
 
-    def noting(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(module: Any, word: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             now.clear()
             result = forward(*args, **kwargs)
             if now:
-                seen[id(module)] = module, forward, args, kwargs, list(now)
+                seen[module, word] = args, kwargs, list(now)
             return result
 
         return noted
@@ -156,7 +157,7 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
 
     def noting_set(only: Any = None) -> Any:
         made = make_set(only)
-        placed = [(module, word, noting(module, call)) for module, word, call in made.installed]
+        placed = [(m, word, noting(m, word, call)) for m, word, call in made.installed]
         return made._replace(installed=placed)
 
     forwards._make_set = noting_set
@@ -168,7 +169,8 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
         forwards._version = -1
     scope.begin_run()
     scope._bound.weights.begin_step()
-    return list(seen.values())
+    plain = forwards._make_set().installed
+    return [(m, call, *seen[m, word]) for m, word, call in plain if (m, word) in seen]
 
 
 def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...]]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from warmgraph_backends.cuda_graphs import piece, pieces
-from warmgraph_backends.cuda_graphs.own_pools import Graph
+from warmgraph_backends.cuda_graphs.own_pools import CudaGraph
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.operators import host_layer, registering
 from warmgraph_backends.sessions.start import Starter
@@ -162,7 +162,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, have places be captured here, and no whole call."""
     monkeypatch.setattr(pieces, "gpu", Gpu)
     monkeypatch.setattr(pieces, "driver", _Driver)
-    monkeypatch.setattr(pieces, "make_graph", lambda device: Graph(device, RecordedGraph()))
+    monkeypatch.setattr(pieces, "make_graph", lambda device: CudaGraph(device, RecordedGraph()))
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
     monkeypatch.setattr(pieces.streams, "shared", lambda device: _Stream())

@@ -114,7 +114,7 @@ def test_a_graph_computes_on_either_card_whichever_its_loader_has(
 def test_both_cards_capture_at_once_while_a_third_thread_collects(payload: bytes) -> None:
     import torch
 
-    from warmgraph_backends.cuda_graphs import driver, streams
+    from warmgraph_backends.cuda_graphs import driver, own_pools, streams
     from warmgraph_backends.cuda_graphs.quiet import QUIET
     from warmgraph_backends.torch_api import loading
 
@@ -135,12 +135,12 @@ def test_both_cards_capture_at_once_while_a_third_thread_collects(payload: bytes
             expected = calls[card]([weight, x])[0]
             result = torch.empty_like(expected)
             for _ in range(CAPTURES):
-                stream, graph = streams.shared(device), torch.cuda.CUDAGraph()
+                stream, graph = streams.shared(device), own_pools.make_graph(device)
                 torch.cuda.synchronize(device)
                 begin.wait(60)
                 with QUIET.evaluation():
                     with torch.cuda.stream(stream), QUIET.capture(alone=alone):
-                        graph.capture_begin(capture_error_mode="thread_local")
+                        graph.capture_begin(pool=torch.cuda.graph_pool_handle())
                         try:
                             result.copy_(calls[card]([weight, x])[0])
                         finally:
@@ -177,9 +177,15 @@ def test_where_cards_are_two_sorts_each_has_a_target_of_its_own() -> None:
 
 
 def test_allocations_of_a_graph_lie_apart_where_cards_map_each_others_memory(lab: Any) -> None:
-    """PyTorch's own are not asked for: NVIDIA may have mended its driver."""
-    wrong = lab.run("graphs_on_cards", (), limit_s=120)["wrong"]
-    assert wrong["ours"] == 0, wrong
+    import torch
+
+    if not all(torch.cuda.can_device_access_peer(*cards) for cards in ((0, 1), (1, 0))):
+        pytest.skip("these cards map nothing of each other")
+    result = lab.run("graphs_on_cards", (), limit_s=120)
+    assert result["allocator"] == "cudaMallocAsync"
+    assert result["wrong"]["ours"] == 0, result["wrong"]
+    if result["wrong"]["plain"] == 0:
+        pytest.xfail("this driver is mended; once all are, cuda_graphs.own_pools can go")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -201,5 +201,12 @@ def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
     assert one == ("GPU", True, "RTX 4090, 24.0 GiB, c")
     assert vram[:2] == ("VRAM", True) and vram[2].endswith("20.0 GiB are free now")
     names = [line[:2] for line in lines(("RTX 4090", 24, 20), ("RTX 3060", 12, 0))]
-    assert names == [("GPU 0", True), ("GPU 1", True), ("VRAM 0", True), ("VRAM 1", False)]
+    assert names == [("GPU 0", True), ("GPU 1", True), ("VRAM 0", True), ("VRAM 1", True)]
+    (*_, full, _) = lines(("RTX 3060", 12, 0), ("RTX 4090", 24, 20))
+    assert full[:2] == ("VRAM 0", False) and "end what else uses the card" in full[2]
+    told = facts(("RTX 4090", 24, 20), ("RTX 3060", 12, 0))
+    told["gpus"][1] = {"name": "RTX 3060", "problem": "CUDA error: out of memory"}
+    _, broken, _ = report._torch(told, None)
+    assert broken.name == "GPU 1" and broken.ok and "out of memory" in broken.text
+    assert [line.name for line in report._vram(tmp_path, told["gpus"])] == ["VRAM 0"]
     assert lines()[0][:2] == ("GPU", False), "a driver, and a PyTorch that cannot use it"

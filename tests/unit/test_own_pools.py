@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs.own_pools import Graph, OwnPools
+from warmgraph_backends.cuda_graphs import own_pools
+from warmgraph_backends.cuda_graphs.own_pools import CudaGraph, OwnPools
 
 CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
@@ -16,10 +17,11 @@ CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 class Driver:
     """Has the pools of two cards; the first ones are PyTorch's."""
 
-    def __init__(self, *, gives: bool = True) -> None:
-        self.gives = gives
+    def __init__(self, *, gives: bool = True, sets: bool = True) -> None:
+        self.gives, self.sets = gives, sets
         self.pools = {0: 100, 1: 101}
         self.made: list[int] = []
+        self.trimmed: list[int] = []
 
     def cuMemPoolCreate(self, pool: Any, wanted: Any) -> int:  # noqa: N802
         if not self.gives:
@@ -35,7 +37,13 @@ class Driver:
 
     def cuDeviceSetMemPool(self, card: int, pool: ctypes.c_void_p) -> int:  # noqa: N802
         assert pool.value is not None
+        if not self.sets:
+            return 1  # CUDA_ERROR_INVALID_VALUE
         self.pools[card] = pool.value
+        return 0
+
+    def cuDeviceGraphMemTrim(self, card: int) -> int:  # noqa: N802
+        self.trimmed.append(card)
         return 0
 
 
@@ -61,7 +69,7 @@ class Recorded:
 
 def _capture(driver: Driver, card: torch.device, pools: OwnPools, **options: Any) -> Recorded:
     recorded = Recorded(driver, **options)
-    graph = Graph(card, recorded, pools)
+    graph = CudaGraph(card, recorded, pools)
     graph.capture_begin((0, 7))
     graph.capture_end()
     return recorded
@@ -95,7 +103,7 @@ def test_it_has_the_one_before_again_where_a_capture_breaks_off(breaks: str) -> 
 def test_captures_on_two_cards_go_on_at_once() -> None:
     driver = Driver()
     pools = _pools(driver)
-    graphs = [Graph(card, Recorded(driver), pools) for card in CARDS]
+    graphs = [CudaGraph(card, Recorded(driver), pools) for card in CARDS]
     for graph in graphs:
         graph.capture_begin((0, 7))
     assert driver.pools == {0: 200, 1: 201}
@@ -113,12 +121,43 @@ def test_nothing_is_changed_where_no_other_card_can_map_it() -> None:
     assert pools.are_apart(CARDS[0]), "so its memory may be given back"
 
 
-@pytest.mark.parametrize("driver", [None, Driver(gives=False)])
+def test_two_captures_of_one_card_leave_it_its_first_pool() -> None:
+    driver = Driver()
+    pools = _pools(driver)
+    one, other = (CudaGraph(CARDS[0], Recorded(driver), pools) for _ in range(2))
+    one.capture_begin((0, 7))
+    other.capture_begin((0, 7))
+    other.capture_end()
+    assert driver.pools[0] == 200
+    one.capture_end()
+    assert driver.pools[0] == 100
+
+
+def _trimmed(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, pools: OwnPools) -> bool:
+    """Whether memory of a card is given back."""
+    monkeypatch.setattr(own_pools, "library", lambda: driver or Driver())
+    monkeypatch.setattr(own_pools, "OWN_POOLS", pools)
+    monkeypatch.setattr(own_pools.driver, "is_driver_allocator", lambda: True)
+    own_pools.trim(CARDS[0])
+    return driver is not None and driver.trimmed == [0]
+
+
+def test_what_lies_apart_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    pools = _pools(driver)
+    _capture(driver, CARDS[0], pools)
+    assert _trimmed(monkeypatch, driver, pools)
+    driver = Driver()
+    assert _trimmed(monkeypatch, driver, _pools(driver, needed=False))
+
+
+@pytest.mark.parametrize("driver", [None, Driver(gives=False), Driver(sets=False)])
 def test_where_the_driver_gives_no_pool_its_memory_is_not_given_back(
-    driver: Driver | None, caplog: pytest.LogCaptureFixture
+    driver: Driver | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = _pools(driver)
     for _ in range(2):
-        _capture(driver or Driver(), CARDS[0], pools)
-        assert not pools.are_apart(CARDS[0])
+        recorded = _capture(driver or Driver(), CARDS[0], pools)
+        assert recorded.pools == [{0: 100, 1: 101}] * 2
+        assert not pools.are_apart(CARDS[0]) and not _trimmed(monkeypatch, driver, pools)
     assert caplog.text.count("gives no memory pool for card 0") == 1
