@@ -27,6 +27,7 @@ from warmgraph_backends.storing.store import Store
 from warmgraph_backends.target import keys
 
 from . import saved
+from .remotes import Machine
 
 DEEP: Any = []
 for _ in range(300):
@@ -58,7 +59,7 @@ class Answering:
 class Place:
     """Graphs over a store and a folder of a workflow's, with one graph that is asked for."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, remote: Any = None) -> None:
         private = root / "private"
         self.signer = Signer(private)
         self.store = Store(root / "store", self.signer, cap_bytes=lambda: 1 << 30, private=private)
@@ -66,7 +67,7 @@ class Place:
         self.builder: Any = Answering()
         self.backend: Any = saved.Counting()
         claims = Claims(self.store.root, self.signer, patience_s=lambda: 60.0)
-        self.graphs = Graphs(self.store, self.builder, claims, Events())
+        self.graphs = Graphs(self.store, self.builder, claims, Events(), remote=remote)
         self.wanted = self.graph()
 
     def graph(self, **changes: Any) -> Graph:
@@ -140,6 +141,21 @@ def test_a_store_that_cannot_be_written_is_told_before_anything_is_built(
         assert place.graphs.unkept is None, "it was written after all"
     finally:
         place.graphs.close()
+
+
+def test_a_store_that_cannot_be_written_is_told_before_anything_is_fetched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(tmp_path / "machine", (tmp_path / "bucket").as_uri())
+    (tmp_path / "store").write_text("a file where a folder should be")
+    place = Place(tmp_path, machine.remote)
+    try:
+        assert place.ask().state is State.MISSING
+        assert place.graphs.unkept is not None and "cannot be written" in place.graphs.unkept
+        assert caplog.text.count("is not kept on disk") == 1
+    finally:
+        place.graphs.close()
+        machine.remote.close()
 
 
 ODD: dict[str, tuple[str, Any]] = {
