@@ -167,19 +167,15 @@ def _changes(flags: tuple[str, ...], mode: str) -> Callable[[Lab], Result]:
 
 def dispatch(lab: Lab) -> Result:
     """What our own code costs the processor at each place, without CUDA graphs."""
-    result: Result = {
-        name: lab.run(
-            "dispatch",
-            flags,
-            limit_s=400,
-            model=lab.model("sdxl"),
-            kind=lab.kind("sdxl"),
-            store=lab.store("sdxl"),
-            size=lab.pixels(512, 512),
-            workers=lab.workers(BUILD_WORKERS),
-        )
-        for name, flags in (("default", DEFAULT), ("off", OFF))
-    }
+    result = lab.run_in_modes(
+        "dispatch",
+        limit_s=400,
+        model=lab.model("sdxl"),
+        kind=lab.kind("sdxl"),
+        store=lab.store("sdxl"),
+        size=lab.pixels(512, 512),
+        workers=lab.workers(BUILD_WORKERS),
+    )
     lines = [
         f"{name}: {row['places']} places, {row['median_us']} us each beyond their graphs' own "
         f"calls, worst {row['worst_us']} us, by form {row['forms']}"

@@ -131,6 +131,13 @@ class Lab:
             workers=self.workers(workers),
         )
 
+    def run_in_modes(self, task: str, *, limit_s: float, **params: Any) -> dict[str, Any]:
+        """Run one task (`run`) with dynamic VRAM, the host's "default", and with it "off"."""
+        modes = {"default": DEFAULT, "off": OFF}
+        return {
+            name: self.run(task, flags, limit_s=limit_s, **params) for name, flags in modes.items()
+        }
+
     def run(
         self,
         task: str,

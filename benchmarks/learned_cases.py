@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .figure import Figure
-from .lab import BUILD_WORKERS, DEFAULT, OFF, Lab
+from .lab import BUILD_WORKERS, DEFAULT, Lab
 
 Result = dict[str, Any]
 
@@ -98,19 +98,15 @@ def learned_soak(lab: Lab) -> Result:
 def block_dispatch(lab: Lab) -> Result:
     """What our own code costs the processor at each learned block, without CUDA graphs."""
     row = LEARNED[DISPATCHED]
-    result: Result = {
-        name: lab.run(
-            "block_dispatch",
-            flags,
-            limit_s=3000 if lab.smoke else 400,
-            name=lab.kind(row.kind),
-            path=lab.transformer(row.kind),
-            store=lab.store(f"learned-{row.kind}"),
-            size=[*lab.pixels(*row.size[:2]), *row.size[2:]],
-            workers=lab.workers(BUILD_WORKERS),
-        )
-        for name, flags in (("default", DEFAULT), ("off", OFF))
-    }
+    result = lab.run_in_modes(
+        "block_dispatch",
+        limit_s=3000 if lab.smoke else 400,
+        name=lab.kind(row.kind),
+        path=lab.transformer(row.kind),
+        store=lab.store(f"learned-{row.kind}"),
+        size=[*lab.pixels(*row.size[:2]), *row.size[2:]],
+        workers=lab.workers(BUILD_WORKERS),
+    )
     lines = [
         f"{name}: {row.kind}, {found['blocks']} blocks, {found['median_us']} us each beyond their "
         f"graphs' own calls, worst {found['worst_us']} us, {found['sorts']}"

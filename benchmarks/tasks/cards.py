@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,89 +268,6 @@ def cards_apart(
     rows.append({"name": "VAE", "rel_l2": found, **_counted(report, report)})
     engine.close()
     return {"rows": rows}
-
-
-def graphs_on_cards(*, rounds: int = 40) -> dict[str, Any]:
-    """Capture graphs of many sizes on two cards that map each other's memory, let all of a card's
-    go by turns, and look whether allocations of one graph lie over one another. Needs two GPUs.
-
-    Returns:
-        {"allocator", "wrong": replays with a wrong number in them, of "ours" (graphs as we make
-        them) and of "plain" (PyTorch's own, for which the driver may be at fault)}
-    """
-    import torch
-
-    import_engine()
-    from warmgraph_backends.cuda_graphs import own_pools
-
-    cards = two_cards()
-    for one, other in itertools.permutations(cards):
-        torch.ones(1000, device=one).to(other)  # PyTorch has them map each other's memory
-    # What plain ones spoil stays so in this process: they come last.
-    makers = {"ours": own_pools.make_graph, "plain": lambda card: _Plain()}
-    wrong = {name: _overlaid(cards, make, rounds) for name, make in makers.items()}
-    return {"allocator": torch.cuda.get_allocator_backend(), "wrong": wrong}
-
-
-class _Plain:
-    """PyTorch's own graph."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._graph = torch.cuda.CUDAGraph()
-        self.capture_end, self.replay = self._graph.capture_end, self._graph.replay
-        self.reset = self._graph.reset
-
-    def capture_begin(self, pool: Any) -> None:
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-
-
-def _overlaid(cards: list[Any], make: Callable[[Any], Any], rounds: int) -> int:
-    """How many replays found a number in a tensor that was written into another one."""
-    import torch
-
-    from warmgraph_backends.cuda_graphs import own_pools, streams
-
-    chosen, numbers = random.Random(1), itertools.count(1)
-    live: dict[Any, list[Any]] = {card: [] for card in cards}
-    wrong = 0
-    for _ in range(rounds):
-        for card in cards:
-            while len(live[card]) < 3:
-                sizes = [chosen.randint(1, 128) for _ in range(chosen.randint(2, 14))]
-                values = [next(numbers) for _ in sizes]
-                found = torch.zeros(len(sizes), 2, dtype=torch.int32, device=card)
-                stream, graph = streams.shared(card), make(card)
-                torch.cuda.synchronize(card)
-                with torch.cuda.stream(stream):
-                    graph.capture_begin(torch.cuda.graph_pool_handle())
-                    filled = [
-                        torch.full((mib << 18,), value, dtype=torch.int32, device=card)
-                        for mib, value in zip(sizes, values, strict=True)
-                    ]
-                    for row, tensor in zip(found, filled, strict=True):
-                        row.copy_(torch.stack([tensor.amin(), tensor.amax()]))
-                    del filled, tensor
-                    graph.capture_end()
-                live[card].append((graph, values, found))
-        for card in cards:
-            for graph, values, found in live[card]:
-                with torch.cuda.device(card):
-                    graph.replay()
-                    torch.cuda.synchronize(card)
-                wrong += found.tolist() != [[value, value] for value in values]
-        emptied = chosen.choice(cards)
-        for graph, *_ in live[emptied]:
-            graph.reset()
-        live[emptied] = []
-        own_pools.trim(emptied)
-        torch.cuda.empty_cache()
-    for card in cards:
-        for graph, *_ in live[card]:
-            graph.reset()
-        own_pools.trim(card)
-    return wrong
 
 
 def _compared(engine: Any, kind: str, plain: Any, ours: Any, size: Size) -> dict[str, Any]:

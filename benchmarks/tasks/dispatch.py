@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +37,21 @@ def dispatch(
 
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*size))
-    recorded = _record(pair, kind, Size(*size))
+    scope = pair.ours.get_attachment("warmgraph").scope
     spent: dict[str, list[float]] = {}
-    for region, inputs in recorded:
-        graph = region.graph
-        weights = region._weights.fetch()
-        if weights.release is not None:  # a place holds them by itself, which costs time; here
-            weights.release()  # nothing else wants their room
-        ready = [_ready(value, graph.description.layout) for value in inputs]
-        call = graph.loaded.call
+    for region, inputs in _record(scope, pair, kind, Size(*size)):
+        values = _arguments(region, inputs)
+        call = region.graph.loaded.call
 
         def by_itself() -> Any:  # with the attention that the place chooses
             with host_attention.choosing_by(region._choices.attention, region._alike):  # noqa: B023
-                return call([*weights.tensors, *ready])  # noqa: B023
+                return call([*values])  # noqa: B023
 
         alone, whole = _microseconds(by_itself, lambda: region(*inputs))  # noqa: B023
-        spent.setdefault(graph.description.form, []).append(whole - alone)
-    pair.ours.get_attachment("warmgraph").scope.end_run()
+        spent.setdefault(region.graph.description.form, []).append(whole - alone)
+    scope.end_run()
     engine.close()
-    every = [us for values in spent.values() for us in values]
-    return {
-        "places": len(every),
-        "median_us": round(statistics.median(every), 2),
-        "worst_us": round(max(every), 2),
-        "forms": {form: round(statistics.median(values), 2) for form, values in spent.items()},
-    }
+    return {"places": sum(map(len, spent.values())), **_told(spent, "forms")}
 
 
 def block_dispatch(
@@ -85,13 +76,7 @@ def block_dispatch(
     scope = model.get_attachment("warmgraph").scope
     spent: dict[str, list[float]] = {}
     for module, forward, args, kwargs, calls in _blocks(scope, name, model, size):
-        graphs = []
-        for region, inputs, _, _ in calls:
-            weights = region._weights.fetch()
-            if weights.release is not None:
-                weights.release()
-            ready = [_ready(value, region.graph.description.layout) for value in inputs]
-            graphs.append((region, [*weights.tensors, *ready]))
+        graphs = [(region, _arguments(region, inputs)) for region, inputs, *_ in calls]
 
         def by_itself() -> Any:
             for region, values in graphs:  # noqa: B023
@@ -110,14 +95,7 @@ def block_dispatch(
     scope.end_run()
     report = brief(engine.report(model))
     engine.close()
-    every = [us for values in spent.values() for us in values]
-    return {
-        "blocks": len(every),
-        "median_us": round(statistics.median(every), 2),
-        "worst_us": round(max(every), 2),
-        "sorts": {sort: round(statistics.median(values), 2) for sort, values in spent.items()},
-        "report": report,
-    }
+    return {"blocks": sum(map(len, spent.values())), **_told(spent, "sorts"), "report": report}
 
 
 def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[Any, ...]]:
@@ -129,17 +107,9 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
     seen: dict[tuple[Any, str], tuple[Any, ...]] = {}
     now: list[tuple[Any, ...]] = []
 
-    class Place:
-        def __init__(self, region: Any) -> None:
-            self.region = region
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.region, name)
-
-        def __call__(self, *inputs: Any) -> Any:
-            options, live = host_attention.options_of_step(), dict(live_arguments.of_call())
-            now.append((self.region, inputs, options, live))
-            return self.region(*inputs)
+    def note(region: Any, inputs: tuple[Any, ...]) -> None:
+        options, live = host_attention.options_of_step(), dict(live_arguments.of_call())
+        now.append((region, inputs, options, live))
 
     def noting(module: Any, word: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -151,64 +121,86 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
 
         return noted
 
-    forwards = scope.forwards
-    region, make_set = forwards._region, forwards._make_set
-    forwards._region = lambda place: (found := region(place)) and Place(found)
-
     def noting_set(only: Any = None) -> Any:
         made = make_set(only)
         placed = [(m, word, noting(m, word, call)) for m, word, call in made.installed]
         return made._replace(installed=placed)
 
+    forwards = scope.forwards
+    make_set = forwards._make_set
     forwards._make_set = noting_set
     try:
-        forwards._version = -1
-        transformers.sample(name, model, size, steps=3)
+        with _noting(scope, note):
+            transformers.sample(name, model, size, steps=3)
     finally:
-        forwards._region, forwards._make_set = region, make_set
-        forwards._version = -1
-    scope.begin_run()
-    scope._bound.weights.begin_step()
-    plain = forwards._make_set().installed
+        forwards._make_set = make_set
+    plain = make_set().installed
     return [(m, call, *seen[m, word]) for m, word, call in plain if (m, word) in seen]
 
 
-def _record(pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...]]]:
+def _record(scope: Any, pair: Pair, kind: str, size: Size) -> list[tuple[Any, tuple[Any, ...]]]:
     """Each region of a step with what it was called with, within a run that goes on."""
-    scope = pair.ours.get_attachment("warmgraph").scope
     sample(pair.ours, kind, size, steps=1)
     seen: dict[str, tuple[Any, tuple[Any, ...]]] = {}
 
-    class Recorder:
-        def __init__(self, name: str, call: Any) -> None:
-            self.name, self.call = name, call
+    def note(region: Any, inputs: tuple[Any, ...]) -> None:
+        seen[region.place.name] = region, inputs
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.call, name)
-
-        def __call__(self, *inputs: Any) -> Any:
-            seen[self.name] = self.call, inputs
-            return self.call(*inputs)
-
-    forwards = scope.forwards
-    own = forwards._region
-    forwards._region = lambda place: (call := own(place)) and Recorder(place.name, call)
-    try:
-        forwards._version = -1
+    with _noting(scope, note):
         # The first step brings weights over; a short one after it says that nothing need wait.
         sample(pair.ours, kind, size, steps=3)
-    finally:
-        forwards._region = own
-        forwards._version = -1
-    scope.begin_run()
-    scope._bound.weights.begin_step()
     return list(seen.values())
 
 
-def _ready(value: Any, layout: str) -> Any:
+class _Noted:
+    """A region of which each call is noted."""
+
+    def __init__(self, region: Any, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        self._region, self._note = region, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._region, name)
+
+    def __call__(self, *inputs: Any) -> Any:
+        self._note(self._region, inputs)
+        return self._region(*inputs)
+
+
+@contextlib.contextmanager
+def _noting(scope: Any, note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Note each call of a region meanwhile; a run goes on afterwards."""
+    forwards = scope.forwards
+    region = forwards._region
+    forwards._region = lambda place: (found := region(place)) and _Noted(found, note)
+    forwards._version = -1
+    try:
+        yield
+    finally:
+        forwards._region = region
+        forwards._version = -1
+    scope.begin_run()
+    scope._bound.weights.begin_step()
+
+
+def _arguments(region: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """What a region's graph is called with."""
     from warmgraph_backends.kinds.layout import lay_out
 
-    return value if isinstance(value, int) else lay_out(value, layout)
+    weights = region._weights.fetch()
+    if weights.release is not None:  # a place holds them by itself, which costs time; here
+        weights.release()  # nothing else wants their room
+    layout = region.graph.description.layout
+    return [*weights.tensors, *(v if isinstance(v, int) else lay_out(v, layout) for v in inputs)]
+
+
+def _told(spent: dict[str, list[float]], sorts: str) -> dict[str, Any]:
+    """The median and the worst of all, and the median of each sort."""
+    every = [us for values in spent.values() for us in values]
+    return {
+        "median_us": round(statistics.median(every), 2),
+        "worst_us": round(max(every), 2),
+        sorts: {sort: round(statistics.median(values), 2) for sort, values in spent.items()},
+    }
 
 
 def _microseconds(*calls: Callable[[], Any]) -> list[float]:
