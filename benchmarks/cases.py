@@ -177,8 +177,8 @@ def dispatch(lab: Lab) -> Result:
         workers=lab.workers(BUILD_WORKERS),
     )
     lines = [
-        f"{name}: {row['places']} places, {row['median_us']} us each beyond their graphs' own "
-        f"calls, worst {row['worst_us']} us, by form {row['forms']}"
+        f"{name}: {row['places']} places, {row['median_us']} us each beyond their graphs, "
+        f"worst {row['worst_us']} us, by form {row['forms']}"
         for name, row in result.items()
     ]
     return {**result, "lines": lines}

@@ -109,7 +109,7 @@ def block_dispatch(lab: Lab) -> Result:
     )
     lines = [
         f"{name}: {row.kind}, {found['blocks']} blocks, {found['median_us']} us each beyond their "
-        f"graphs' own calls, worst {found['worst_us']} us, {found['sorts']}"
+        f"graphs, worst {found['worst_us']} us, {found['sorts']}"
         for name, found in result.items()
     ]
     return {**result, "lines": lines}

@@ -100,4 +100,5 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "equal_to_eager": residency.equal_to_eager,
     "lora_swaps": residency.lora_swaps,
     "vram_footprint": residency.vram_footprint,
+    "held_pages": residency.held_pages,
 }

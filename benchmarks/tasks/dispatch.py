@@ -23,32 +23,22 @@ SERIES = 15
 def dispatch(
     *, model: str, kind: str, store: str, size: list[int], workers: int = 0
 ) -> dict[str, Any]:
-    """Microseconds of the processor at each place beyond those of calling its graph.
+    """Microseconds of the processor at each place beyond those within its graph.
 
     A place is called as the host's forward calls it, on inputs as a step brings them, with the
-    weights of a run; then its graph alone with the very same arguments. Both queue the same
-    kernels.
+    weights of a run.
 
     Returns:
         {"places", "median_us", "worst_us", "forms": {form: median}}
     """
     engine = open_engine(Path(store), workers=workers, captured=False)
-    from warmgraph_backends.operators import host_attention
-
     pair = Pair(engine, Path(model))
     pair.settle(kind, Size(*size))
     scope = pair.ours.get_attachment("warmgraph").scope
     spent: dict[str, list[float]] = {}
     for region, inputs in _record(scope, pair, kind, Size(*size)):
-        values = _arguments(region, inputs)
-        call = region.graph.loaded.call
-
-        def by_itself() -> Any:  # with the attention that the place chooses
-            with host_attention.choosing_by(region._choices.attention, region._alike):  # noqa: B023
-                return call([*values])  # noqa: B023
-
-        alone, whole = _microseconds(by_itself, lambda: region(*inputs))  # noqa: B023
-        spent.setdefault(region.graph.description.form, []).append(whole - alone)
+        us = _beyond_graphs([region], lambda: region(*inputs))  # noqa: B023
+        spent.setdefault(region.graph.description.form, []).append(us)
     scope.end_run()
     engine.close()
     return {"places": sum(map(len, spent.values())), **_told(spent, "forms")}
@@ -57,8 +47,8 @@ def dispatch(
 def block_dispatch(
     *, name: str, path: str, store: str, size: list[int], workers: int = 0
 ) -> dict[str, Any]:
-    """Microseconds of the processor at each learned block beyond those of calling its graph, from
-    the host's call of the block on: what the call is, and what the place does.
+    """Microseconds of the processor at each learned block beyond those within its graphs, from the
+    host's call of the block on: what the call is, and what the place does.
 
     Args:
         name: of a model that no family describes.
@@ -69,29 +59,13 @@ def block_dispatch(
         {"blocks", "median_us", "worst_us", "sorts": {class: median}, "report"}
     """
     engine = open_engine(Path(store), workers=workers, captured=False)
-    from warmgraph_backends.operators import host_attention
-
     model = engine.compile_model(transformers.load(name, Path(path)), when_missing="background")
     serve_all(engine, name, model, size)
     scope = model.get_attachment("warmgraph").scope
     spent: dict[str, list[float]] = {}
-    for module, forward, args, kwargs, calls in _blocks(scope, name, model, size):
-        graphs = [(region, _arguments(region, inputs)) for region, inputs, *_ in calls]
-
-        def by_itself() -> Any:
-            for region, values in graphs:  # noqa: B023
-                with host_attention.choosing_by(region._choices.attention, region._alike):
-                    result = region.graph.loaded.call([*values])
-            return result
-
-        before = Counter({region: region.calls for region, *_ in calls})
-        with host_attention.attending_with(*calls[0][2:]):  # both: what a block sets is dispatch
-            alone, whole = _microseconds(by_itself, lambda: forward(*args, **kwargs))  # noqa: B023
-        times = CALLS * SERIES
-        wanted = Counter({r: times * n for r, n in Counter(r for r, *_ in calls).items()})
-        if Counter({region: region.calls for region in before}) != before + wanted:
-            raise RuntimeError("a block must be served by its graphs to be measured")
-        spent.setdefault(type(module).__name__, []).append(whole - alone)
+    for module, forward, args, kwargs, regions in _blocks(scope, name, model, size):
+        us = _beyond_graphs(regions, lambda: forward(*args, **kwargs))  # noqa: B023
+        spent.setdefault(type(module).__name__, []).append(us)
     scope.end_run()
     report = brief(engine.report(model))
     engine.close()
@@ -100,16 +74,13 @@ def block_dispatch(
 
 def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[Any, ...]]:
     """Each block of a step that its graphs served, within a run that goes on: its module, what is
-    in its forward's place, with what that was called, and the places that it called.
+    in its forward's place, with what that was called, and the regions that it called.
     """
-    from warmgraph_backends.operators import host_attention, live_arguments
-
     seen: dict[tuple[Any, str], tuple[Any, ...]] = {}
-    now: list[tuple[Any, ...]] = []
+    now: list[Any] = []
 
-    def note(region: Any, inputs: tuple[Any, ...]) -> None:
-        options, live = host_attention.options_of_step(), dict(live_arguments.of_call())
-        now.append((region, inputs, options, live))
+    def note(region: Any, _: tuple[Any, ...]) -> None:
+        now.append(region)
 
     def noting(module: Any, word: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -182,17 +153,6 @@ def _noting(scope: Any, note: Callable[[Any, tuple[Any, ...]], None]) -> Iterato
     scope._bound.weights.begin_step()
 
 
-def _arguments(region: Any, inputs: tuple[Any, ...]) -> list[Any]:
-    """What a region's graph is called with."""
-    from warmgraph_backends.kinds.layout import lay_out
-
-    weights = region._weights.fetch()
-    if weights.release is not None:  # a place holds them by itself, which costs time; here
-        weights.release()  # nothing else wants their room
-    layout = region.graph.description.layout
-    return [*weights.tensors, *(v if isinstance(v, int) else lay_out(v, layout) for v in inputs)]
-
-
 def _told(spent: dict[str, list[float]], sorts: str) -> dict[str, Any]:
     """The median and the worst of all, and the median of each sort."""
     every = [us for values in spent.values() for us in values]
@@ -203,21 +163,51 @@ def _told(spent: dict[str, list[float]], sorts: str) -> dict[str, Any]:
     }
 
 
-def _microseconds(*calls: Callable[[], Any]) -> list[float]:
-    """The processor's time of each call, the best of many series by turns: others' work comes and
-    goes.
+def _beyond_graphs(regions: list[Any], call: Callable[[], Any]) -> float:
+    """The processor's time of a call of these regions beyond that within their graphs, the best of
+    many series: others' work comes and goes.
     """
     import torch
 
-    best = [float("inf")] * len(calls)
-    with torch.inference_mode():
+    before = Counter({region: region.calls for region in regions})
+    best = float("inf")
+    with torch.inference_mode(), _clocked(regions) as within:
         for _ in range(SERIES):
-            for number, call in enumerate(calls):
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spent = 0.0
+            for _ in range(CALLS):
+                within.clear()
                 begin = time.perf_counter()
-                for _ in range(CALLS):
-                    if call() is None:
-                        raise RuntimeError("a place must be served by its graph to be measured")
-                best[number] = min(best[number], (time.perf_counter() - begin) / CALLS)
-    return [seconds * 1e6 for seconds in best]
+                call()
+                spent += time.perf_counter() - begin - sum(within)
+            best = min(best, spent / CALLS)
+    wanted = {region: CALLS * SERIES * n for region, n in Counter(regions).items()}
+    if Counter({region: region.calls for region in before}) != before + Counter(wanted):
+        raise RuntimeError("what is called must be served by its graphs to be measured")
+    return best * 1e6
+
+
+@contextlib.contextmanager
+def _clocked(regions: list[Any]) -> Iterator[list[float]]:
+    """Meanwhile each call of these regions' graphs adds its seconds to the list."""
+    within: list[float] = []
+
+    def clocked(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        def timed(values: list[Any]) -> Any:
+            begin = time.perf_counter()
+            results = call(values)
+            within.append(time.perf_counter() - begin)
+            return results
+
+        return timed
+
+    before = {region.graph: region.graph.outcome for region in regions}
+    for graph, outcome in before.items():
+        loaded = outcome.loaded
+        graph.outcome = outcome._replace(loaded=loaded._replace(call=clocked(loaded.call)))
+    try:
+        yield within
+    finally:
+        for graph, outcome in before.items():
+            graph.outcome = outcome

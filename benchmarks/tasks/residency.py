@@ -15,8 +15,10 @@ from typing import Any
 
 from ..host import Size, conditioning, ksampler, load_lora
 from ..measure import MIB, Call, Mode, rel_l2, vram_used_mib
-from ..pack import brief, open_engine
-from .common import Pair, errors, partial, sample, unserved
+from ..pack import brief, import_engine_package, open_engine
+from .common import Pair, errors, load_kind, partial, sample, unserved
+
+_CHUNK_MIB = 256
 
 
 def equal_to_eager(
@@ -155,6 +157,48 @@ def vram_footprint(
     model_mib = round(pair.eager.model_size() / MIB)
     engine.close()
     return {"peaks_mib": peaks, "model_mib": model_mib, "report": report}
+
+
+def held_pages(*, model: str, kind: str, size: list[int]) -> dict[str, Any]:
+    """Want all of the card's memory while a model's pages are held, and once they are let go.
+
+    Returns:
+        {"same_again": whether all is as it was when it is held a second time, "held_mib": of the
+        model after an eager run, "wanted_mib": after all memory was wanted while it was held,
+        "let_go_mib": after some was wanted when it was not, "wrong": its weights unlike the file's
+        while it was held, "held_after": whether it could be held at last}
+    """
+    import torch
+
+    patcher = load_kind(kind, Path(model))
+    sample(patcher, kind, Size(*size), steps=2)
+    sources = import_engine_package("weights.fetching")
+    weights = sources.ModelWeights(patcher.model, patcher.load_device, torch.float16)
+    pages = weights.dynamic
+    taken: list[Any] = []
+
+    def want_all() -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(
+                    torch.empty(_CHUNK_MIB * MIB, dtype=torch.uint8, device=patcher.load_device)
+                )
+
+    def loaded() -> int:
+        return round(patcher.loaded_size() / MIB)
+
+    if (signature := pages.hold()) is None:
+        raise RuntimeError("the model must be in dynamic VRAM as a whole")
+    result: dict[str, Any] = {"held_mib": loaded()}
+    want_all()
+    result |= {"wanted_mib": loaded(), "wrong": left_wrong(patcher)}
+    pages.release()
+    result["same_again"] = pages.hold() == signature
+    pages.release()
+    want_all()
+    result |= {"let_go_mib": loaded(), "held_after": pages.hold() is not None}
+    pages.release()
+    return result
 
 
 @contextlib.contextmanager

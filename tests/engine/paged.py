@@ -11,7 +11,9 @@ from .quantised_runs import Flux
 
 
 class Range:
-    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more."""
+    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more. What is taken of
+    its pages lowers its mark.
+    """
 
     base_addr, offset, max_size = 4096, 100, 1000
 
@@ -21,6 +23,7 @@ class Range:
         self.faults = 0
         self.fits = True
         self.given_up = 0
+        self.mark = 9
 
     def fault(self, address: int, size: int) -> list[int] | None:
         assert (address, size) == (self.base_addr, self.offset)
@@ -35,8 +38,15 @@ class Range:
     def set_watermark_limit(self, size: int) -> None:
         self.floor = size
 
+    def get_watermark(self) -> int:
+        return self.mark
+
+    def loaded_size(self) -> int:
+        return self.offset * self.fits
+
     def free_memory(self, size: int) -> None:
         self.given_up += size
+        self.mark -= 1
 
 
 class Memory(Range):

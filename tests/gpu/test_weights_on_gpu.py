@@ -104,3 +104,18 @@ def test_vram_holds_the_model_once(lab: Any, sdxl: dict[str, Any], flags: tuple[
     peaks, model = result["peaks_mib"], result["model_mib"]
     assert result["report"]["calls"]["compiled"] > 0, result["report"]
     assert peaks["ours"] - peaks["eager"] < 0.25 * model, result
+
+
+@pytest.mark.parametrize("flags", [DEFAULT, NATIVE], ids=["cudaMallocAsync", "native"])
+def test_no_page_is_taken_while_it_is_held(lab: Any, flags: tuple[str, ...]) -> None:
+    held = lab.run(
+        "held_pages",
+        flags,
+        limit_s=120,
+        model=lab.model("sdxl"),
+        kind="sdxl",
+        size=[512, 512],
+    )
+    assert held["wanted_mib"] == held["held_mib"] and held["wrong"] == [], held
+    assert held["same_again"], held
+    assert held["let_go_mib"] < held["held_mib"] and not held["held_after"], held
