@@ -18,8 +18,8 @@ import torch
 from . import formats
 
 _NONE: dict[Any, Any] = {}
-#: On a range that `hold` holds: how many bytes from its start are never taken for room.
-_FLOOR = "warmgraph_floor"
+#: On a range: for each that holds it, how many bytes from its start are never taken for room.
+_FLOORS = "warmgraph_floors"
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
@@ -242,13 +242,17 @@ def hold(pages: Any, size: int, last: Held | None = None) -> Held | None:
 
 def let_go(pages: Any) -> None:
     """Let go of the pages that `hold` holds."""
-    vars(pages).pop(_FLOOR, None)
-    pages.set_watermark_limit(0)
+    vars(pages)[_FLOORS].pop()
+    pages.set_watermark_limit(_floor(pages))
 
 
 def _set_floor(pages: Any, size: int) -> None:
-    vars(pages)[_FLOOR] = size
-    pages.set_watermark_limit(size)
+    vars(pages).setdefault(_FLOORS, []).append(size)
+    pages.set_watermark_limit(_floor(pages))
+
+
+def _floor(pages: Any) -> int:
+    return max(vars(pages).get(_FLOORS, ()), default=0)
 
 
 def _mark(pages: Any) -> tuple[int, int]:
@@ -279,4 +283,4 @@ def no_page_taken(device: torch.device) -> Iterator[None]:
         yield
     finally:
         for pages in ranges:
-            pages.set_watermark_limit(vars(pages).get(_FLOOR, 0))
+            pages.set_watermark_limit(_floor(pages))

@@ -82,6 +82,17 @@ def test_a_step_that_begins_while_pages_are_held_leaves_them_held(
     assert pages.floor == 0
 
 
+def test_who_lets_go_leaves_what_others_hold(weights: ModelWeights, pages: Range) -> None:
+    """As of two clones of a model, one within a step of the other."""
+    other = ModelWeights(weights.model, DEVICE, torch.float16)
+    weights.dynamic.hold()
+    other.dynamic.hold()
+    other.dynamic.release()
+    assert pages.floor == pages.offset
+    weights.dynamic.release()
+    assert pages.floor == 0
+
+
 def test_a_run_that_ended_in_the_middle_leaves_nothing_held(
     weights: ModelWeights, pages: Range
 ) -> None:
