@@ -10,16 +10,17 @@ in them, and `_prefetch` is what the host notes between the begin of a copy and 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from . import formats
 
 _NONE: dict[Any, Any] = {}
-#: On a range: for each that holds it, how many bytes from its start are never taken for room.
-_FLOORS = "warmgraph_floors"
+#: Of ranges that `hold` holds: how many bytes from their start are never taken for room.
+_floors: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 #: In place of the host's notes of what it fetched, for a layer of which it has none.
 _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
@@ -204,59 +205,19 @@ def page_range(model: Any, device: torch.device) -> tuple[Any, int]:
     return (None, 0) if pages is None else (pages, pages.offset)
 
 
-class Held(NamedTuple):
-    """Pages of a range that nobody takes.
-
-    Attributes:
-        signature: what names them, equal for the same ones.
-        mark: how far down pages were taken, and bytes of those that are there: equal while none of
-            the range is taken or brought in, and the model is not loaded anew.
-    """
-
-    signature: bytes
-    mark: tuple[int, int]
-
-
-def hold(pages: Any, size: int, last: Held | None = None) -> Held | None:
+def hold(pages: Any, size: int) -> bytes | None:
     """Bring the first `size` bytes of a range in and hold their pages; `let_go` must follow.
 
-    Args:
-        last: what this gave before, where the model was not loaded anew since.
-
     Returns:
-        None where they do not all fit.
+        What names the pages, equal for the same ones; None where they do not all fit.
     """
-    if last is not None:  # a look at each page costs much of what a place costs
-        _set_floor(pages, size)
-        if _mark(pages) == last.mark:
-            return last
-        let_go(pages)
     signature = pages.fault(pages.base_addr, size)
     if signature is None:
         return None
-    # The floor holds them: room is wanted meanwhile, and takes pages above it only.
-    _set_floor(pages, size)
-    pages.unpin(pages.base_addr, size)
-    return Held(bytes(signature), _mark(pages))
-
-
-def let_go(pages: Any) -> None:
-    """Let go of the pages that `hold` holds."""
-    vars(pages)[_FLOORS].pop()
-    pages.set_watermark_limit(_floor(pages))
-
-
-def _set_floor(pages: Any, size: int) -> None:
-    vars(pages).setdefault(_FLOORS, []).append(size)
-    pages.set_watermark_limit(_floor(pages))
-
-
-def _floor(pages: Any) -> int:
-    return max(vars(pages).get(_FLOORS, ()), default=0)
-
-
-def _mark(pages: Any) -> tuple[int, int]:
-    return pages.get_watermark(), pages.loaded_size()
+    # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
+    _floors[pages] = size
+    pages.set_watermark_limit(size)
+    return bytes(signature)
 
 
 def give_up(pages: Any, size: int) -> None:
@@ -264,6 +225,13 @@ def give_up(pages: Any, size: int) -> None:
     They stay empty until the host loads the model again.
     """
     pages.free_memory(size)
+
+
+def let_go(pages: Any, size: int) -> None:
+    """Let go of the pages that `hold` holds."""
+    _floors.pop(pages, None)
+    pages.set_watermark_limit(0)
+    pages.unpin(pages.base_addr, size)
 
 
 @contextlib.contextmanager
@@ -283,4 +251,4 @@ def no_page_taken(device: torch.device) -> Iterator[None]:
         yield
     finally:
         for pages in ranges:
-            pages.set_watermark_limit(_floor(pages))
+            pages.set_watermark_limit(_floors.get(pages, 0))

@@ -240,8 +240,6 @@ NEEDS = (
     Need(f"{_VBAR}:ModelVBAR.fault", _TOGETHER, "self, address, size"),
     Need(f"{_VBAR}:ModelVBAR.unpin", _TOGETHER, "self, address, size"),
     Need(f"{_VBAR}:ModelVBAR.set_watermark_limit", _TOGETHER, "self, size"),
-    Need(f"{_VBAR}:ModelVBAR.get_watermark", _TOGETHER, "self"),
-    Need(f"{_VBAR}:ModelVBAR.loaded_size", _TOGETHER, "self"),
     Need(f"{_VBAR}:ModelVBAR.free_memory", _TOGETHER, "self, size"),
 )
 
@@ -262,7 +260,6 @@ _NOT_FOR_OTHERS = frozenset(
         "currently_used",
         "dynamic_vbars",
         "free_memory",
-        "get_watermark",
         "get_current_queue_volatile",
         "inner_model",
         "model_load",

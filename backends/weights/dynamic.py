@@ -34,9 +34,9 @@ class Dynamic(WeightSource):
         self._model, self._device, self._dtype = model, device, dtype
         self._fits = self._may_hold = may_hold
         self._pages: Any = None  # while they are held
+        self._held = 0
         self._holders = 0
-        #: How they were held last in this step.
-        self._last: dynamic_vram.Held | None = None
+        self._signature = b""
 
     def takes(self, module: Any) -> bool:
         if not dynamic_vram.has_place(module):
@@ -85,28 +85,31 @@ class Dynamic(WeightSource):
         Returns:
             The signature of the pages, None when they do not all fit or there is no such range.
         """
-        last = self._last
-        if self._holders and last is not None:  # the pages cannot have changed since
+        if self._holders:  # the pages cannot have changed since
             self._holders += 1
-            return last.signature
+            return self._signature
         if not self._fits:
             return None
         pages, size = dynamic_vram.page_range(self._model, self._device)
         if not size:
             return None
-        self._last = held = dynamic_vram.hold(pages, size, last)
-        if held is None:
+        signature = dynamic_vram.hold(pages, size)
+        if signature is None:
             self._fits = False  # until the next run; weights come one region at a time
             return None
-        self._pages, self._holders = pages, 1
-        return held.signature
+        self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
+        return signature
 
     def release(self) -> None:
-        """Undo one `hold` that gave a signature; the last one lets the pages go."""
+        """Undo one `hold` that gave a signature; the last one lets the pages go.
+
+        Pages are held once, however many hold them: the host counts, and a page whose count does
+        not come back to zero is never freed.
+        """
         self._holders = max(0, self._holders - 1)
-        if self._holders == 0 and self._pages is not None:
-            dynamic_vram.let_go(self._pages)
-            self._pages = None
+        if self._holders == 0 and self._held:
+            dynamic_vram.let_go(self._pages, self._held)
+            self._pages, self._held = None, 0
 
     def make_room(self, size: int) -> None:
         pages, used = dynamic_vram.page_range(self._model, self._device)
@@ -114,14 +117,10 @@ class Dynamic(WeightSource):
             dynamic_vram.give_up(pages, size)
 
     def begin_run(self) -> None:
-        self._fits, self._last = self._may_hold, None
+        self._fits = self._may_hold
         if self._holders:  # an exception came between
             self._holders = 1
             self.release()
-
-    def begin_step(self) -> None:
-        if not self._holders:
-            self._last = None  # the host may have loaded the model anew
 
     # --- for captured calls, which read a module's weights at its place --------------------------
 

@@ -11,9 +11,7 @@ from .quantised_runs import Flux
 
 
 class Range:
-    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more. What is taken of
-    its pages lowers its mark.
-    """
+    """Counts as the host's `ModelVBAR` does: each fault holds all pages once more."""
 
     base_addr, offset, max_size = 4096, 100, 1000
 
@@ -23,7 +21,6 @@ class Range:
         self.faults = 0
         self.fits = True
         self.given_up = 0
-        self.mark = 9
 
     def fault(self, address: int, size: int) -> list[int] | None:
         assert (address, size) == (self.base_addr, self.offset)
@@ -38,15 +35,8 @@ class Range:
     def set_watermark_limit(self, size: int) -> None:
         self.floor = size
 
-    def get_watermark(self) -> int:
-        return self.mark
-
-    def loaded_size(self) -> int:
-        return self.offset * self.fits
-
     def free_memory(self, size: int) -> None:
         self.given_up += size
-        self.mark -= 1
 
 
 class Memory(Range):
