@@ -214,7 +214,9 @@ def hold(pages: Any, size: int) -> bytes | None:
     signature = pages.fault(pages.base_addr, size)
     if signature is None:
         return None
-    # Without this floor, room that is wanted meanwhile would mark the held pages for removal.
+    # Without this floor, room that is wanted meanwhile would mark the held pages for removal. It
+    # does not hold them alone: the host drops all floors when a node ends, also while another
+    # card's thread that outlived the node computes.
     _floors[pages] = size
     pages.set_watermark_limit(size)
     return bytes(signature)
