@@ -1,4 +1,4 @@
-"""What our own code costs the processor: at each place, and around each whole call."""
+"""What our own code costs the processor: at each place, and at each learned block."""
 
 from __future__ import annotations
 

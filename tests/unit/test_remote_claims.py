@@ -18,9 +18,9 @@ from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.target import keys
 
 from . import saved
+from .graphs.places import Answering
 from .remotes import PATIENCE_S, Machine
 from .stores import key_number
-from .test_graphs import Answering
 
 NUMBERS = itertools.count()
 KEY = key_number(1)
