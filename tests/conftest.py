@@ -18,9 +18,10 @@ import asyncio
 import json
 import logging
 import os
+import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,6 +61,9 @@ ROOMS = (
     "gpu",
 )
 
+#: Of random numbers; none that tests give to generators of their own, which would draw the same.
+SEED = 20817
+
 # Spares workers most trials of the CPU's vector instructions, which each folder of theirs needs.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
@@ -95,6 +99,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             words = QUICK.get(part.as_posix())
             if words is not None and (not words or any(word in item.name for word in words)):
                 item.add_marker("quick")
+
+
+def _seed() -> None:
+    import numpy
+    import torch
+
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Whatever a test draws without a seed of its own is the same after any other test, anywhere."""
+    _seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """So is what a fixture of several tests draws, whichever test has it made, and when."""
+    if fixturedef.scope == "function":
+        return (yield)
+    import numpy
+    import torch
+
+    ours, theirs = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            _seed()
+            return (yield)
+    finally:
+        numpy.random.set_state(theirs)
+        random.setstate(ours)
 
 
 def find_host_tree() -> Path | None:

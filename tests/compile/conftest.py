@@ -17,6 +17,7 @@ import importlib, json
 import torch
 module = importlib.import_module(sys.argv[1])
 shapes = json.loads(sys.argv[2])
+torch.manual_seed(0)
 errors = {{}}
 
 def note(name, found, exact):

@@ -198,7 +198,6 @@ def test_a_made_up_model_that_keeps_a_prefix_runs_compiled(
     roots = {f"{__name__}:Prefixed": _plan_prefixed}
     family = Family(title="Prefixed", roots=roots, forms={"block": AttendsForm()})
     register(monkeypatch, family)
-    torch.manual_seed(0)
     model = Prefixed().requires_grad_(False)
     plan = registry.plan_model(model)
     assert isinstance(plan, Plan)

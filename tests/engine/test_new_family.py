@@ -167,7 +167,6 @@ def test_a_made_up_family_runs_compiled(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, TOWER)
-    torch.manual_seed(0)
     tower = Tower().requires_grad_(False)
     plan = registry.plan_model(tower)
     assert isinstance(plan, Plan) and len(plan.places) == 3
@@ -189,7 +188,6 @@ def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, DOUBLE)
-    torch.manual_seed(0)
     model = Double().requires_grad_(False)
     plan = registry.plan_model(model)
     assert isinstance(plan, Plan) and len(plan.places) == 2
@@ -272,7 +270,6 @@ def test_a_block_may_take_a_tensor_of_whole_numbers(
 ) -> None:
     roots = {f"{__name__}:RowsModel": _plan_rows}
     register(monkeypatch, Family(title="Rows", roots=roots, forms={"rows": RowsForm()}))
-    torch.manual_seed(0)
     model = RowsModel().requires_grad_(False)
     plan = registry.plan_model(model)
     assert isinstance(plan, Plan)

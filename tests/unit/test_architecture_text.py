@@ -104,7 +104,7 @@ def known() -> frozenset[str]:
 
 
 @cache
-def tested() -> frozenset[str]:
+def names_in_tests() -> frozenset[str]:
     """Every name in capitals, and of a function, in tests and tools."""
     texts = (p.read_text("utf-8") for f in ("tests", "tools") for p in (ROOT / f).rglob("*.py"))
     return frozenset(re.findall(r"^(?:def )?(\w+)(?: =|: |\()", "\n".join(texts), flags=re.M))
@@ -122,7 +122,7 @@ def is_known(quoted: str) -> bool:
         patterns = [f"{home}{quoted.rstrip('/')}{end}" for home in homes for end in ("", ".py")]
         return any(next(ROOT.glob(pattern), None) for pattern in patterns)
     parts = re.split(r"[.\s]", re.sub(r"\(.*?\)", "", quoted))
-    return all(part in known() | OTHERS | tested() for part in parts)
+    return all(part in known() | OTHERS | names_in_tests() for part in parts)
 
 
 def test_each_name_in_it_is_one_of_the_code() -> None:
