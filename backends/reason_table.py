@@ -351,6 +351,7 @@ TABLE: dict[str, str | Row] = {
     "updated since the server started: {target}",
     "farm_unlike": "a machine of the build farm is not like this one: {why}",
     "built_wrong": "{label} differs from ComfyUI's result by {error} at {sizes}",
+    "host_is_wrong": "{label} cannot be checked: ComfyUI's own result is wrong here at every size",
     "not_its_own": "{label} must return {layout} tensors of its own",
     "export_failed": "export of {label} failed: {error}",
     "export_fixed": "export of {label} fixed {dim} of {name} to {size}",

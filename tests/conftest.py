@@ -111,7 +111,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Whatever a test draws without a seed of its own is the same after any other test, anywhere."""
+    """What a test draws without a seed of its own is the same after any other test, anywhere."""
     _seed()
 
 

@@ -40,6 +40,7 @@ MAKERS = (
     "torch_api/packing.py",
     "torch_api/tracing.py",
     "worker/build.py",
+    "worker/checks.py",
     "worker/export.py",
     "worker/joined.py",
 )

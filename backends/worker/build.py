@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from ..building.messages import REMEMBERED
 from ..code.transplant import Guests, transplanted
@@ -21,32 +16,14 @@ from ..device.gpu import empty_cache, in_use, is_gpu, pretended
 from ..errors import BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..host_api.process import import_host
-from ..kinds.layout import is_laid_out
-from ..kinds.tolerance import difference, relative_l2
-from ..operators import host_layer
 from ..plans.describe import named_code
 from ..plans.plan import region_sources
 from ..reasons import of
 from ..target import keys
 from ..torch_api import cuda_pretended, present
+from .checks import checked
 from .export import export
 from .notebook import Notebook
-
-
-class _Limits(NamedTuple):
-    """What one check may touch; extremes beyond it are tried as far as it allows.
-
-    Attributes:
-        elements: of a tensor.
-        tokens: that are attended over: the cost of attention is their square.
-    """
-
-    elements: int
-    tokens: int
-
-
-_ON_GPU = _Limits(1 << 27, 1 << 14)
-_ON_PROCESSOR = _Limits(1 << 22, 1 << 11)
 
 
 def prepare(hello: dict[str, Any]) -> None:
@@ -136,7 +113,7 @@ def _build(
     built = time.monotonic()
     # For a card that is not here it is compared at its first call in each process, as any graph is.
     is_here = pretended() is None
-    checks = _check(program, backend.load(compiled.payload)) if is_here else []
+    checks = checked(program, backend.load(compiled.payload)) if is_here else []
     if is_gpu(description.device):
         empty_cache()
     facts = {
@@ -180,94 +157,3 @@ def _check_key(task: dict[str, Any], description: Description, form: Any, guests
     target = keys.target(description.device, backend_named(task["backend"]))
     if keys.graph_key(description, target) != task["key"]:
         raise BuildError(of("other_torch", target=target))
-
-
-def _check(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
-    """Run graph and eager side by side at the ends of every declared range."""
-    checks = []
-    rounds = any(host_layer.rounded_paths(program.description.module))
-    for sizes in _extremes(program):
-        weights, inputs = program.example(sizes)
-        references = program.run(weights, inputs)
-        results = tuple(call([*weights, *inputs]))
-        in_full = partial(program.run_in_full, weights, inputs) if rounds else None
-        found = difference(results, references, inputs, in_full=in_full)
-        checks.append({"sizes": sizes, "error": found.error})
-        if not found.is_good and not _are_as_exact(results, references, program, weights, inputs):
-            error = f"{found.error:.2e}"
-            label = program.description.label
-            raise BuildError(of("built_wrong", label=label, error=error, sizes=sizes))
-        layout = program.description.layout
-        for i, result in enumerate(results):
-            others = (*weights, *inputs, *results[:i])
-            if not is_laid_out(result, layout) or any(_shares(result, t) for t in others):
-                label = program.description.label
-                raise BuildError(of("not_its_own", label=label, layout=layout))
-    return checks
-
-
-def _are_as_exact(
-    results: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    program: Program,
-    weights: list[torch.Tensor],
-    inputs: list[Any],
-) -> bool:
-    """Tell whether a graph is as near to the same maths in float64 as eager is.
-
-    At their smallest sizes some regions are badly conditioned: a norm over two nearly equal values
-    turns the last bit of either into a visible part of the result, in eager as in a graph.
-    """
-
-    def exact(value: Any) -> Any:
-        return value.double() if torch.is_tensor(value) else value
-
-    try:
-        truths = program.run([exact(w) for w in weights], [exact(i) for i in inputs])
-    except Exception:  # the host's code, which need not take float64
-        return False
-    if len(results) != len(truths):
-        return False
-    for result, reference, truth in zip(results, references, truths, strict=True):
-        eager = relative_l2(reference.double(), truth)
-        if not (math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager):
-            return False
-    return True
-
-
-def _shares(result: torch.Tensor, other: Any) -> bool:
-    return isinstance(other, torch.Tensor) and result.data_ptr() == other.data_ptr()
-
-
-def _extremes(program: Program) -> Iterator[dict[str, int]]:
-    """All symbols at the lower end, then small; each at its lower end with the others small, where
-    code may go by that there is one of something; each at its upper end with the others at theirs.
-    """
-    symbols = program.description.symbols
-    limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR
-    small = {
-        s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
-    }
-    yield {s.name: s.minimum for s in symbols}
-    yield small
-    yield from (small | {s.name: s.minimum} for s in symbols if len(symbols) > 1)
-    for symbol in symbols:
-        top = {s.name: s.minimum for s in symbols} | {symbol.name: symbol.maximum}
-        if program.attends and symbol.name != "batch":
-            top[symbol.name] = min(symbol.maximum, limits.tokens)
-        while _elements(program, top) > limits.elements and top[symbol.name] > 2:
-            top[symbol.name] = math.ceil(top[symbol.name] / 2)
-        yield top
-
-
-_SMALL = (3, 5, 7, 11, 13, 17, 19)
-
-
-def _elements(program: Program, sizes: dict[str, int]) -> float:
-    largest = 0
-    for spec in program.description.inputs:
-        if spec.dtype != "int":
-            largest = max(
-                largest, math.prod(sizes[d] if isinstance(d, str) else d for d in spec.dims)
-            )
-    return largest * program.work

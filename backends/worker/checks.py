@@ -1,0 +1,157 @@
+"""A built graph beside the host's eager code, at the ends of all that its sizes may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..contract import Program
+from ..device.gpu import is_gpu
+from ..errors import BuildError
+from ..kinds.layout import is_laid_out
+from ..kinds.tolerance import COARSEST, difference, relative_l2, tells_nothing
+from ..operators import host_layer
+from ..reasons import of
+
+
+class _Limits(NamedTuple):
+    """What one check may touch; extremes beyond it are tried as far as it allows.
+
+    Attributes:
+        elements: of a tensor.
+        tokens: that are attended over: the cost of attention is their square.
+    """
+
+    elements: int
+    tokens: int
+
+
+_ON_GPU = _Limits(1 << 27, 1 << 14)
+_ON_PROCESSOR = _Limits(1 << 22, 1 << 11)
+
+
+def checked(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
+    """Run graph and eager side by side at the ends of every declared range.
+
+    A size at which the host's own result is wrong is passed over: PyTorch's bfloat16 convolutions
+    of stride 2 are, at one or two columns, on processors with AMX (pytorch#169688).
+
+    Returns:
+        "sizes" and "error" of each size that told something, for the manifest.
+
+    Raises:
+        BuildError: a result differs, is laid out otherwise or is not the graph's own; or no size
+            told anything.
+    """
+    checks = []
+    rounds = any(host_layer.rounded_paths(program.description.module))
+    label, layout = program.description.label, program.description.layout
+    for sizes in _extremes(program):
+        weights, inputs = program.example(sizes)
+        references = program.run(weights, inputs)
+        results = tuple(call([*weights, *inputs]))
+        for i, result in enumerate(results):
+            others = (*weights, *inputs, *results[:i])
+            if not is_laid_out(result, layout) or any(_shares(result, t) for t in others):
+                raise BuildError(of("not_its_own", label=label, layout=layout))
+        if tells_nothing(references):
+            continue
+        in_full = partial(program.run_in_full, weights, inputs) if rounds else None
+        found = difference(results, references, inputs, in_full=in_full)
+        if not found.is_good:
+            truths = _exact(program, weights, inputs)
+            if _is_far_off(references, truths):
+                continue
+            if not _are_as_exact(results, references, truths):
+                error = f"{found.error:.2e}"
+                raise BuildError(of("built_wrong", label=label, error=error, sizes=sizes))
+        checks.append({"sizes": sizes, "error": found.error})
+    if not checks:
+        raise BuildError(of("host_is_wrong", label=label))
+    return checks
+
+
+def _exact(
+    program: Program, weights: list[torch.Tensor], inputs: list[Any]
+) -> Sequence[torch.Tensor]:
+    """The same maths in float64; nothing where the host's code does not take it."""
+
+    def exact(value: Any) -> Any:
+        return value.double() if torch.is_tensor(value) else value
+
+    try:
+        return program.run([exact(w) for w in weights], [exact(i) for i in inputs])
+    except Exception:  # the host's code
+        return ()
+
+
+def _is_far_off(references: Sequence[torch.Tensor], truths: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the host's own results say nothing of what they should be."""
+    return len(references) == len(truths) and not all(
+        relative_l2(reference.double(), truth) <= COARSEST  # NaN is far off, too
+        for reference, truth in zip(references, truths, strict=True)
+    )
+
+
+def _are_as_exact(
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    truths: Sequence[torch.Tensor],
+) -> bool:
+    """Tell whether a graph is as near to the same maths in float64 as eager is.
+
+    At their smallest sizes some regions are badly conditioned: a norm over two nearly equal values
+    turns the last bit of either into a visible part of the result, in eager as in a graph.
+    """
+    if len(results) != len(truths):
+        return False
+    for result, reference, truth in zip(results, references, truths, strict=True):
+        eager = relative_l2(reference.double(), truth)
+        if not (math.isfinite(eager) and relative_l2(result.double(), truth) <= 2 * eager):
+            return False
+    return True
+
+
+def _shares(result: torch.Tensor, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and result.data_ptr() == other.data_ptr()
+
+
+def _extremes(program: Program) -> Iterator[dict[str, int]]:
+    """All symbols at the lower end, then small; each at its lower end with the others small, where
+    code may go by that there is one of something; each at its upper end with the others at theirs.
+    """
+    symbols = program.description.symbols
+    limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR
+    small = {
+        s.name: max(s.minimum, min(s.maximum, n)) for s, n in zip(symbols, _SMALL, strict=False)
+    }
+    least = {s.name: s.minimum for s in symbols}
+    yield least
+    yield small
+    yield from (small | {s.name: s.minimum} for s in symbols if len(symbols) > 1)
+    for symbol in symbols:
+        name, most, least_that_tells = symbol.name, symbol.maximum, max(symbol.minimum, 2)
+        if program.attends and name != "batch":
+            most = max(least_that_tells, min(most, limits.tokens))
+        while _elements(program, least | {name: most}) > limits.elements and (
+            most > least_that_tells
+        ):
+            most = max(least_that_tells, math.ceil(most / 2))
+        yield least | {name: most}
+
+
+_SMALL = (3, 5, 7, 11, 13, 17, 19)
+
+
+def _elements(program: Program, sizes: dict[str, int]) -> float:
+    largest = 0
+    for spec in program.description.inputs:
+        if spec.dtype != "int":
+            largest = max(
+                largest, math.prod(sizes[d] if isinstance(d, str) else d for d in spec.dims)
+            )
+    return largest * program.work
