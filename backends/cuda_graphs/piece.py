@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -123,7 +123,8 @@ class Piece:
         self._steps: list[Any] = []  # graphs, and what stands between them
         self._graph: Any = None  # while it is captured
         self._inputs: list[torch.Tensor] = []
-        self._results: list[torch.Tensor] = []
+        #: What the last call gave, until the next one of any piece.
+        self.results: list[torch.Tensor] = []
 
     # --- capturing --------------------------------------------------------------------------------
 
@@ -134,8 +135,8 @@ class Piece:
         inputs: Sequence[Any],
         live: Mapping[str, Any],
         results: Sequence[Any] = (),
-    ) -> tuple[torch.Tensor, ...]:
-        """Capture a call, and compute it.
+    ) -> None:
+        """Capture a call, and compute it (`results`).
 
         Args:
             call: is called with the weights, where they lie, and the inputs.
@@ -149,7 +150,7 @@ class Piece:
         tensors, given = self._taken("input", inputs)
         more, named = self._taken("live", list(live.values()))
         self._inputs = [*tensors, *more]
-        ready = [self._statics.take_of(("result", n), form) for n, form in enumerate(results)]
+        ready = self._left_in(results)
         self._fill(tensors_of(inputs, live.values()))
         device = self._stream.device
         current = gpu.current_stream(device)
@@ -173,7 +174,6 @@ class Piece:
             self._end()
         del ready  # those that were not given after all
         current.wait_stream(self._stream)
-        return self._given()
 
     def _taken(self, use: str, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
         """The statics of tensors among values, and the values with those in their place."""
@@ -186,10 +186,20 @@ class Piece:
     def _record(self, call: Call, arguments: list[Any]) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
         results = call(arguments)
-        for n, result in enumerate(results):
-            static = self._statics.take(("result", n), result)
+        self.results = self._left_in(map(form_of, results))
+        for static, result in zip(self.results, results, strict=True):
             leave(static, result)
-            self._results.append(static)
+
+    def _left_in(self, forms: Iterable[Any]) -> list[torch.Tensor]:
+        """Where results of these forms are left: where inputs of the same forms lie, which are read
+        by then, since a graph's results are its own; the rest in statics of their own.
+        """
+        free = list(self._inputs)
+        left = []
+        for n, form in enumerate(forms):
+            at = next((at for at, each in enumerate(free) if form_of(each) == form), None)
+            left.append(self._statics.take_of(("result", n), form) if at is None else free.pop(at))
+        return left
 
     def stand_apart(
         self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
@@ -236,20 +246,21 @@ class Piece:
                 _copy(step.results, step.run(*map(_copied, step.args)))
             else:
                 step.replay()
-        return self._given()
+        return self.given()
 
     def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
         for static, tensor in zip(self._inputs, tensors, strict=True):
             static.copy_(tensor)
 
-    def _given(self) -> tuple[torch.Tensor, ...]:
-        return tuple(static.clone() for static in self._results)
+    def given(self) -> tuple[torch.Tensor, ...]:
+        """Copies of the results, the caller's own."""
+        return tuple(static.clone() for static in self.results)
 
     def free(self) -> None:
         """Give its memory back to the pool; it cannot be replayed any more."""
         gpu.synchronize(self._stream.device)  # it may still run
         steps, self._steps = self._steps, []
-        self._inputs, self._results = [], []
+        self._inputs, self.results = [], []
         graphs = [step for step in steps if not isinstance(step, _Apart)]
         RETIRED.give_up(self._stream.device, graphs)
 

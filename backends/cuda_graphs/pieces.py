@@ -283,11 +283,13 @@ class Pieces:
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             piece = Piece(stream, pool, self._statics, partial(make_graph, device))
             with host_layer.multiplying_by(weights.given):
-                results = piece.capture(call, weights.tensors, inputs, live, known.results)
+                piece.capture(call, weights.tensors, inputs, live, known.results)
                 problem = None
-                if not piece.cuts:  # others' code is called once a step
-                    expected = tuple(call([*weights.tensors, *inputs]))
-                    problem = why_other(results, expected)
+                if piece.cuts:  # others' code is called once a step
+                    results = piece.given()
+                else:  # what was captured gave the same: no copies of it beside these
+                    results = tuple(call([*weights.tensors, *inputs]))
+                    problem = why_other(piece.results, results)
         except Exception as error:
             if piece is not None:
                 self._memory.discard(piece, device)
@@ -299,7 +301,7 @@ class Pieces:
         if problem is not None:
             self._memory.discard(piece, device)
             self._refuse(known, problem)
-            return expected
+            return results
         grown = driver.reserved_bytes(device) - before
         made = self._statics.held_bytes - held
         if not driver.is_driver_allocator():

@@ -83,9 +83,15 @@ class Pieced:
         return self.scope.pieces
 
     def sample(
-        self, model: Any = None, *, steps: int = STEPS, width: int = 8, **options: Any
+        self,
+        model: Any = None,
+        *,
+        steps: int = STEPS,
+        width: int = 8,
+        tokens: int = 13,
+        **options: Any,
     ) -> torch.Tensor:
-        text = transformers.conditioning(self.kind, 13)
+        text = transformers.conditioning(self.kind, tokens)
         result: torch.Tensor = self.host.sample(
             self.model if model is None else model,
             text,
@@ -173,6 +179,16 @@ def test_memory_that_outlives_a_recording_is_allocated_outside_of_it(
     monkeypatch.setattr(Statics, "take_of", watched)
     pieced.sample()
     assert pieced.pieces.captures == PLACES and made and not any(made)
+
+
+@pytest.mark.parametrize("tokens", [13, 16])
+def test_results_take_no_memory_beside_the_inputs(pieced: Pieced, tokens: int) -> None:
+    """They are left where inputs of their forms lay; also where all inputs are of one form."""
+    assert torch.equal(pieced.sample(tokens=tokens), pieced.sample(pieced.calls, tokens=tokens))
+    pieces = pieced.pieces
+    assert pieces.captures == PLACES and pieces.replayed == (STEPS - 2) * PLACES
+    uses = {use[0] for use, _ in pieces._statics._tensors}
+    assert uses == {"input"}
 
 
 def test_a_place_that_gives_something_else_when_recorded_is_not_replayed(
