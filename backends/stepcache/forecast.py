@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: How much longer than the last one between two computed steps the way ahead may be taken for.
-_FARTHEST = 3.0
+from .schedule import FARTHEST
+
 #: How much of the line's change counts at least, and while nothing tells.
 _LEAST = 0.5
 
@@ -182,7 +182,7 @@ def _ahead(before: Computed, last: Computed, noise: torch.Tensor) -> torch.Tenso
     """How far that is along the line, in ways from the one to the other; back: not at all."""
     way = last.noise - before.noise
     far = (noise - last.noise) / torch.where(way == 0, 1.0, way)
-    return torch.where(way == 0, 0.0, far.clamp(0.0, _FARTHEST))
+    return torch.where(way == 0, 0.0, far.clamp(0.0, FARTHEST))
 
 
 def _like(number: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ..caching.run import in_range
 from ..caching.tally import FORECAST, FULL, Tally
 from ..host_api import sampling
 from .forecast import Forecast, Kept
-from .schedule import LAST, Schedule, count, forced, spread
+from .schedule import LAST, Schedule, count, forced, spread, within_reach
 
 #: Of a run: fewer have nothing to leave out.
 FEWEST_STEPS = 10
@@ -87,7 +87,7 @@ class Run(caching.Run[Kept]):
             return cls(steps, frozenset(certain), anew, is_flow=is_flow)
         noise = [s if is_flow else s / (1.0 + s) for s in values[:-1]]
         number = count(steps, options.speed, options.first_full)
-        full = spread(noise, certain, number, options.schedule)
+        full = within_reach(noise, spread(noise, certain, number, options.schedule), anew)
         return cls(steps, full, anew, is_flow=is_flow)
 
     def called_back(self, number: int) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
+from itertools import pairwise
 
+#: How much longer than the last one between two computed steps the way ahead may be.
+FARTHEST = 3.0
 #: The last step is always computed: what it gives is the image.
 LAST = 1
 
@@ -49,27 +52,69 @@ def spread(
     """Return the certain steps, and more between them until there are so many.
 
     `even` is half way between evenly by number and evenly by how much of the latent is noise, which
-    early steps change little and late ones much; of the first gap it is one step, for a line
-    through two neighbours is not to be taken far.
+    early steps change little and late ones much; where forecasts begin behind two neighbours it
+    computes the second step after them, for a line through neighbours is not to be taken far. The
+    rest goes to the gaps that are left, each next one to where steps lie farthest apart.
 
     Args:
         noise: how much of each step's latent is noise, from 1 to 0.
         certain: steps that are computed in any case, the first and the last ones among them.
-        number: how many steps are to be computed.
+        number: how many steps are to be computed, where that many are more.
     """
     last = len(noise) - 1
-    begin = next((n - 1 for n in range(len(noise)) if n not in certain), last)
     fall = noise[0] - noise[last]
     way = [float(n) for n in range(len(noise))]
     if schedule is Schedule.EVEN and fall > 0:
         way = [0.5 * n / last + 0.5 * (noise[0] - noise[n]) / fall for n in range(len(noise))]
     chosen = set(certain)
     if schedule is Schedule.EVEN:
-        begin = min(begin + 2, last)
-        chosen.add(begin)
-    rest = number - len(chosen)
-    for each in range(1, rest + 1):
-        wanted = way[begin] + (way[last] - way[begin]) * each / (rest + 1)
-        free = [n for n in range(len(noise)) if n not in chosen]
-        chosen.add(min(free, key=lambda n: abs(way[n] - wanted)))
+        chosen.update(_second_after(chosen, last))
+    for begin, end, count in _shares(way, chosen, number - len(chosen)):
+        for each in range(1, count + 1):
+            wanted = way[begin] + (way[end] - way[begin]) * each / (count + 1)
+            free = [n for n in range(begin + 1, end) if n not in chosen]
+            chosen.add(min(free, key=lambda n: abs(way[n] - wanted)))
     return frozenset(chosen)
+
+
+def within_reach(
+    noise: Sequence[float], full: Collection[int], anew: Iterable[int]
+) -> frozenset[int]:
+    """Return the computed steps, and those that would else be forecast from too far, where lines
+    begin within a run: there its last gap may be a single step.
+
+    Args:
+        noise: as of `spread`.
+        full: the steps that are computed.
+        anew: steps before which what was kept became another evaluation's.
+    """
+    chosen, begins = set(full), frozenset(anew)
+    line: list[float] = []
+    for step in range(min(begins, default=len(noise)), len(noise)):
+        if step in begins:
+            line = []
+        if len(line) > 1 and step not in chosen:
+            (before, last), now = line, noise[step]
+            if now - last < FARTHEST * (last - before) < 0:
+                chosen.add(step)
+        if step in chosen:
+            line = [*line, noise[step]][-2:]
+    return frozenset(chosen)
+
+
+def _second_after(certain: Collection[int], last: int) -> set[int]:
+    """The second step after each two neighbours that are followed by a forecast."""
+    ends = (n for n in certain if n < last and n - 1 in certain and n + 1 not in certain)
+    return {min(n + 2, last) for n in ends}
+
+
+def _shares(way: Sequence[float], chosen: Collection[int], rest: int) -> list[tuple[int, int, int]]:
+    """How many more steps each gap between chosen ones gets: (begin, end, how many)."""
+    gaps = [(a, b) for a, b in pairwise(sorted(chosen)) if b - a > 1]
+    counts = dict.fromkeys(gaps, 0)
+    for _ in range(rest):
+        free = [(a, b) for a, b in gaps if counts[a, b] < b - a - 1]
+        if not free:
+            break
+        counts[max(free, key=lambda gap: (way[gap[1]] - way[gap[0]]) / (counts[gap] + 1))] += 1
+    return [(begin, end, count) for (begin, end), count in counts.items()]

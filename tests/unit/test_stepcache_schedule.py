@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import combinations
+
 import pytest
 
-from warmgraph_backends.stepcache.schedule import Schedule, count, forced, spread
+from warmgraph_backends.stepcache.schedule import Schedule, count, forced, spread, within_reach
 
 #: Shares of noise of 24 steps, as flow models with shift 3 have them.
 FLOW = [3 * t / (1 + 2 * t) for t in (1 - n / 24 for n in range(24))]
@@ -60,3 +63,47 @@ def test_a_boundary_between_two_steps_makes_what_was_kept_another_evaluations() 
     assert forced([1.0, 0.8, 0.6, 0.4], [0.7]) == {2}
     assert forced([1.0, 0.8, 0.6], [0.8]) == {1, 2}  # on a step: before it and after it
     assert forced([1.0, 0.8, 0.6], [5.0, 0.1]) == frozenset()
+
+
+@pytest.mark.parametrize("noise", [FLOW, LINEAR])
+@pytest.mark.parametrize("schedule", [Schedule.EVEN, Schedule.UNIFORM])
+@pytest.mark.parametrize("speed", [1.5, 1.8, 2.0, 2.4, 3.0, 4.0])
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_no_line_that_begins_within_a_run_is_taken_far(
+    noise: list[float], schedule: Schedule, speed: float, ends: int
+) -> None:
+    """At 2 and less by little more than its last gap, for the same number of steps."""
+    number = count(24, speed, 3)
+    for anew in combinations(range(3, 23), ends):
+        certain = {*_certain(24), *anew, *(n + 1 for n in anew)}
+        full = within_reach(noise, spread(noise, certain, number, schedule), anew)
+        assert certain <= full
+        ways = list(_ways(noise, full, anew))
+        assert max((far for step, far in ways if step >= anew[0]), default=0) <= 3.0
+        if schedule is Schedule.EVEN and ends == 1 and speed <= 2.0:
+            assert len(full) == number and max(far for _, far in ways) < 2.0
+
+
+def _ways(
+    noise: list[float], full: Collection[int], anew: Collection[int]
+) -> Iterator[tuple[int, float]]:
+    """Each forecast step, and how far its line is taken, in ways between the last two."""
+    made: list[int] = []
+    for step in range(len(noise)):
+        made = [] if step in anew else made[-2:]
+        if step in full:
+            made.append(step)
+        else:
+            before, last = made
+            yield step, (noise[last] - noise[step]) / (noise[before] - noise[last])
+
+
+def test_without_a_boundary_nothing_is_added() -> None:
+    full = frozenset({0, 1, 2, 12, 23})
+    assert within_reach(LINEAR, full, ()) == full
+
+
+def test_steps_between_two_boundaries_are_evenly_shared() -> None:
+    """Not around the boundary alone, where steps lie that are computed in any case."""
+    full = spread(LINEAR, {*_certain(24), 12, 13}, 12, Schedule.EVEN)
+    assert sorted(full) == [0, 1, 2, 4, 7, 9, 12, 13, 15, 18, 20, 23]
