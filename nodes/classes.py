@@ -38,9 +38,16 @@ class Classes:
 
         Classes list folders for this, so it is asked only where it matters.
         """
+        return self._listed(name).get(input_name)
+
+    def inputs(self, name: str) -> list[str]:
+        """Return the names of the inputs that a class lists, in its order."""
+        return list(self._listed(name))
+
+    def _listed(self, name: str) -> dict[str, str]:
         if name not in self._takes:
             self._takes[name] = self._ask(name, _inputs) or {}
-        return self._takes[name].get(input_name)
+        return self._takes[name]
 
     def _ask(self, name: str, question: Any) -> Any:
         found = self._mappings.get(name)

@@ -272,12 +272,24 @@ class _Search:
                 return line("left_alone_others", node=name, id=node)
             if node in self._takers:
                 taker = taker or node
-            for _, above in linked(self._prompt[node].get("inputs")):
+            for above in self._followed(node, name):
                 given = self._given(above)
                 if above[0] not in seen and given is not None and may_carry(given, self._kind):
                     seen.add(above[0])
                     waiting.append(above[0])
         return taker
+
+    def _followed(self, node: str, name: str) -> list[Origin]:
+        """What the outputs of a node may be made of, by its links: of a merge only the first of its
+        models, for it hands on a clone of that one, and the weights alone of the others.
+        """
+        found = dict(linked(self._prompt[node].get("inputs")))
+        listed = {each: self._classes.takes(name, each) for each in found} if len(found) > 1 else {}
+        merged = [each for each, type_ in listed.items() if type_ == self._kind.type]
+        if len(merged) > 1 and self._gives_kind(name):
+            first = min(merged, key=self._classes.inputs(name).index)
+            return [origin for each, origin in found.items() if each == first or each not in merged]
+        return list(found.values())
 
     def _gives_kind(self, name: str) -> bool:
         gives = self._classes.gives(name) or ()

@@ -250,7 +250,7 @@ def test_a_model_of_ours_is_left_alone_wherever_on_the_way_the_node_is(
     prompt = {
         "1": LOADER,
         "2": node(ours, model="1.0"),
-        "3": node("ModelMergeSimple", model1="1.0", model2="2.0"),
+        "3": node("ModelMergeSimple", model1="2.0", model2="1.0"),
         "4": node("WarmgraphDeepCache", model="3.0"),
         "5": node("KSampler", model="4.0"),
         "6": node("WarmgraphDeepCache", model="1.0"),
@@ -259,6 +259,33 @@ def test_a_model_of_ours_is_left_alone_wherever_on_the_way_the_node_is(
     places, left = ask(prompt)
     assert places == ["7.model < 6.0"]
     assert left == {"5": "node 2 of Warmgraph is there already"}
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        "ModelMergeSimple",
+        "ModelMergeBlocks",
+        "ModelMergeAdd",
+        "ModelMergeSubtract",
+        "ModelMergeSDXL",
+    ],
+)
+@pytest.mark.parametrize("other", ["WarmgraphCompileModel", "TorchCompileModel"])
+def test_a_merge_keeps_what_hangs_on_its_first_model_alone(
+    ask: Asked, merge: str, other: str
+) -> None:
+    prompt = {
+        "1": LOADER,
+        "2": node(other, model="1.0"),
+        "3": node(merge, model2="2.0", model1="1.0"),
+        "4": node("KSampler", model="3.0"),
+        "5": node(merge, model2="1.0", model1="2.0"),
+        "6": node("KSampler", model="5.0"),
+    }
+    places, left = ask(prompt)
+    assert places == ["4.model < 3.0"]
+    assert list(left) == ["6"]
 
 
 def test_vaes_that_decode_and_encode_images(ask: Asked) -> None:
