@@ -437,12 +437,11 @@ TABLE: dict[str, str | Row] = {
     "remote_unsent": "a compiled file could not be sent to the remote store: {error}",
     "remote_only_read": "a store at {scheme}:// can only be read",
     "remote_refused": "a file of the remote store is not used: {name} {what}",
-    # DeepCache.
+    # DeepCache and Step Cache.
+    "other_cache": "steps aside: {owner} is on this model, too, and decides by itself which steps "
+    "run. Use one of them",
     "deepcache_needs_unet": "DeepCache needs a UNet, and this model is a {model}: it runs "
     "unchanged. Step Cache is for such models.",
-    "deepcache_easycache": "ComfyUI's EasyCache or LazyCache is on this model, too, and it decides "
-    "which steps run: DeepCache steps aside, for a step that is skipped leaves no feature. Use "
-    "one of them",
     "deepcache_cards": "steps aside: this model is spread over several cards (MultiGPU CFG Split), "
     "and only what runs on the first one could be cached. Use one of the two",
     "deepcache_moved": "steps aside: the model was copied to another card behind this node (Select "
@@ -459,8 +458,6 @@ TABLE: dict[str, str | Row] = {
     "stepcache_few": "every step is computed: this run has {steps} steps, and of fewer than "
     "{least} none can be left out. Distilled models (turbo, lightning, 4 or 8 steps) have nothing "
     "to skip",
-    "stepcache_easycache": "steps aside: ComfyUI's EasyCache or LazyCache is on this model, too, "
-    "and decides which steps run. Use one of them",
     "stepcache_deepcache": "steps aside: DeepCache is on this model, too. Use one of them",
     "stepcache_blocks": "steps aside: this sampler makes a video block by block, and the model "
     "keeps something of each step",

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 
 from ..caching.cache import Cache
+from ..caching.others import other_cache
 from ..caching.patches import patches_of
 from ..caching.tally import FULL, SHALLOW
 from ..code.packs import owner_of
 from ..events import Events
 from ..host_api import models
 from ..host_api import patcher as host
-from ..host_api.options import EASY_CACHE, SEVERAL_CARDS
+from ..host_api.options import SEVERAL_CARDS
+from ..host_api.sampling import sampled
 from ..host_api.unets import ARGUMENTS, is_own_forward
 from ..reasons import Reason, of
 from .branches import Branch
@@ -70,7 +72,10 @@ class DeepCache(Cache[Run]):
     # --- a run ------------------------------------------------------------------------------------
 
     def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> Run | None:
-        if SEVERAL_CARDS in extra.get("model_options", {}):
+        options = extra.get("model_options", {})
+        if (theirs := other_cache(sampled(guider), options)) is not None:
+            self._step_aside(theirs)
+        elif SEVERAL_CARDS in options:
             self._step_aside(of("deepcache_cards"))
         elif self._is_copied(guider):
             self._step_aside(of("deepcache_moved"))
@@ -114,7 +119,7 @@ class DeepCache(Cache[Run]):
         """Decide how a call of the UNet is made; None: as the host makes it, from now on."""
         call = {**dict.fromkeys(ARGUMENTS), **dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
-        if (why := self._why_not(executor, options)) is not None:
+        if (why := self._why_not(executor)) is not None:
             self._step_aside(why)
             return None
         shape = shape_of(x, call["context"], call["y"], call["control"], options)
@@ -154,10 +159,8 @@ class DeepCache(Cache[Run]):
         run.kept.keep(step.place, feature)
         run.tally.feature_bytes = max(run.tally.feature_bytes, bytes_of(run.kept))
 
-    def _why_not(self, executor: Any, options: dict[str, Any]) -> Reason | None:
+    def _why_not(self, executor: Any) -> Reason | None:
         """Why the rest of this run is the host's, if it is."""
-        if EASY_CACHE in options:
-            return of("deepcache_easycache")
         if (kind := self.branch.foreign_class()) is not None:
             return of("deepcache_swapped", name=kind.__name__, owner=owner_of(kind))
         own = is_own_forward(host.innermost(executor), self._unet)

@@ -5,7 +5,7 @@ Relies on the host's `comfy/patcher_extension.py` and `comfy/model_patcher.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -80,6 +80,13 @@ def _callback(event: Event) -> str:
 
     name: str = getattr(CallbacksMP, event)
     return name
+
+
+def named_wrappers(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Give all wrappers of a call's `transformer_options`, and the key that each is under."""
+    for keyed in options.get("wrappers", {}).values():
+        for key, found in keyed.items():
+            yield from ((str(key or ""), wrapper) for wrapper in found)
 
 
 # --- within a wrapper -----------------------------------------------------------------------------

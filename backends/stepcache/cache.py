@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from ..caching.cache import Cache
+from ..caching.others import other_cache
 from ..caching.patches import patches_of
 from ..caching.places import Place
 from ..caching.tally import FORECAST, FULL
 from ..events import Events
-from ..host_api.options import EASY_CACHE, TRANSFORMER, is_block_by_block, window_of
+from ..host_api.options import TRANSFORMER, is_block_by_block, window_of
 from ..host_api.sampling import ids_of, sampled
 from ..reasons import Reason, of
 from .forecast import Kept, computed, forecast
@@ -65,8 +66,8 @@ class StepCache(Cache[Run]):
 
     def _why_not(self, guider: Any, options: Mapping[str, Any]) -> Reason | None:
         """Why a whole run is the host's, if it is."""
-        if EASY_CACHE in options.get(TRANSFORMER, {}):
-            return of("stepcache_easycache")
+        if (theirs := other_cache(sampled(guider), options)) is not None:
+            return theirs
         if self._has_deepcache(sampled(guider)):
             return of("stepcache_deepcache")
         if self.steps < FEWEST_STEPS:
