@@ -69,7 +69,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _names(code: Any) -> Iterator[str]:
-    """The name of a function or class, what its code has and holds, and what it asks for by text."""
+    """The name of a function or class, of what its code holds, and what it asks for by text."""
     yield str(code.__name__)
     methods = vars(code).values() if isinstance(code, type) else [code]
     for method in methods:
