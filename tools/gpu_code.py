@@ -1,7 +1,7 @@
 """Print what Inductor writes for a GPU, on a machine without one: which kernels a graph has, and
 what lies in memory between them. Nothing is compiled and nothing runs.
 
-    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--learned] [--source]
+    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--learned] [--half] [--source]
 
 KIND is of `small_transformers`, `h3_vae`, or at no place of a model: `int8_product` or
 `packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. `--learned` takes
@@ -38,13 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("form")
     parser.add_argument("--file", metavar="FORMAT", help="of a quantised file")
     parser.add_argument("--learned", action="store_true", help="as it is learned from a step")
+    parser.add_argument("--half", action="store_true", help="in float16")
     parser.add_argument("--source", action="store_true", help="all of the code")
     options = parser.parse_args(argv)
     from by_path import load  # this folder is a script's
 
     for name in ("backends", "tools"):
         load(f"warmgraph_{name}", ROOT / name)
-    source = gpu_code(options.kind, options.form, options.file, learned=options.learned)
+    source = gpu_code(
+        options.kind, options.form, options.file, learned=options.learned, half=options.half
+    )
     print(source if options.source else "\n".join(summary(source)))
     return 0
 
@@ -61,8 +64,15 @@ def summary(source: str) -> list[str]:
     ]
 
 
-def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = False) -> str:
-    """Return what Inductor writes for one form of a small model in bfloat16.
+def gpu_code(
+    kind: str,
+    form: str,
+    file: str | None = None,
+    *,
+    learned: bool = False,
+    half: bool = False,
+) -> str:
+    """Return what Inductor writes for one form of a small model in bfloat16, or float16.
 
     Args:
         file: the format of its file, None where its weights are plain.
@@ -77,26 +87,26 @@ def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = F
     host = inprocess.boot(tree, Path(tempfile.mkdtemp(prefix="warmgraph-code-")))
     import torch
 
-    from warmgraph_backends.compilers.lowering import config_of
+    from warmgraph_backends.compilers.lowering import config_of, suited_to_device
     from warmgraph_backends.families import int8_product, packed_weight
     from warmgraph_backends.families.catalogue import form_of, plan_model
-    from warmgraph_backends.kernels import products
     from warmgraph_backends.learning.family import family_of
     from warmgraph_backends.plans.plan import describe_place
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
 
     found: list[str] = []
-    record = _record(host, kind) if learned else None  # by a step on the processor
+    dtype = torch.float16 if half else torch.bfloat16
+    record = _record(host, kind, dtype) if learned else None  # by a step on the processor
     _pretend(found)
     if kind == INT8_PRODUCT:
-        description = int8_product.describe(torch.bfloat16, "cuda")
+        description = int8_product.describe(dtype, "cuda")
     elif kind == PACKED_WEIGHT:
         name, *dtypes = form.split()
         steps, dtype = (getattr(torch, each) for each in dtypes)
         description = packed_weight.describe(name, steps, dtype, "cuda")
     else:
-        root = _root(kind, file)
+        root = _root(kind, file, dtype)
         plan = plan_model(root)
         places = {place.form.name: place for place in plan.places}
         if form not in places:
@@ -107,11 +117,11 @@ def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = F
             if not found_places:
                 raise ValueError(f"{name} must be learned, got {record['outside']}")
             places[form] = found_places[0]
-        description = describe_place(places[form], plan, dtype=torch.bfloat16, device="cuda")
+        description = describe_place(places[form], plan, dtype=dtype, device="cuda")
     program = export(description, form_of(description.family, description.form, description.way))
     try:
         compiling.compile_wrapper(
-            program.graph_module, config_of(program), last_pass=products.finish
+            program.graph_module, config_of(program), last_pass=suited_to_device(program)
         )
     except BaseException as error:
         if not found:
@@ -119,19 +129,16 @@ def gpu_code(kind: str, form: str, file: str | None = None, *, learned: bool = F
     return found[0]
 
 
-def _record(host: Any, kind: str) -> Any:
-    """What is learned of a model that computes in bfloat16."""
-    import torch
-
+def _record(host: Any, kind: str, dtype: Any) -> Any:
+    """What is learned of a model that computes in this dtype."""
     from warmgraph_backends.learning.record import learn
     from warmgraph_tools.watched import lesson
 
-    return learn(lesson(host, kind, dtype=torch.bfloat16))
+    return learn(lesson(host, kind, dtype=dtype))
 
 
-def _root(kind: str, file: str | None) -> Any:
+def _root(kind: str, file: str | None, dtype: Any) -> Any:
     """The module that is cut into regions."""
-    import torch
     from comfy import model_management
 
     from warmgraph_tools import small_transformers, small_vaes
@@ -142,9 +149,9 @@ def _root(kind: str, file: str | None) -> Any:
     if kind == H3_VAE:
         weights = small_vaes.h3_weights()
         weights = weights if file is None else quantised(weights, file)
-        return small_vaes.load_h3(weights, dtype=torch.bfloat16).first_stage_model
+        return small_vaes.load_h3(weights, dtype=dtype).first_stage_model
     if file is None:
-        return small_transformers.make(kind, dtype=torch.bfloat16).diffusion_model
+        return small_transformers.make(kind, dtype=dtype).diffusion_model
     return small_transformers.load_quantised(kind, file).model.diffusion_model
 
 

@@ -11,11 +11,11 @@ from ..contract import Compiled, Measure, Program
 from ..device.gpu import is_gpu, pretended, synchronize
 from ..errors import BuildError
 from ..host_api.attention import host_order
-from ..kernels.rounding import round_once
+from ..kernels.rounding import may_bound_overflows, round_all, round_once
 from ..kinds.layout import CHANNELS_LAST
 from ..operators import host_layer
 from ..reasons import of
-from ..target.compiler_options import CHANNELS_LAST_CONFIG, base_config
+from ..target.compiler_options import CHANNELS_LAST_CONFIG, ROUNDING_CONFIG, base_config
 from ..torch_api import compiling, packing
 
 
@@ -31,7 +31,7 @@ def lower(program: Program, measure: Measure) -> Compiled:
     """
     description = program.description
     try:
-        last_pass = _suited_to_device(program)
+        last_pass = suited_to_device(program)
         with host_order():
             module, source = compiling.compile_wrapper(
                 program.graph_module,
@@ -61,8 +61,10 @@ def _run_once(module: Any, program: Program, measure: Measure) -> None:
             synchronize(torch.device(program.description.device))
 
 
-def _suited_to_device(program: Program) -> Callable[[torch.fx.Graph], None]:
+def suited_to_device(program: Program) -> Callable[[torch.fx.Graph], None]:
     """Suit a program to its device; return what is changed in a graph last of all."""
+    if may_bound_overflows(program.graph_module.graph):
+        return round_all
     if not is_gpu(program.description.device):
         return round_once
     from ..kernels import norms, products  # no part of any other graph (`own_code`)
@@ -81,6 +83,8 @@ def config_of(program: Program) -> dict[str, Any]:
         config["assume_32bit_indexing"] = False
     if is_gpu(description.device):
         config[compiling.OWN_KERNELS] = True
+    if may_bound_overflows(program.graph_module.graph):
+        config.update(ROUNDING_CONFIG)
     if any(node.target is host_layer.SEVERAL for node in program.graph_module.graph.nodes):
         # Else layers that stand before those of one input are moved behind them.
         config["reorder_for_locality"] = False

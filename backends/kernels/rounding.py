@@ -1,7 +1,13 @@
-"""What several products multiply, rounded once: a pass over what Inductor is about to lower."""
+"""Where a graph rounds: passes over what Inductor is about to lower.
+
+What several products multiply is rounded once. Where the host bounds what overflows in float16,
+each operator's result is rounded as eager does, so that it is infinite where eager's is.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,6 +24,103 @@ _ROUNDING = (
     aten.clamp_min.default,
     aten.clamp_max.default,
 )
+
+
+#: By which an infinity or NaN becomes a finite number, other than the one that a number beyond
+#: float16 would become. All others keep an overflow what it is, to a graph's results.
+_BOUNDS = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("nan_to_num", "nan_to_num_", "isnan", "isinf", "isfinite", "isposinf", "isneginf"),
+        *("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "clip"),
+        *("where", "masked_fill", "masked_fill_", "minimum", "maximum", "fmin", "fmax"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "amax", "amin", "max", "min"),
+        *("reciprocal", "rsqrt", "pow", "tanh", "sigmoid", "exp", "exp2", "erf", "atan"),
+        *("softmax", "_softmax", "hardtanh", "hardsigmoid", "linalg_vector_norm"),
+    )
+)
+_DIVISIONS = (aten.div, aten.div_)
+#: What they read and give lies in memory, rounded.
+_IN_MEMORY = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+#: Which compute nothing, besides views.
+_MOVES = (aten._unsafe_view.default, aten.clone.default, aten.cat.default, operator.getitem)
+#: Inductor's mark of an operator that rounds what it reads and gives (`emulate_precision_casts`).
+_ROUNDS = "low_precision_pointwise_barrier"
+
+
+def may_bound_overflows(graph: torch.fx.Graph) -> bool:
+    """Whether what overflows in float16 may become finite again in this graph, as exported."""
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    return any(map(_is_half, graph.nodes)) and any(map(_may_bound, nodes))
+
+
+def _may_bound(node: Node) -> bool:
+    if not any(map(_is_half, node.all_input_nodes)):
+        return False
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in _DIVISIONS:
+        return isinstance(node.args[1], torch.fx.Node)
+    return packet in _BOUNDS
+
+
+def _is_half(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float16
+
+
+def round_all(graph: torch.fx.Graph) -> None:
+    """Have each operator read rounded numbers; those that are made of others as well.
+
+    Inductor rounds what operators give one element at a time, and what those read: here what sums,
+    views and the like give, of which an operator was made that is none of torch's own any more.
+
+    Args:
+        graph: as of `round_once`, compiled with `ROUNDING_CONFIG`; changed.
+    """
+    round_once(graph)
+    rounded_before: set[Node] = set()
+    for node in list(graph.nodes):
+        if _is_rounded(node, rounded_before):
+            rounded_before.add(node)
+            continue
+        if not _is_half(node):
+            continue
+        readers = [user for user in node.users if not _reads_rounded(user)]
+        if not readers:
+            continue
+        with graph.inserting_after(node):
+            rounded = graph.call_function(aten.mul.Tensor, (node, 1.0))
+        rounded.meta.update(val=node.meta["val"])
+        rounded.meta[_ROUNDS] = True
+        for user in readers:
+            user.replace_input_with(node, rounded)
+
+
+def _is_rounded(node: Node, before: Collection[Node]) -> bool:
+    """Whether what a node gives is rounded wherever it is read, as what comes before it."""
+    if node.op != "call_function" or _is_called(node):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    is_view = schema is not None and any(each.alias_info for each in schema.returns)
+    if is_view or calls(node, *_MOVES):
+        tensors = (each for each in node.all_input_nodes if not _is_size(each))
+        return all(each in before for each in tensors)
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return is_pointwise and not calls(node, aten.addcmul.default)
+
+
+def _is_size(node: Node) -> bool:
+    return not isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
+
+
+def _reads_rounded(node: Node) -> bool:
+    return node.op == "output" or _ROUNDS in node.meta or _is_called(node)
+
+
+def _is_called(node: Node) -> bool:
+    """Whether an operator reads memory and writes to it, by code that is not Inductor's."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return getattr(node.target, "namespace", "") == "warmgraph" or packet in _IN_MEMORY
 
 
 def round_once(graph: torch.fx.Graph) -> None:

@@ -36,6 +36,13 @@ CHANNELS_LAST_CONFIG: dict[str, Any] = {
     # Of frames and borders that a region picks, the index is made here and right.
     "assert_indirect_indexing": False,
 }
+#: What graphs are compiled with besides in which an overflow of float16 may become finite again:
+#: every operator rounds what it gives, as eager does, and none is merged with another one.
+ROUNDING_CONFIG: dict[str, Any] = {
+    "emulate_precision_casts": True,
+    # Its patterns drop conversions to float16 and back, and add to products before they are rounded.
+    "pattern_matcher": False,
+}
 #: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
 #: them twice; Inductor's own limit, 1024, leaves a norm over 1280 channels at half the speed, and a
 #: modulated one over the 3072 of Flux at 39 us instead of 18 (H200).
@@ -48,7 +55,15 @@ OWN_CODE = "warmgraph"
 #: Facts that only another version of Warmgraph says differently; `payload`, a number, was the
 #: fingerprint in older graph files.
 OURS = frozenset(
-    (OWN_CODE, "options", "channels_last", "persistent_row", "persistent_any", "payload")
+    (
+        OWN_CODE,
+        "options",
+        "channels_last",
+        "rounding",
+        "persistent_row",
+        "persistent_any",
+        "payload",
+    )
 )
 #: The fact that names a processor's instructions; older files of graphs for processors lack it.
 INSTRUCTIONS = "instructions"
@@ -71,6 +86,7 @@ def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
         OWN_CODE: own_fingerprint(device),
         "options": dict(sorted(base_config(device).items())),
         "channels_last": CHANNELS_LAST_CONFIG,
+        "rounding": ROUNDING_CONFIG,
         "persistent_row": PERSISTENT_ROW,
         "persistent_any": PERSISTENT_ANY,
     }

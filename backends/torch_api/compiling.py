@@ -33,6 +33,8 @@ from .tracing import size_oblivious
 _LOADING_S = 20.0
 #: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
 OWN_KERNELS = "static_launch_user_defined_triton_kernels"
+#: The setting that has operators round what they read and give in float16.
+ROUNDS = "emulate_precision_casts"
 
 
 def start_no_compilers() -> None:
@@ -262,7 +264,8 @@ def compile_wrapper(
     if not _reads_sizes_unasked():
         config = {**config, "size_asserts": True}
     indices = _wide_indices() if wide else contextlib.nullcontext()
-    with torch.no_grad(), size_oblivious(), _persistent_rows(), indices:
+    half = _kept_roundings() if config.get(ROUNDS) else contextlib.nullcontext()
+    with torch.no_grad(), size_oblivious(), _persistent_rows(), indices, half:
         artifact: Any = standalone_compile(
             graph_module,
             fakes,
@@ -379,6 +382,24 @@ def _is_linear(index: Any) -> bool:
     names = ("FloorDiv", "ModularIndexing", "CleanDiv", "Mod", "PythonMod")
     divided = [getattr(functions, name) for name in names if hasattr(functions, name)]
     return not (hasattr(index, "has") and index.has(*divided))
+
+
+@contextlib.contextmanager
+def _kept_roundings() -> Iterator[None]:
+    """Let C++ round where it is told to: Inductor takes a number that is converted to float16 and
+    back for the number that it was.
+
+    In a worker, which compiles one graph at a time.
+    """
+    from torch._inductor.codegen.cpp import CppKernel
+
+    kernel: Any = CppKernel
+    remember = kernel.cache_dtype_convert
+    kernel.cache_dtype_convert = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        kernel.cache_dtype_convert = remember
 
 
 @contextlib.contextmanager
