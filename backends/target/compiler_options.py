@@ -40,7 +40,7 @@ CHANNELS_LAST_CONFIG: dict[str, Any] = {
 #: every operator rounds what it gives, as eager does, and none is merged with another one.
 ROUNDING_CONFIG: dict[str, Any] = {
     "emulate_precision_casts": True,
-    # Its patterns drop conversions to float16 and back, and add to products before they are rounded.
+    # Its patterns drop conversions to float16 and back, and add to products that are not rounded.
     "pattern_matcher": False,
 }
 #: Rows of up to this many elements are read once and reduced in registers, not in a loop that reads
