@@ -1,7 +1,8 @@
 """Print what Inductor writes for a GPU, on a machine without one: which kernels a graph has, and
 what lies in memory between them. Nothing is compiled and nothing runs.
 
-    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--learned] [--half] [--source]
+    WARMGRAPH_HOST=TREE python tools/gpu_code.py KIND FORM [--file FORMAT] [--learned] [--half]
+        [--source]
 
 KIND is of `small_transformers`, `h3_vae`, or at no place of a model: `int8_product` or
 `packed_weight`. FORM is one of its family's forms, FORMAT of `quantised`. `--learned` takes
