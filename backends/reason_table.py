@@ -358,6 +358,7 @@ TABLE: dict[str, str | Row] = {
     "export_narrowed": "export of {label} narrowed {symbol} to {bounds}",
     "export_inputs": "a region takes weights and inputs only, got {sort} {name}",
     "not_pure": "a region must be a pure function of its inputs",
+    "out_of_turn": "Inductor would call what is not compiled in another order than ComfyUI",
     "no_module": "Inductor's generated module was not found",
     "not_chosen": "kernel {name} has not chosen among {count} forms",
     "needs_triton": "kernel {name} cannot be launched without Triton's compiler",

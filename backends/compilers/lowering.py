@@ -13,7 +13,6 @@ from ..errors import BuildError
 from ..host_api.attention import host_order
 from ..kernels.rounding import may_bound_overflows, round_all, round_once
 from ..kinds.layout import CHANNELS_LAST
-from ..operators import host_layer
 from ..reasons import of
 from ..target.compiler_options import CHANNELS_LAST_CONFIG, ROUNDING_CONFIG, base_config
 from ..torch_api import compiling, packing
@@ -85,7 +84,4 @@ def config_of(program: Program) -> dict[str, Any]:
         config[compiling.OWN_KERNELS] = True
     if may_bound_overflows(program.graph_module.graph):
         config.update(ROUNDING_CONFIG)
-    if any(node.target is host_layer.SEVERAL for node in program.graph_module.graph.nodes):
-        # Else layers that stand before those of one input are moved behind them.
-        config["reorder_for_locality"] = False
     return config

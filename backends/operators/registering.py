@@ -17,6 +17,7 @@ import torch
 from ..host_api.execution import let_pass
 from ..kinds.layout import CONTIGUOUS, memory_format
 from ..reasons import Reason
+from ..torch_api import turns
 
 State = TypeVar("State")
 
@@ -69,24 +70,21 @@ def can_be_recorded() -> bool:
     return _Recording.thread is not None
 
 
-def _holds_all(*_: Any) -> Reason | None:
-    """Any call of an operator that computes by our own code may be recorded."""
-    return None
-
-
 def register(
     schema: str,
     run: Callable[..., Any],
     fake: Callable[..., Any],
     state: State,
-    why_apart: Callable[..., Reason | None] = _holds_all,
+    why_apart: Callable[..., Reason | None] | None = None,
 ) -> tuple[Any, State]:
     """Make an operator that computes by `run` on every device, and by `fake` where it is traced.
 
     Args:
         schema: "name(Tensor input, ...) -> Tensor".
         state: what `run` goes by.
-        why_apart: says why a call with these arguments cannot be recorded; None: it can.
+        why_apart: of one that may run others' code, whose calls keep their order in a graph
+            (`torch_api.turns`): says why a call with these arguments cannot be recorded; None: it
+            can. None where `run` is our own code alone: any call may be recorded, in any order.
 
     Returns:
         The operator and its state: of the copy of this pack that was imported first.
@@ -96,17 +94,22 @@ def register(
     if packet is None:
         thread = _Recording.thread
 
-        def called(*args: Any) -> Any:
+        def called(*args: Any, turn: int = 0) -> Any:
             recorder = None if thread is None else thread.recorder
-            if recorder is None or (why := why_apart(*args)) is None:
+            if recorder is None or why_apart is None or (why := why_apart(*args)) is None:
                 return run(*args)
             return recorder.stand_apart(run, fake, args, why)
 
+        traced = fake
+        if why_apart is not None:
+            schema, traced = turns.taking(schema), turns.without(fake)
         library = _library()
         library.define(schema)
         library.impl(name, called, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", traced, lib=library)
         packet = getattr(getattr(torch.ops, NAMESPACE), name)
+        if why_apart is not None:
+            turns.keep(packet.default)
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
         setattr(packet, _RECORDING, thread)

@@ -39,6 +39,7 @@ MAKERS = (
     "torch_api/operators.py",
     "torch_api/packing.py",
     "torch_api/tracing.py",
+    "torch_api/turns.py",
     "worker/build.py",
     "worker/checks.py",
     "worker/export.py",

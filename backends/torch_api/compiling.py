@@ -27,6 +27,7 @@ from ..reasons import of
 from ..target.compiler_options import CONFIG as CONFIG
 from ..target.compiler_options import PERSISTENT_ANY, PERSISTENT_ROW
 from ..target.instructions import IS_X86
+from . import turns
 from .tracing import size_oblivious
 
 #: A copy of a process that waits for so long holds a lock that another thread had.
@@ -249,7 +250,8 @@ def compile_wrapper(
         The generated module, whose `call(list)` runs the graph, and its source.
 
     Raises:
-        BuildError: the graph changes an input, holds constants, or its module was not found.
+        BuildError: the graph changes an input, holds constants, would call others' code in another
+            order, or its module was not found.
     """
     from torch._inductor import standalone_compile
     from torch._inductor.codecache import PyCodeCache
@@ -259,6 +261,7 @@ def compile_wrapper(
             node.meta["example_value"] = node.meta["val"]
     fakes = [n.meta["val"] for n in graph_module.graph.nodes if n.op == "placeholder"]
     known = len(PyCodeCache.modules)
+    config = {**config, turns.BEFORE_FUSION: _as_custom_pass(turns.chain)}
     if last_pass is not None:
         config = {**config, "post_grad_custom_post_pass": _as_custom_pass(last_pass)}
     if not _reads_sizes_unasked():
@@ -276,6 +279,8 @@ def compile_wrapper(
     graph = artifact.inner_fn.compiled_fn.serialize().compiled_fw.result
     if graph.mutated_inputs or graph.constants:
         raise BuildError(of("not_pure"))
+    if not turns.are_kept(graph.source_code, graph_module.graph):
+        raise BuildError(of("out_of_turn"))
     for module in reversed(PyCodeCache.modules[known:] or PyCodeCache.modules):
         path = getattr(module, "__file__", None)
         if path and hasattr(module, "call") and Path(path).read_text("utf-8") == graph.source_code:
@@ -300,13 +305,13 @@ def _reads_sizes_unasked() -> bool:
     )
 
 
-def _as_custom_pass(change: Callable[[torch.fx.Graph], None]) -> Any:
+def _as_custom_pass(change: Callable[[Any], Any]) -> Any:
     """As Inductor wants it: with a name that its own cache of graphs tells it by."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Pass(CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            change(graph)
+        def __call__(self, graph: Any) -> Any:
+            return change(graph)
 
         def uuid(self) -> bytes:
             return get_hash_for_files((inspect.getfile(change),), change.__qualname__)

@@ -25,6 +25,7 @@ from ..operators.attention_layer import AttentionLayer
 from ..operators.stand_in import refuse_questions
 from ..plans.describe import make_twin
 from ..reasons import of
+from ..torch_api import turns
 from ..torch_api.tracing import (
     conditions_tried,
     cudnn,
@@ -97,6 +98,7 @@ def export(description: Description, form: Any) -> Program:
     refuse_questions(twin.modules())
     _check_ranges(description, exported)
     join_layers(exported.graph_module)
+    turns.give(exported.graph_module.graph)
     weights = _weights(exported)
     return Program(
         description,

@@ -12,14 +12,10 @@ from typing import Any
 
 import torch
 
-from ..operators import head_rotation, host_layer
-from ..operators.registering import NAMESPACE
-from ..torch_api import tracing
+from ..operators import host_layer
+from ..torch_api import tracing, turns
 
 Node = Any  # torch.fx.Node, whose arguments may be of any type
-
-#: Operators of ours that call no code but ours.
-_PURE = (head_rotation.OPERATOR,)
 
 
 def join_layers(graph_module: torch.fx.GraphModule) -> None:
@@ -59,10 +55,9 @@ def _taken(layer: Node) -> tuple[Any, str]:
 
 def _may_be_noticed(node: Node) -> bool:
     """Whether what a node calls may be others' code, or changes what others read."""
-    if node.op != "call_function" or node.target in _PURE:
-        return False
-    name = tracing.operator_name(node.target) or ""
-    return name.startswith(f"{NAMESPACE}.") or tracing.may_write(node.target)
+    return node.op == "call_function" and (
+        turns.is_taken_by(node.target) or tracing.may_write(node.target)
+    )
 
 
 def _join(graph: torch.fx.Graph, layers: list[Node]) -> None:

@@ -257,6 +257,21 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def assert_same_calls(results: Sequence[torch.Tensor], calls: int) -> None:
+    """See that in each of so many of a probe's calls ours gave the same as eager, in its order.
+
+    Args:
+        results: of all that others' code gave: by eager and by ours, in turns.
+    """
+    each = len(results) // (2 * calls)
+    assert each and len(results) == 2 * calls * each
+    for start in range(0, len(results), 2 * each):
+        eager, ours = results[start : start + each], results[start + each : start + 2 * each]
+        assert [one.shape for one in ours] == [one.shape for one in eager]
+        far = [relative(a, b) for a, b in zip(ours, eager, strict=True)]
+        assert max(far) < 0.01, far
+
+
 def sampled(host: Host, models: Sequence[Any], prompt: Any, latent: Any) -> list[torch.Tensor]:
     """Two steps by each model, of the same noise."""
     return [host.sample(each, prompt, prompt, latent=latent, steps=2, cfg=1.0) for each in models]

@@ -18,7 +18,7 @@ from warmgraph_tools.inprocess import Host
 
 from .av_runs import AvRun, generator, guided, known_frame
 from .blocks import check_blocks
-from .lab import TOLERANCE, Lab, relative
+from .lab import TOLERANCE, Lab, assert_same_calls, relative
 from .others import bypassed, called, lora_of, products
 from .quantised_runs import QUANTISED
 
@@ -202,17 +202,19 @@ def _with_attention(run: AvRun) -> None:
     """As nodes for SageAttention do it; the result is the override's, not the host's."""
     from comfy.ldm.modules.attention import attention_pytorch
 
-    calls: list[Any] = []
+    calls: list[torch.Tensor] = []
 
     def halved(function: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(function)
-        return 0.5 * attention_pytorch(*args, **kwargs)
+        result = attention_pytorch(*args, **kwargs)
+        calls.append(result)
+        return 0.5 * result
 
     plain = run.sample()
     clone = run.model.clone()
     clone.model_options["transformer_options"]["optimized_attention_override"] = halved
     run.check(model=clone)
     assert calls and len(calls) % (2 * run.blocks) == 0
+    assert_same_calls(calls, len(run.probe.calls))
     assert not torch.equal(run.sample(model=clone)[0], plain[0])
 
 
@@ -222,6 +224,54 @@ def test_attention_of_ltx_is_what_the_options_say(ltx: AvRun) -> None:
 
 def test_attention_of_h3_is_what_the_options_say(h3: AvRun) -> None:
     _with_attention(h3)
+
+
+class Perturbed:
+    """As guiders perturb one stream: in a block's place it calls the block with the host's attention
+    replaced, of which calls with some numbers give their values.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers, self.counts = numbers, list[int]()
+
+    def __call__(self, args: Any, extra: Any) -> Any:
+        import comfy.ldm.modules.attention as attention
+
+        names = ("optimized_attention", "optimized_attention_masked")
+        hosts = [getattr(attention, name) for name in names]
+        count = 0
+
+        def counting(host: Any) -> Any:
+            def attend(q: Any, k: Any, v: Any, heads: int, *rest: Any, **named: Any) -> Any:
+                nonlocal count
+                count += 1
+                return v if count - 1 in self.numbers else host(q, k, v, heads, *rest, **named)
+
+            return attend
+
+        try:
+            for name, host in zip(names, hosts, strict=True):
+                setattr(attention, name, counting(host))
+            return extra["original_block"](args)
+        finally:
+            for name, host in zip(names, hosts, strict=True):
+                setattr(attention, name, host)
+            self.counts.append(count)
+
+
+def test_a_node_that_counts_the_attentions_of_a_block_perturbs_the_stream_that_it_means(
+    ltx: AvRun,
+) -> None:
+    """The host attends within video, from video to text, within audio, and so on."""
+    plain = ltx.sample()
+    for number in (0,) if ltx.kind == "ltxv" else (0, 2):
+        clone, perturbed = ltx.model.clone(), Perturbed(number)
+        clone.set_model_patch_replace(perturbed, "dit", "double_block", 1)
+        ltx.check(model=clone)
+        ltx.check(5, 7, 4, model=clone, batch=2, cfg=3.0, sounds=41, negative_tokens=5)
+        assert set(perturbed.counts) == {2 if ltx.kind == "ltxv" else 6}
+        parts = ltx.sample(model=clone)
+        assert max(relative(a, b) for a, b in zip(parts, plain, strict=True)) > 1e-3
 
 
 def _with_a_lora(run: AvRun, name: str) -> None:

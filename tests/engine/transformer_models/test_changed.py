@@ -12,7 +12,7 @@ from warmgraph_backends.host_api.attention import replaceable
 from warmgraph_backends.runtime.wiring import Wiring
 from warmgraph_tools.inprocess import Host
 
-from ..lab import TOLERANCE, Lab, relative
+from ..lab import TOLERANCE, Lab, assert_same_calls, relative
 from ..transformer_runs import Run
 
 ATTENTION = "optimized_attention_override"
@@ -42,18 +42,20 @@ def test_attention_is_what_the_options_say_once_for_each_and_stays_compiled(run:
     """As nodes for SageAttention do it; the result is the override's, not the host's."""
     from comfy.ldm.modules.attention import attention_pytorch
 
-    calls: list[Any] = []
+    calls: list[torch.Tensor] = []
 
     def halved(function: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(function)
-        return 0.5 * attention_pytorch(*args, **kwargs)
+        result = attention_pytorch(*args, **kwargs)
+        calls.append(result)
+        return 0.5 * result
 
     plain = run.sample()
     clone = run.model.clone()
     clone.model_options["transformer_options"][ATTENTION] = halved
     run.check(model=clone)
-    # Once by ours and once by eager's call, which the probe holds beside it.
+    # Once by eager's call, which the probe holds beside ours, and once by ours, in its order.
     assert len(calls) == 2 * run.expected.attentions * len(run.probe.calls)
+    assert_same_calls(calls, len(run.probe.calls))
     assert not torch.equal(run.sample(model=clone), plain)
     run.check()
 

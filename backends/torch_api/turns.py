@@ -1,0 +1,93 @@
+"""Calls in the order of the program: of operators that run code which a graph knows nothing of.
+
+Such code may count its calls, draw numbers or write where it likes, and no compiler sees that. Each
+call in a traced graph gets a number, its turn. So no two calls are alike, none is taken for unused,
+and Inductor's scheduler gets each as one that needs the one before, which holds no memory.
+
+Sources: torch/_inductor/{scheduler,dependencies,config}.py, torch/fx/node.py of torch 2.10-2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx.node import has_side_effect
+
+#: Inductor's setting for what changes what it is about to schedule.
+BEFORE_FUSION = "_pre_fusion_custom_pass"
+#: The argument that says which one of such calls it is, from 1 on; 0 outside of graphs.
+_TURN = "turn"
+_TAKEN = re.compile(rf"\b{_TURN}=(\d+)\)")
+
+
+def taking(schema: str) -> str:
+    """Return the schema of an operator, "name(Tensor input, ...) -> Tensor", with a turn."""
+    takes, arrow, gives = schema.partition(") -> ")
+    return f"{takes}, *, int {_TURN}=0{arrow}{gives}"
+
+
+def without(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what computes the same, and may be told its turn."""
+
+    def called(*args: Any, turn: int = 0) -> Any:
+        return run(*args)
+
+    return called
+
+
+def keep(operator: torch._ops.OpOverload) -> None:
+    """Have no call of an operator taken for unused, whoever reads its result."""
+    has_side_effect(operator)
+
+
+def is_taken_by(function: Any) -> bool:
+    """Tell whether what a node of a graph calls is such an operator."""
+    return isinstance(function, torch._ops.OpOverload) and any(
+        argument.name == _TURN for argument in function._schema.arguments
+    )
+
+
+def give(graph: torch.fx.Graph) -> None:
+    """Number the calls of a graph in the order in which they stand, that of the program."""
+    for turn, node in enumerate(_calls(graph), start=1):
+        node.kwargs = {**node.kwargs, _TURN: turn}
+
+
+def are_kept(source: str, graph: torch.fx.Graph) -> bool:
+    """Tell whether generated code makes each call of a graph once, each in its turn."""
+    return [int(turn) for turn in _TAKEN.findall(source)] == list(range(1, len(_calls(graph)) + 1))
+
+
+def chain(nodes: Sequence[Any]) -> Sequence[Any]:
+    """Let each call need the one before it.
+
+    Args:
+        nodes: of Inductor's scheduler, before any of them are fused.
+    """
+    turns = {turn: node for node in nodes if (turn := _turn_of(node.node))}
+    if len(turns) < 2:
+        return nodes
+    from torch._inductor.dependencies import WeakDep
+
+    for (_, before), (_, node) in pairwise(sorted(turns.items())):
+        name = before.get_outputs()[0].get_name()
+        node.add_fake_dep(WeakDep(name, node.get_name(), is_fake=True))
+    scheduler = nodes[0].scheduler
+    scheduler.nodes = scheduler.topological_sort_schedule(list(nodes))
+    scheduler.compute_ancestors()
+    return scheduler.nodes  # type: ignore[no-any-return]
+
+
+def _calls(graph: torch.fx.Graph) -> list[Any]:
+    return [node for node in graph.nodes if is_taken_by(node.target)]
+
+
+def _turn_of(kernel: Any) -> int:
+    """Which turn a node of Inductor's is; 0 for one that takes none."""
+    if not is_taken_by(getattr(kernel, "op_overload", None)):
+        return 0
+    return int(kernel.kwargs.get(_TURN, 0))
