@@ -227,8 +227,8 @@ def test_attention_of_h3_is_what_the_options_say(h3: AvRun) -> None:
 
 
 class Perturbed:
-    """As guiders perturb one stream: in a block's place it calls the block with the host's attention
-    replaced, of which calls with some numbers give their values.
+    """As guiders perturb one stream: in a block's place it calls the block with the host's
+    attention replaced, of which calls with some numbers give their values.
     """
 
     def __init__(self, *numbers: int) -> None:
