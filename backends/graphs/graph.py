@@ -121,10 +121,10 @@ class Graph:
         self.outcome = Outcome()
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
-        #: Why it is not used until the next run begins, if so.
-        self.resting: Reason | None = None
-        #: Classes of weights with which a comparison spoke against it once.
-        self.doubts: set[str] = set()
+        #: Whether it gave what the host does with any model's weights, and what tells those with
+        #: which it did not.
+        self.is_proven = False
+        self.wrong_with: set[str] = set()
         #: Others' code in parts of a region that it cannot call as the host does, with the reasons.
         self.unfit: dict[str, Reason] = {}
         self.attempts = 1
@@ -188,23 +188,16 @@ class Graph:
         """Why it serves no call now, None where it does."""
         now = self.outcome
         if now.state is State.READY:
-            return self.resting
+            return None
         if now.state is State.BUILDING:
             return BY_ANOTHER_SERVER if now.elsewhere else of("being_compiled")
         if now.state is State.LOADING and not self.is_missed:
             return of("being_loaded")
         return with_remedy(now.reason or of("no_file"), now.remedy)
 
-    def rest(self, reason: Reason) -> None:
-        """Leave its calls to the host until the next run begins."""
-        self.resting = reason
-        self._on_drop()  # what serves calls is chosen anew, and captured so
-
-    def wake(self) -> None:
-        """A run begins: use it again."""
-        if self.resting is not None:
-            self.resting = None
-            self._on_drop()
+    def changed(self) -> None:
+        """Have what serves calls chosen anew: which models it serves is another matter now."""
+        self._on_drop()
 
     def drop(self, reason: Reason) -> None:
         """Never use this graph again in this process."""

@@ -75,9 +75,14 @@ def loaded_state(model: Any) -> tuple[Any, ...]:
     return (
         getattr(model, "device", None),
         getattr(model, "model_loaded_weight_memory", None),
-        getattr(model, "current_weight_patches_uuid", None),
+        patches_of(model),
         getattr(model, "model_lowvram", None),
     )
+
+
+def patches_of(model: Any) -> Any:
+    """Return what differs once the host puts other patches on a model's weights."""
+    return getattr(model, "current_weight_patches_uuid", None)
 
 
 class LoadedEntry:

@@ -181,7 +181,9 @@ class Forwards:
         """Return what is called at a place, None where its kind has no graph."""
         kind, guests = self._kind(place.name)
         first = None if kind is None else kind.graph
-        if kind is None or first is None or first.resting or first.state is not State.READY:
+        if kind is None or first is None or first.state is not State.READY:
+            return None
+        if self._account.verdicts.against(first, "" if guests is None else guests.code):
             return None
         graphs = [first, *(graph for graph in kind.variants.values() if graph.state is State.READY)]
         regions = [self._of(place, graph, first.key) for graph in graphs]

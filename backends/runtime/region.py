@@ -97,10 +97,9 @@ class Region:
             source,
             {path: path in rounded for path in left},
         )
+        compared = place, graph, comparisons, source.model, self._account.verdicts
         self._trust = (
-            Trust(place, graph, comparisons)
-            if verification is None
-            else Verifying(place, graph, comparisons, verification)
+            Trust(*compared) if verification is None else Verifying(*compared, verification)
         )
         self._faults = faults
         self._choices = choices
@@ -146,8 +145,6 @@ class Region:
         """Why no call is served at this moment, if so."""
         if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
             return fault
-        if self.graph.resting is not None:
-            return self.graph.resting
         device = self._source.device
         return foreign_capture(device) or surroundings.foreign(device)
 
@@ -186,8 +183,8 @@ class Region:
             return self.decline(graph.reason or of("dropped"))
         call = loaded.call
         self._trust.others = "" if guests is None else guests.code
-        if self._trust.others in graph.unfit:
-            return self.decline(graph.unfit[self._trust.others])
+        if (problem := self._trust.why_not()) is not None:
+            return self.decline(problem)
         ready = list(inputs)
         if elements is None:
             ready, elements = self._acceptance.made_ready(inputs, form)

@@ -92,7 +92,7 @@ class Scope:
         self.study = study
         self.faults = Faults()
         #: What the regions note of their calls.
-        self.account = account or Account(needs=shared.needs_of(holder))
+        self.account = account or Account(shared.needs_of(holder), shared.verdicts_of(holder))
         self.forwards = Forwards(shared, self.faults, self.account, pieces)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
@@ -162,7 +162,7 @@ class Scope:
             root, holder: of the copy.
         """
         mine = (self._make_plan, Plan(), self._backend, self._shared, *self._fresh())
-        account = Account(needs=self.account.needs)
+        account = Account(self.account.needs, self._shared.verdicts_of(holder))
         study = None if self.study is None else self.study.elsewhere(root, holder)
         return Scope(root, holder, *mine, account=account, study=study)
 
@@ -275,8 +275,9 @@ class Scope:
         with self._lock:
             self._run_open = True
             self.account.lookahead.begin_run()
-            for graph in () if within else (*self.graphs, *self.second_graphs):
-                graph.wake()
+            if not within:
+                graphs = [*self.graphs, *self.second_graphs]
+                self.account.verdicts.begin_run(self.holder, graphs)
             if self._bound is not None:
                 self._bound.begin_run()
                 self._leave_to_others(self._bound)
@@ -496,4 +497,5 @@ class Scope:
         graph = kind.graph
         if guests is not None and graph.is_missed:  # it is asked for when a run begins, if at all
             return guests.why
-        return graph.why_not or self.forwards.declined(place.name)
+        against = self.account.verdicts.against(graph, "" if guests is None else guests.code)
+        return graph.why_not or against or self.forwards.declined(place.name)

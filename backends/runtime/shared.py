@@ -16,6 +16,7 @@ from ..host_api.needs import Feature
 from ..reasons import Reason
 from ..storing.comparisons import Comparisons
 from .variations import Needs
+from .verdicts import Verdicts
 from .verification import Verification
 
 
@@ -45,7 +46,12 @@ class Shared:
     vouches: Callable[[], bool] = lambda: False
     lessons: Lessons | None = None
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
+    _verdicts: WeakKeyDictionary[Any, Verdicts] = field(default_factory=WeakKeyDictionary)
 
     def needs_of(self, model: Any) -> Needs:
         """Return what calls of a model needed until now; kept for as long as the model."""
         return self._needs.setdefault(model, set())
+
+    def verdicts_of(self, model: Any) -> Verdicts:
+        """Return what speaks against graphs with a model's weights; kept for as long as those."""
+        return self._verdicts.setdefault(model, Verdicts())

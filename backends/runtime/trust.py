@@ -19,6 +19,7 @@ from ..plans.plan import Place, with_parts
 from ..reasons import NOTHING, Reason, of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
+from .verdicts import Verdicts, named
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,19 @@ class Verdict(NamedTuple):
 class Trust:
     """The comparisons of one place's graph."""
 
-    def __init__(self, place: Place, graph: Graph, comparisons: Comparisons) -> None:
+    def __init__(
+        self, place: Place, graph: Graph, comparisons: Comparisons, model: Any, verdicts: Verdicts
+    ) -> None:
         """Set up for one place's graph.
 
         Args:
             place: the place.
             graph: its graph.
             comparisons: the memory of comparisons, which others of its kind share.
+            model: whose weights they are of.
+            verdicts: what speaks against graphs with these.
         """
+        self._model, self._verdicts = model, verdicts
         self._place = place
         self._graph = graph
         self._comparisons = comparisons
@@ -81,14 +87,17 @@ class Trust:
         known = self.others, weight_class
         if elements <= self._limits.get(known, -1):
             return True
-        compared = self._comparisons.most(self._key(), self._payload, weight_class)
+        compared = self._comparisons.most(self._key(), self._payload, weight_class, self._model)
         self._limits[known] = REACH * compared
         return elements <= REACH * compared
 
     def _key(self) -> str:
-        """What is compared: the graph, on each card for itself, with others' code."""
-        card = f" on card {self._graph.card}" if self._graph.card else ""
-        return f"{self._graph.key}{card} {self.others}".rstrip()
+        return named(self._graph, self.others)
+
+    def why_not(self) -> Reason | None:
+        """Why the graph serves no call of this model now, if so."""
+        unfit = self._graph.unfit.get(self.others)
+        return unfit or self._verdicts.against(self._graph, self.others)
 
     def sample(self, inputs: list[Any], elements: int) -> Sample:
         """Choose what to compare on.
@@ -130,9 +139,6 @@ class Trust:
     ) -> Verdict:
         """Compare with the host's own maths on the same inputs.
 
-        A graph that differs rests until the next run, and is dropped if it differs again then:
-        somebody else may have changed the maths around this very call.
-
         Raises:
             torch.OutOfMemoryError: there is no memory for both.
             Whatever the host's code raises.
@@ -145,37 +151,30 @@ class Trust:
             ours = call([*weights.tensors, *sample.inputs])
         references = self._computed(sample.inputs)
         if (problem := _of_other_dtypes(ours, references)) is not None:
-            graph.rest(problem)
+            self._verdicts.rest(graph, self.others, problem)
             return Verdict(False, references, problem)
         found = self._difference(ours, references, sample.inputs)
         references, compared = references[: len(ours)], references
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
-            graph.doubts.discard(weights.weight_class)
-            self._comparisons.add(self._key(), self._payload, weights.weight_class, sample.elements)
+            self._verdicts.good(graph, self.others, weights.weight_class)
+            self._comparisons.add(
+                self._key(), self._payload, weights.weight_class, sample.elements, self._model
+            )
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
         if self.record is not None:  # for all that is known, with this code of others alone
             reason = of("unlike_with_others", error=f"{found.error:.1e}")
-            graph.unfit[self.others] = reason
+            self._verdicts.refuse(graph, self.others, reason)
             logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
             return Verdict(False, (), reason)  # the code may do more than give its result
-        reason = self._differs(found.error, weights.weight_class)
+        reason = self._verdicts.differs(
+            graph, self.others, weights.weight_class, found.error, weights.tensors
+        )
+        logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
         return Verdict(False, references, reason)
-
-    def _differs(self, error: float, weight_class: str) -> Reason:
-        graph = self._graph
-        words = of("differs", error=f"{error:.1e}", weights=weight_class)
-        if weight_class in graph.doubts:
-            graph.drop(words)
-        else:
-            graph.doubts.add(weight_class)
-            words = of("once_more", why=words)
-            graph.rest(words)
-        logger.warning("%s runs at normal speed: %s", graph.description.label, words)
-        return words
 
     def _difference(
         self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]

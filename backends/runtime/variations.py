@@ -17,6 +17,7 @@ from ..operators import host_layer
 from ..plans.plan import Place
 from ..reasons import Reason
 from .lookahead import Lookahead
+from .verdicts import Verdicts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +78,15 @@ class Account:
     """What the regions of one root module note of their calls.
 
     Attributes:
-        calls: how many graphs have served.
         needs: what calls needed; the model keeps it.
+        verdicts: what speaks against graphs with its weights; kept likewise.
+        calls: how many graphs have served.
         lookahead: how far they are ahead of the GPU.
         declined: how many were left to the host, by the key of the reason.
     """
 
-    calls: int = 0
     needs: Needs = field(default_factory=set)
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    calls: int = 0
     lookahead: Lookahead = field(default_factory=Lookahead)
     declined: Counter[str] = field(default_factory=Counter)

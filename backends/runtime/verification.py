@@ -18,6 +18,7 @@ from ..reasons import of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
 from .trust import Sample, Trust, Verdict
+from .verdicts import Verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +77,23 @@ class Verifying(Trust):
     """
 
     def __init__(
-        self, place: Place, graph: Graph, comparisons: Comparisons, verification: Verification
+        self,
+        place: Place,
+        graph: Graph,
+        comparisons: Comparisons,
+        model: Any,
+        verdicts: Verdicts,
+        verification: Verification,
     ) -> None:
         """Set up for one place's graph, as `Trust` is.
 
         Args:
             place: the place.
             graph: its graph.
-            comparisons: the memory of comparisons, which others of its kind share.
+            comparisons, model, verdicts: as of `Trust`.
             verification: what all places of the process share.
         """
-        super().__init__(place, graph, comparisons)
+        super().__init__(place, graph, comparisons, model, verdicts)
         self._verification = verification
 
     def covers(self, weight_class: str, elements: int) -> bool:

@@ -7,6 +7,7 @@ import logging
 import threading
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .files import write_whole
 
@@ -20,8 +21,8 @@ class Comparisons:
     """Remembers for (graph key, payload hash, machine) how large the calls were that equalled
     eager, by weight class.
 
-    In each process a graph is compared once, whatever is remembered: what it was compared with may
-    be other code by now.
+    In each process a graph is compared once with each model, whatever is remembered: what it was
+    compared with may be other code by now, and is other weights.
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
@@ -35,26 +36,29 @@ class Comparisons:
         self._machine = machine
         self._lock = threading.Lock()
         self._table = self._read()
-        self._compared: set[str] = set()
+        #: By model, in this process.
+        self._compared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         #: Comparisons that were good since this process started.
         self.count = 0
 
-    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+    def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
         """Return the elements of the largest call in which this very file equalled eager with this
-        class of weights here; 0 where none did, or none in this process.
+        class of weights here; 0 where none did, or none of this model.
         """
         name = self._name(key, payload_sha256)
         with self._lock:
-            if name not in self._compared:
+            if name not in self._compared.get(model, ()):
                 return 0
             return self._table.get(name, {}).get(weight_class, 0)
 
-    def add(self, key: str, payload_sha256: str, weight_class: str, elements: int) -> None:
+    def add(
+        self, key: str, payload_sha256: str, weight_class: str, elements: int, model: Any
+    ) -> None:
         """Remember a good comparison; a disk that cannot be written costs one more comparison."""
         name = self._name(key, payload_sha256)
         with self._lock:
             self.count += 1
-            self._compared.add(name)
+            self._compared.setdefault(model, set()).add(name)
             classes = self._table.pop(name, {})
             known = classes.get(weight_class, 0)
             self._table[name] = {**classes, weight_class: max(known, elements)}

@@ -182,10 +182,12 @@ class _Forgetful(Comparisons):
     def __init__(self) -> None:
         pass
 
-    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+    def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
         return 0
 
-    def add(self, key: str, payload_sha256: str, weight_class: str, elements: int) -> None:
+    def add(
+        self, key: str, payload_sha256: str, weight_class: str, elements: int, model: Any
+    ) -> None:
         pass
 
 

@@ -31,7 +31,7 @@ class _Trusting(Comparisons):
     def __init__(self) -> None:
         pass
 
-    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+    def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
         return 2**40
 
 
@@ -41,10 +41,12 @@ class _Unknown(Comparisons):
     def __init__(self) -> None:
         self.count = 0
 
-    def most(self, key: str, payload_sha256: str, weight_class: str) -> int:
+    def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
         return 0
 
-    def add(self, key: str, payload_sha256: str, weight_class: str, elements: int) -> None:
+    def add(
+        self, key: str, payload_sha256: str, weight_class: str, elements: int, model: Any
+    ) -> None:
         self.count += 1
 
 
