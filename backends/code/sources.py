@@ -99,7 +99,7 @@ def attributes_read(cls: type) -> frozenset[str]:
 def _attributes_read(cls: type, *forwards: Any) -> frozenset[str]:
     names: set[str] = set()
     for base in cls.__mro__:
-        if base.__module__.startswith("torch."):
+        if base.__module__.startswith("torch.") and base is not torch.nn.Module:
             names.update(getattr(base, "__constants__", ()))
             names.update(("eps", "p", "inplace", "_reversed_padding_repeated_twice"))
         for function in vars(base).values():

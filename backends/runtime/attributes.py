@@ -63,8 +63,9 @@ class Attributes:
         self._sizes: list[int] = []
         #: Methods that instances have of their own, when this was last looked at.
         self.methods: list[Method] = []
-        #: What another node set since the description, in words; when this was last looked at.
-        self.set_since: Reason | None = None
+        #: What another node set since the description, by module, in words; when this was last
+        #: looked at.
+        self.set_since: list[tuple[torch.nn.Module, Reason]] = []
         self._described = self._scan()
 
     def look(self) -> None:
@@ -87,12 +88,13 @@ class Attributes:
 
     def _look_closely(self) -> None:
         now = self._scan()
-        self.set_since = None
-        if now != self._described:
-            pairs = zip(self._modules, now, self._described, strict=True)
-            module, one, other = next(each for each in pairs if each[1] != each[2])
-            name = min(name for name, _ in one.items() ^ other.items())
-            self.set_since = of("sets_of_a", name=name, layer=type(module).__name__)
+        self.set_since = []
+        pairs = zip(self._modules, now, self._described, strict=True)
+        for module, one, other in pairs if now != self._described else ():
+            if one != other:
+                name = min(name for name, _ in one.items() ^ other.items())
+                reason = of("sets_of_a", name=name, layer=type(module).__name__)
+                self.set_since.append((module, reason))
 
     def _scan(self) -> list[dict[str, Any]]:
         """The plain attributes of each module; notes what all look like, for `look`."""

@@ -15,7 +15,7 @@ from ..plans.plan import Plan
 from ..reasons import Reason
 from ..torch_api import surroundings
 from .kind import Kind
-from .wiring import Guests, Others, Wiring, others_in, replaced_function
+from .wiring import Guests, Others, Wiring, live_modules, others_in, replaced_function
 
 
 class _State(NamedTuple):
@@ -67,9 +67,8 @@ class Foreign:
         """
         if self.around() is not None:
             return False
-        attributes = self._wiring.attributes
-        attributes.look()
-        return self._watch.changed() or self.is_rebuilt() or attributes.set_since is not None
+        self._wiring.attributes.look()
+        return self._watch.changed() or self.is_rebuilt() or self._set_since() is not None
 
     def around(self) -> Reason | None:
         """Say what changes the maths of all calls now, whatever code makes them."""
@@ -86,13 +85,13 @@ class Foreign:
     def look(self) -> None:
         """Find what other nodes do now."""
         self._seen = self._state()
-        around, marks, changes, _ = self._seen
+        around, marks, changes, set_since = self._seen
         self.places, self.guests = others_in(self._plan) if any(marks) else Others({}, {})
         if changes:
             for kind in self._kinds:
                 if (problem := kind.watch.problem()) is not None:
                     self.places.update((place.name, problem) for place in kind.places)
-        everywhere = around or self._wiring.attributes.set_since
+        everywhere = around or set_since
         if everywhere is not None:
             self.places = dict.fromkeys((place.name for place in self._plan.places), everywhere)
         self.code = (
@@ -111,4 +110,14 @@ class Foreign:
 
     def _state(self) -> _State:
         marks = self._wiring.marks()
-        return _State(self.around(), marks, self.replaced_code(), self._wiring.attributes.set_since)
+        return _State(self.around(), marks, self.replaced_code(), self._set_since())
+
+    def _set_since(self) -> Reason | None:
+        """Say what another node set since the description that a graph does not know. Of a part
+        that is called live no graph knows anything.
+        """
+        found = self._wiring.attributes.set_since
+        if not found:
+            return None
+        live = live_modules(self._plan)
+        return next((reason for module, reason in found if module not in live), None)

@@ -142,6 +142,18 @@ def others_in(plan: Plan) -> Others:
     return Others(places, guests)
 
 
+def live_modules(plan: Plan) -> set[torch.nn.Module]:
+    """Return the modules of all parts that graphs call live, for others have their code there."""
+    guests = others_in(plan).guests
+    return {
+        module
+        for place in plan.places
+        if place.name in guests
+        for path in guests[place.name].words
+        for module in place.module.get_submodule(path).modules()
+    }
+
+
 @functools.cache
 def _known_code(part: Any) -> bool:
     return is_known(getattr(part, "__module__", None))

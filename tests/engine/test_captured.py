@@ -277,11 +277,12 @@ def test_code_of_others_is_found_wherever_it_hides(host: Host) -> None:
         del layer._conv_forward
     attributes = wiring.attributes
     attributes.look()
-    assert attributes.set_since is None
+    assert attributes.set_since == []
     layer.padding_mode = "circular"
     try:
         attributes.look()
-        assert attributes.set_since == "another node sets padding_mode of a Conv2d"
+        [(module, reason)] = attributes.set_since
+        assert module is layer and reason == "another node sets padding_mode of a Conv2d"
     finally:
         layer.padding_mode = "zeros"
 

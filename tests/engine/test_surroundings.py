@@ -115,16 +115,16 @@ def test_an_item_put_into_a_list_is_noticed(xl: Subject, ours: Any) -> None:
     part.normalized_shape = [4]  # type: ignore[assignment]
     attributes = Attributes([part])
     attributes.look()
-    assert attributes.set_since is None
+    assert attributes.set_since == []
     part.normalized_shape.append(1)  # type: ignore[attr-defined]
     attributes.look()
-    assert attributes.set_since == "another node sets normalized_shape of a LayerNorm"
+    assert attributes.set_since == [(part, "another node sets normalized_shape of a LayerNorm")]
     part.normalized_shape.pop()  # type: ignore[attr-defined]
     attributes.look()
-    assert attributes.set_since is None
+    assert attributes.set_since == []
     part._v, part.of_a_pack = 1, {}  # type: ignore[assignment]
     attributes.look()
-    assert attributes.set_since is None and attributes.methods == []
+    assert attributes.set_since == [] and attributes.methods == []
 
 
 @pytest.mark.parametrize("when", ["around each step", "within each step", "between two runs"])
