@@ -31,6 +31,7 @@ from ..host_api import attention, kitchen, layers
 from ..kinds.layout import CONTIGUOUS
 from ..operators.live_parts import Live, called_live
 from ..reasons import Reason, of
+from ..torch_api.tracing import compiled_from
 from .binding import Arguments, Forward, bound
 from .describe import describe_module, named_code
 
@@ -412,6 +413,8 @@ def unknown_layer(layer: Any) -> Reason:
     """Say that a family has no form for a module."""
     if (owner := foreign_class(type(layer))) is not None:
         return owner
+    if compiled_from(layer) is not None:
+        return of("torch_compile_blocks")
     cls = type(layer)
     return of("no_region_for", layer=cls.__qualname__, module=cls.__module__)
 
