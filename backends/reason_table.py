@@ -251,8 +251,8 @@ TABLE: dict[str, str | Row] = {
     "runs_own_way": "{owner} runs the model in a way of its own, past this node",
     "torch_compile": "torch.compile runs the whole model (TorchCompileModel, or another node that "
     "compiles): use one of the two",
-    "torch_compile_blocks": "torch.compile runs these blocks (TorchCompileModelAdvanced, or another "
-    "node that compiles): use one of the two",
+    "torch_compile_blocks": "torch.compile runs these blocks (TorchCompileModelAdvanced, or "
+    "another node that compiles): use one of the two",
     "another_model": "another model runs with this one's options (Dual Model CFG Guider, or a "
     "sampler that swaps models), and no Compile Model is on it",
     "no_step": "no step of the last run came to this node: the sampler made none, or ran this "

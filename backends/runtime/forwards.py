@@ -183,13 +183,17 @@ class Forwards:
         first = None if kind is None else kind.graph
         if kind is None or first is None or first.state is not State.READY:
             return None
-        if self._account.verdicts.against(first, "" if guests is None else guests.code):
+        if self._against(first, guests) is not None:
             return None
         graphs = [first, *(graph for graph in kind.variants.values() if graph.state is State.READY)]
         regions = [self._of(place, graph, first.key) for graph in graphs]
         for number, region in enumerate(regions, 1):
             region.serve(guests, regions[number:])
         return regions[0]
+
+    def _against(self, graph: Graph, guests: Guests | None) -> Reason | None:
+        """What comparisons said against a graph with this model's weights."""
+        return self._account.verdicts.against(graph, "" if guests is None else guests.code)
 
     def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
         """The kind that a place is of now, and what others have in it."""
@@ -249,6 +253,10 @@ class Forwards:
 
     def declined(self, name: str) -> Reason | None:
         """Why no ready graph of a place took a call, if there was one that none did."""
+        kind, guests = self._kind(name)
+        graph = None if kind is None else kind.graph
+        if graph is not None and (problem := self._against(graph, guests)) is not None:
+            return problem
         here = list(self._regions.get(name, {}).values())
         reasons = (region.declined for region in here if region.declined is not None)
         return next(reasons, self._past_reasons.get(name))

@@ -276,8 +276,7 @@ class Scope:
             self._run_open = True
             self.account.lookahead.begin_run()
             if not within:
-                graphs = [*self.graphs, *self.second_graphs]
-                self.account.verdicts.begin_run(self.holder, graphs)
+                self.account.verdicts.begin_run(self.holder, self.graphs)
             if self._bound is not None:
                 self._bound.begin_run()
                 self._leave_to_others(self._bound)
@@ -497,5 +496,4 @@ class Scope:
         graph = kind.graph
         if guests is not None and graph.is_missed:  # it is asked for when a run begins, if at all
             return guests.why
-        against = self.account.verdicts.against(graph, "" if guests is None else guests.code)
-        return graph.why_not or against or self.forwards.declined(place.name)
+        return graph.why_not or self.forwards.declined(place.name)

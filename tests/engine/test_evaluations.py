@@ -309,6 +309,28 @@ def test_a_model_that_torch_compile_runs_as_a_whole_says_so(flux: Flux) -> None:
         assert "TorchCompileModel" in _reason(flux.lab.engine.report(ours))
 
 
+def test_a_model_whose_blocks_torch_compile_runs_says_so(flux: Flux) -> None:
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    def blocks(model: Any) -> Any:
+        clone = model.clone()
+        names = ("double_blocks", "single_blocks")
+        keys = [
+            f"diffusion_model.{name}.{number}"
+            for name in names
+            for number in range(len(getattr(flux.root, name)))
+        ]
+        set_torch_compile_wrapper(model=clone, backend="eager", keys=keys)
+        return clone
+
+    eager = flux.sample(flux.plain)
+    ours = blocks(flux.ours)
+    assert relative(flux.sample(ours), eager) < TOLERANCE
+    found = [each["reason"] for each in flux.lab.engine.report(ours)["eager"]]
+    assert any(reason.startswith("torch.compile runs these blocks") for reason in found), found
+    assert not any("OptimizedModule" in reason for reason in found)
+
+
 def test_a_run_that_fails_before_its_first_step_claims_nothing(flux: Flux) -> None:
     from comfy.patcher_extension import WrappersMP
 

@@ -147,6 +147,33 @@ def test_what_packs_put_into_wan_together(host: Host, shared: Lab) -> None:
         assert found[f"another node replaces the forward of a {name}"] == 2
 
 
+def test_what_a_pack_sets_of_a_part_of_its_own_is_the_parts(host: Host, shared: Lab) -> None:
+    """Within the first step of a model that was just loaded: also a name that its class reads."""
+
+    def setting(part: Any) -> Callable[..., Any]:
+        guided = negative_guidance(part)
+
+        def forward(*args: Any, **named: Any) -> Any:
+            part.inplace, part.head_dim = True, -1
+            return guided(*args, **named)
+
+        return forward
+
+    patch = object_patches("cross_attn", setting)
+    first = Model(host, shared, "wan")
+    ready = patch(first.compiled)
+    first.sample(ready, steps=1)
+    first.settled(ready)
+    fresh, jobs = Model(host, shared, "wan"), shared.jobs()
+    ready = patch(fresh.compiled)
+    image = fresh.sample(ready, steps=3)
+    report = fresh.report(ready)
+    assert reasons(report) == {} and report["calls"]["eager"] == 0
+    assert relative(image, fresh.sample(patch(fresh.plain), steps=3)) < TOLERANCE
+    fresh.sample(ready, steps=3)
+    assert reasons(fresh.report(ready)) == {} and shared.jobs() == jobs
+
+
 # --- code that counts, draws, fails or does what it should not ------------------------------------
 
 GATE = f"{ROOT}.layers.1.feed_forward.w3"
