@@ -170,6 +170,7 @@ TABLE: dict[str, str | Row] = {
     "learned_nothing": "it computes nothing of tensors",
     "learned_code": "its code {name} {why}",
     "learned_no_step": "its step cannot be made without data ({sort}: {error})",
+    "learned_looks": "it computes something else where forwards of its parts are others",
     "learned_no_text": "nothing is known of the text that it takes; tell its width",
     "learned_no_blocks": "no block of this {model} repeats",
     "learned_another": "it was called with another {name} than was learned",
@@ -188,13 +189,9 @@ TABLE: dict[str, str | Row] = {
     "learned_soon": Row("it is being learned how its parts are called", expected=True, passes=True),
     "learned_nowhere": "this model is new to Warmgraph, and here nothing is learned",
     "learned_off": "learning models that Warmgraph does not know was switched off",
-    "learned_unproven": "what was learned is used once a whole step was compared with ComfyUI's "
-    "own: {why}",
-    "learned_unsure": "the steps that were compared tell nothing",
-    "learned_step_failed": "a whole step by what was learned failed ({sort}: {error})",
-    "learned_step_differs": "a whole step by what was learned differs from ComfyUI's result by "
-    "{error}",
-    "learned_dropped": "{why}; nothing that was learned of this model is used until a restart",
+    "learned_unproven": "another node takes part before its result was compared with ComfyUI's own",
+    "learned_unsure": "the calls that were compared tell nothing",
+    "learned_gives": "what it gives is another object than was learned, or lies otherwise",
     "learned_unusable": "what was learned cannot be used ({error})",
     # Another node takes part.
     "own_attention": "a layer of it has an attention of its own",

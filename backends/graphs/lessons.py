@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..building.contract import AnyBuilder, BuildResult, Job
 from ..errors import BuildError, CancelledBuildError, GraphFileError
@@ -24,14 +24,9 @@ logger = logging.getLogger(__name__)
 
 #: Steps of one structure that are watched: the first, and later ones that show other ways.
 MOST_STEPS = 1 + 3
-#: Whole steps that were compared and are known to be the host's: those of the last ones.
-MOST_PROVEN = 512
 #: Before any graph: nothing can be built until it is known how blocks are called.
 _COST = 1 << 30
 _TIMES = "steps"
-
-
-V = TypeVar("V")
 
 
 class Known(NamedTuple):
@@ -51,23 +46,12 @@ class Known(NamedTuple):
     steps: int = 0
 
 
-class Latest(dict[Hashable, V]):
-    """A table that forgets what was put there first, where it would become too long."""
-
-    def __setitem__(self, key: Hashable, value: V) -> None:
-        super().__setitem__(key, value)
-        for each in list(self)[: max(0, len(self) - MOST_PROVEN)]:
-            self.pop(each, None)  # several threads may
-
-
 class Lesson:
     """One structure of this process, whoever has models of it.
 
     Attributes:
         structure: its name.
         known: what is known of it.
-        proven: elements of the largest call whose whole step was the host's, by what that speaks
-            for and by the places that ran.
     """
 
     #: As a graph's: no other server learns for this one.
@@ -78,7 +62,6 @@ class Lesson:
         #: Read without the lock.
         self.known = Known()
         self._lock = threading.Lock()
-        self.proven: dict[Hashable, dict[str, int]] = Latest()
 
     @property
     def is_pending(self) -> bool:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import LearnError
 from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
 from ..reasons import Reason, of
 from .calls import memory
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import SUM
-from .values import OPTIONS, Template, name_of, put_together
+from .values import OPTIONS, Template, name_of, put_together, take_apart
 from .ways import INT, Way
 
 
@@ -122,6 +123,28 @@ class Fit:
         values = [leaves[at] if at >= 0 else next(given) for at in self._same]
         return tuple(values) if self._is_row else put_together(self._way["results"], values)
 
+    def parted(self, result: Any, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
+        """Return the tensors of a block's result that are no argument's; None where it is not as
+        was learned: it has other parts, or gives an argument back that it did not, or not.
+
+        Args:
+            leaves: of the call.
+        """
+        returned: list[Any] = []
+        try:
+            template = take_apart(result, returned)
+        except LearnError:
+            return None
+        if template != self._way["results"]:
+            return None
+        pairs = list(zip(returned, self._same, strict=True))
+        if any(_place(leaves, each) != at for each, at in pairs):
+            return None
+        own = [each for each, at in pairs if at < 0]
+        memories = [memory(each) for each in own]
+        shared = {memory(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return None if len({*memories}) < len(own) or shared & {*memories} else own
+
     def _problem(self, options: Mapping[str, Any]) -> Reason | None:
         """Why the host must compute a block in a step with these options."""
         for name, value in self._options:
@@ -176,6 +199,11 @@ class Fit:
             pieces: Sequence[Any] = value.split(parts, axis)
             return pieces
         return [value.unflatten(axis, parts)]
+
+
+def _place(leaves: Sequence[Any], value: Any) -> int:
+    """Which leaf a tensor is; -1: none."""
+    return next((i for i, leaf in enumerate(leaves) if leaf is value), -1)
 
 
 def _fill(

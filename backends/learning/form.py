@@ -10,7 +10,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
-from ..plans.binding import TAKEN, Arguments, Forward
+from ..plans.binding import TAKEN, Arguments, Beside, Forward
 from ..plans.plan import Call, Form, first_of
 from ..reasons import Reason, of
 from .blocks import all_read
@@ -30,6 +30,7 @@ class Learned(Form):
     """A block as it is called in one way."""
 
     family = NAME
+    beside = True
 
     def __init__(self, way: Way) -> None:
         """Set up.
@@ -146,6 +147,9 @@ def serve(
             results = call(*fitted.inputs)
         if results is None:
             return None
+        if isinstance(results, Beside):
+            results.parted = partial(form._fit.parted, leaves=fitted.leaves)
+            return results
         return form._fit.unpacked(results, fitted.leaves)
     return first_of(calls).decline(reasons[0])
 

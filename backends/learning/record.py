@@ -92,6 +92,8 @@ class _Lesson:
     def make_steps(self) -> None:
         """Make the step as it was, in another dtype, and at other sizes."""
         self._base = self._twin.step(self._call, trying=True)
+        if self._twin.looks(self._call):
+            raise LearnError(of("learned_looks"))
         self._other = self._other_twin.step(self._call)
         self._vary()
 

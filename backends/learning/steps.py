@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..code.packs import foreign_class
 from ..errors import LearnError
-from ..plans.plan import FORWARD
+from ..plans.plan import FORWARD, Placed
 from ..reasons import of
 from ..torch_api.fakes import asks_for_values, errors_unsaid, modules_stay, sized_fakes
 from .arguments import RootCall, Spot
@@ -83,7 +83,12 @@ class Twin:
             yield
 
     def step(
-        self, call: RootCall, sizes: Mapping[Spot, int] | None = None, *, trying: bool = False
+        self,
+        call: RootCall,
+        sizes: Mapping[Spot, int] | None = None,
+        *,
+        trying: bool = False,
+        is_placed: bool = True,
     ) -> dict[str, list[Made]]:
         """Make a step; returns the calls of each block.
 
@@ -91,6 +96,7 @@ class Twin:
             call: that was watched.
             sizes: that are to be others.
             trying: whether to find out what counts for nothing.
+            is_placed: whether the blocks are watched.
 
         Raises:
             LearnError: it cannot be made without data.
@@ -98,11 +104,25 @@ class Twin:
         with self.fakes(), _put_back(self.root):
             try:
                 args, kwargs = call.make(sizes or {}, self.dtype)
-                return self._watcher.step(call.method, args, kwargs, trying=trying)
+                placed = self._watcher.placed() if is_placed else []
+                return self._watcher.step(call.method, args, kwargs, placed, trying=trying)
             except LearnError:
                 raise
             except Exception as error:  # the host's code, of any version
                 raise _failed(error) from error
+
+    def looks(self, call: RootCall) -> bool:
+        """Tell whether the model's step is another one where forwards are in its blocks' place, but
+        for what differs from step to step anyway.
+        """
+        streams = []
+        for is_placed in (True, True, False):
+            with self._watcher.listener.noting() as notes:
+                self.step(call, is_placed=is_placed)
+            streams.append(notes.stream)
+        return len({*map(len, streams)}) == 1 and any(
+            one == other != plain for one, other, plain in zip(*streams, strict=True)
+        )
 
 
 class _Steps(Watcher):
@@ -110,19 +130,21 @@ class _Steps(Watcher):
 
     def __init__(self, root: torch.nn.Module, listener: Listener) -> None:
         super().__init__(root)
-        self._listener = listener
+        self.listener = listener
         self._trying = False
         #: By what a block is and how it is called: equal ones are tried once.
         self._tried: dict[tuple[str, str], Tried] = {}
         self.marks = {name: mark(block) for name, block in self.blocks.items()}
 
-    def step(self, method: str, args: Any, kwargs: Any, *, trying: bool) -> dict[str, list[Any]]:
-        """Make one, by a method of the root's."""
+    def step(
+        self, method: str, args: Any, kwargs: Any, placed: Sequence[Placed], *, trying: bool
+    ) -> dict[str, list[Any]]:
+        """Make one, by a method of the root's, with these in place."""
         self.seen, self._trying = {}, trying
-        for block, name, forward in self.placed():
+        for block, name, forward in placed:
             block.__dict__[name] = forward
         try:
-            with self._listener.operators():
+            with self.listener.operators():
                 getattr(type(self.root), method)(self.root, *args, **kwargs)
         finally:
             for block in self.blocks.values():
@@ -149,6 +171,7 @@ class _Steps(Watcher):
 
         try:
             notes, result = self._noted(block, lambda: run({}, {}, reads))
+            self.listener.notes.stream += notes.stream
         except LearnError as error:
             if error.reason.key == "learned_reads_data":
                 raise
@@ -169,7 +192,7 @@ class _Steps(Watcher):
         return result
 
     def _noted(self, block: torch.nn.Module, run: Callable[[], Any]) -> tuple[Notes, Any]:
-        with self._listener.noting() as notes:
+        with self.listener.noting() as notes:
             return notes, self._of_block(block, run)
 
     def _of_block(self, block: torch.nn.Module, run: Callable[[], Any]) -> Any:

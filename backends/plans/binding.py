@@ -60,6 +60,21 @@ def needed(missing: Reason) -> Taken:
     return Taken(None, missing)
 
 
+class Beside:
+    """What computes a block may give this in place of a result: the host makes the call then.
+
+    Attributes:
+        parted: makes of what a block gives the tensors that a region would; None where it is not
+            as it was learned.
+    """
+
+    parted: Callable[[Any], list[Any] | None]
+
+    def made(self, own: Forward, args: _Values, kwargs: dict[str, Any]) -> Any:
+        """Make it, by the host's forward, and return what that gives."""
+        raise NotImplementedError
+
+
 class Arguments:
     """What becomes of a block's arguments, in the host's order."""
 
@@ -120,7 +135,8 @@ def bound(
     """Make what takes every call of a block.
 
     Args:
-        serve: computes the block from what is taken, in order; None where the host must.
+        serve: computes the block from what is taken, in order; None where the host must, or a
+            `Beside`.
         own: the forward of the host's class, bound to the block.
         decline: notes why a call is the host's.
     """
@@ -133,7 +149,9 @@ def bound(
             way = binding.way(len(args), *kwargs)
         if way.is_plain:
             result = serve(*args)
-            return own(*args) if result is None else result
+            if result is None:
+                return own(*args)
+            return result.made(own, args, {}) if isinstance(result, Beside) else result
         values = (*args, *kwargs.values(), *way.defaults)
         reason = way.why_not(values) if way.is_unusual else None
         for i, why in way.refused:
@@ -146,7 +164,7 @@ def bound(
             taken = way.pick(values)
             result = serve(*(way.present(taken) if way.optional else taken))
             if result is not None:
-                return result
+                return result.made(own, args, kwargs) if isinstance(result, Beside) else result
         return own(*args, **kwargs)
 
     return forward

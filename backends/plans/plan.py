@@ -46,7 +46,7 @@ Placed = tuple[torch.nn.Module, str, Callable[..., Any]]
 
 class Call(Protocol):
     """Runs one region on live activations: what its `Form.reference` gives, or None where the host
-    must.
+    must, or a `Beside` of a form that is compared so.
     """
 
     def __call__(self, *inputs: Any) -> Any: ...
@@ -79,6 +79,9 @@ class Form:
     #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
     #: their first one's shape: where others replace one, a graph calls it when it runs.
     parts: tuple[str, ...] = ()
+    #: Whether the host makes each call that is compared, its graph beside it: nothing is known of
+    #: what its model does with a result.
+    beside: bool = False
     #: How its block is called, as data, where that was learned.
     way: Mapping[str, Any] = types.MappingProxyType({})
     #: Sizes that a comparison on a part of a call leaves whole, where its inputs may be cut though

@@ -39,6 +39,10 @@ class ForwardSet(NamedTuple):
     aids: tuple[str, ...] = ()
 
 
+#: The host's code alone.
+NOTHING_SERVES = ForwardSet([], EXACT)
+
+
 class Forwards:
     """The forwards of one root module, and its regions, which they call."""
 
@@ -70,10 +74,8 @@ class Forwards:
         #: By the keys of their graphs, at each place that had one, by its name.
         self._regions: dict[str, dict[str, Region]] = {}
         #: What serves calls now.
-        self.now = ForwardSet([], EXACT)
+        self.now = NOTHING_SERVES
         self._version = -1  # of the graphs that it was made for
-        #: Of some places alone: of what, which, and what that is.
-        self._few: tuple[ForwardSet, frozenset[str], ForwardSet] = self.now, frozenset(), self.now
         #: Calls that graphs had served at each place when the run began.
         self._before: Mapping[str, int] = {}
 
@@ -134,12 +136,6 @@ class Forwards:
         self._version = self._shared.graphs.version
         self.now = self._make_set()
 
-    def only(self, places: frozenset[str]) -> ForwardSet:
-        """What serves calls at these places alone, of what does now."""
-        if self._few[0] is not self.now or self._few[1] != places:
-            self._few = self.now, places, self._make_set(places)
-        return self._few[2]
-
     def asking_ahead(
         self, serving: ForwardSet, values: Iterable[Any]
     ) -> contextlib.AbstractContextManager[None]:
@@ -157,17 +153,14 @@ class Forwards:
 
     # --- regions ----------------------------------------------------------------------------------
 
-    def _make_set(self, only: Collection[str] | None = None) -> ForwardSet:
-        """Make the forwards of all modules whose graphs are ready, of these alone if told."""
+    def _make_set(self) -> ForwardSet:
+        """Make the forwards of all modules whose graphs are ready."""
         installed: list[Placed] = []
         served: list[Region] = []
         for dispatch in self._plan.dispatches:
             if any(place.name in self._patched for place in dispatch.regions):
                 continue
-            found = [
-                self._region(place) if only is None or place.name in only else None
-                for place in dispatch.regions
-            ]
+            found = [self._region(place) for place in dispatch.regions]
             regions = [region for region in found if region is not None]
             if len(regions) == len(found) or (dispatch.apart and regions):
                 installed += dispatch.forwards(found)

@@ -4,7 +4,7 @@ regions whose graphs are ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,8 +49,6 @@ class Step(NamedTuple):
         steps: of the sampler's run; None: not known.
         vouched: another node's attention that is captured on a user's word; None: none.
         watch: within which the call is to be made, of which nothing is captured then.
-        proof: makes a call twice: by what was learned and as the host does (`study.prove`); None:
-            it is made once.
     """
 
     serving: ForwardSet
@@ -62,7 +60,6 @@ class Step(NamedTuple):
     steps: int | None = None
     vouched: Any = None
     watch: AbstractContextManager[None] = nullcontext()
-    proof: Callable[..., Made] | None = None
 
 
 class Making:
@@ -93,33 +90,13 @@ class Making:
             host: the call as the host would make it, without its arguments.
             plain: the same with them, for where no replay gives the result.
         """
-        before = self._account.calls
+        before, beside = self._account.calls, self._account.beside
         result, form = self._replayed(root, host, plain, step)
+        if self._account.beside > beside:
+            return Made(result, None)  # graphs computed what the host did, too
         if form is None:
             return Made(result, COMPILED if self._account.calls > before else EAGER)
         return Made(result, EXACT if form == EXACT else COMPILED)
-
-    def make_twice(
-        self,
-        host: Callable[..., Any],
-        plain: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        step: Step,
-    ) -> Made:
-        """Make a call by what was learned and as the host does, whose result is given on.
-
-        Args:
-            host, plain: as of `make`, both without their arguments.
-        """
-        assert step.proof is not None
-        run = self._placing.run
-        return step.proof(
-            lambda args, kwargs: run(partial(plain, args, kwargs), step.serving.installed),
-            lambda args, kwargs: run(partial(host, *args, **kwargs), ()),
-            args,
-            kwargs,
-        )
 
     def _replayed(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step

@@ -17,6 +17,7 @@ from ..cuda_graphs.pieces import Pieces
 from ..graphs.graph import Graph
 from ..host_api import formats
 from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
+from ..host_api.options import ATTENTION
 from ..operators import attention_layer, host_attention, host_layer, live_arguments
 from ..operators.recorded import Record
 from ..plans.plan import Place
@@ -25,6 +26,7 @@ from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .acceptance import Acceptance, Form, form_of
+from .beside import ByHost, Inputs, PlaceTrust, laid_otherwise
 from .faults import Faults
 from .trust import Sample, Trust
 from .variations import UNROUNDED, Account, Misfit
@@ -99,7 +101,11 @@ class Region:
         )
         compared = place, graph, comparisons, source.model, self._account.verdicts
         self._trust = (
-            Trust(*compared) if verification is None else Verifying(*compared, verification)
+            Verifying(*compared, verification)
+            if verification is not None
+            else PlaceTrust(*compared, self._account)
+            if place.form.beside
+            else Trust(*compared)
         )
         self._faults = faults
         self._choices = choices
@@ -194,8 +200,12 @@ class Region:
             return self.decline(of("weights_unfit", error=error))
         try:
             trusted = self._trust.covers(weights.weight_class, elements)
+            if not trusted and (problem := self._why_uncompared(weights.weight_class)) is not None:
+                return self.decline(problem)
             if not trusted and is_ours():
                 raise RuntimeError("a graph was not compared with eager yet")
+            if not trusted and guests is None and self.place.form.beside:
+                return self._by_host(inputs, weights.weight_class, elements)
             run = self._runner(call, weights, ready, form if trusted else None)
             sample = None if trusted else self._trust.sample(ready, elements)
             if sample is not None and guests is not None and guests.live.parts:
@@ -226,12 +236,92 @@ class Region:
             self._trust.record = None
             if weights.release is not None:
                 weights.release()
-        if verdict.good:
+        if verdict.good and not self.place.form.beside:
             return self._given(inputs, results)
-        self.decline(verdict.reason)
+        if not verdict.good:
+            self.decline(verdict.reason)
         if not sample.whole or not verdict.references:
             return None
         return self._given(inputs, verdict.references, by_graph=False)
+
+    # --- a call that the host makes, and the graph beside it -------------------------------------
+
+    def _why_uncompared(self, weight_class: str) -> Reason | None:
+        """Why the call of a learned place cannot be compared, if so."""
+        trust = self._trust
+        if not isinstance(trust, PlaceTrust):
+            return None
+        if trust.problem is not None:
+            return trust.problem
+        if trust.is_tired(weight_class):
+            return of("learned_unsure")
+        # Others' code must not be called by the host and by the graph.
+        is_others = host_attention.options_of_step().get(ATTENTION) is not None
+        return of("learned_unproven") if is_others else None
+
+    def _by_host(self, inputs: tuple[Any, ...], weight_class: str, elements: int) -> Any:
+        """Leave a call to the host, and compare what it gives; too little memory for copies of the
+        inputs tells nothing.
+        """
+        self._account.beside += 1
+        try:
+            kept = Inputs.of(inputs)
+        except torch.OutOfMemoryError:
+            return self._unsure(weight_class)
+        options = host_attention.options_of_step()
+        return ByHost(kept, partial(self._beside, options=options, elements=elements))
+
+    def _unsure(self, weight_class: str) -> None:
+        if isinstance(self._trust, PlaceTrust):
+            self._trust.note_unsure(weight_class)
+
+    def _beside(self, call: ByHost, result: Any, *, options: dict[str, Any], elements: int) -> None:
+        """Compare what the host gave with what the graph gives; whatever fails is this graph's
+        affair, for the call is made.
+        """
+        try:
+            with host_attention.attending_with(options), host_compiler_pause() or nullcontext():
+                self._judge_beside(call, result, elements)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self.decline(self._faults.note(self.graph.key, self.graph.description.label, error))
+
+    def _judge_beside(self, call: ByHost, result: Any, elements: int) -> None:
+        form, loaded, inputs = self.place.form, self.graph.outcome.loaded, call.inputs
+        parted = call.parted(result)
+        if parted is None or loaded is None or inputs.are_changed(form.writes):
+            return self._refuse(of("learned_changes_object" if parted else "learned_gives"))
+        self._trust.others, self._trust.record = "", None
+        given = inputs.before(form.writes)
+        ready, _ = self._acceptance.made_ready(given, form_of(given))
+        weights = self._weights.fetch()
+        try:
+            with self._layers(weights, None):
+                ours = self._run(partial(loaded.call, [*weights.tensors, *ready]))
+            if ours is None:
+                return None
+            left = [inputs.live[i] for i in form.writes]
+            theirs = (*left, *parted)
+            sample = Sample(given, True, elements)
+            if laid_otherwise(ours[len(left) :], parted):
+                return self._refuse(of("learned_gives"))
+            verdict = self._trust.judge(ours, theirs, weights, sample)
+            if not verdict.good:
+                self.decline(verdict.reason)
+            elif not self._trust.covers(weights.weight_class, elements):
+                self._unsure(weights.weight_class)
+        except torch.OutOfMemoryError:
+            self._unsure(weights.weight_class)
+        finally:
+            if weights.release is not None:
+                weights.release()
+
+    def _refuse(self, problem: Reason) -> None:
+        """Use the graph at this place no more."""
+        if isinstance(self._trust, PlaceTrust):
+            self._trust.problem = problem
+        self.decline(problem)
 
     def _runner(
         self, call: GraphCall, weights: Fetched, ready: list[Any], form: Form | None

@@ -35,7 +35,7 @@ from ..weights.source import same_device
 from .aids import aids_of
 from .bound import Bound, Placement
 from .faults import CAPTURES, STEP, Faults
-from .forwards import Forwards
+from .forwards import NOTHING_SERVES, Forwards
 from .kind import Kind, describe_kinds, hand_over
 from .making import Made, Making, Step
 from .pace import EAGER
@@ -357,17 +357,12 @@ class Scope:
             if step is None:
                 return Made(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
 
-            def plain(args: Sequence[Any] = args, kwargs: Mapping[str, Any] = kwargs) -> Any:
+            def plain() -> Any:
                 values = (*args, *kwargs.values())
                 with self.forwards.asking_ahead(step.serving, values), step.watch:
                     return host(*args, **kwargs)  # not where a replay gives the result
 
-            if step.proof is None:
-                return self._making.make(self.root, host, plain, step)
-            made = self._making.make_twice(host, plain, args, kwargs, step)
-            if self.study is not None and self.study.is_dropped:
-                self.faults.spare(STEP, "looking at the model", self._look_again)
-            return made
+            return self._making.make(self.root, host, plain, step)
 
     def _prepare(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
@@ -387,11 +382,9 @@ class Scope:
         call = self._read(args, kwargs, no_capture, attention.function)
         if self.study is not None:
             others = call if isinstance(call, Reason) else None
-            given = (others, bound.dtype, self.faults, self.account, self.forwards)
-            own = self.study.step(step, args, kwargs, bound.device, *given)
-            if isinstance(own, Step):
-                return own
-            step = step._replace(serving=own)
+            watch = self.study.step(args, kwargs, others, bound.dtype, self.faults, self.account)
+            if watch is not None:
+                return Step(NOTHING_SERVES, watch=watch)
         if attention.watch is not None:
             return step._replace(pieces=None, watch=attention.watch)
         if isinstance(call, Reason):
@@ -435,17 +428,14 @@ class Scope:
         if bound.foreign.look_again():
             self._leave_to_others(bound)
             self.forwards.refresh()
-            serving = self.forwards.now
-            if self.study is not None:
-                serving = self.study.proven_now(self.forwards)
-            placed = serving.installed
+            placed = self.forwards.now.installed
         self._placing.replace(placed)
 
     def _look_again(self) -> Bound:
         """Notice what another node's wrapper changed around this very step."""
         bound = self._bound
         assert bound is not None
-        if bound.foreign.is_rebuilt() or (self.study is not None and self.study.is_dropped):
+        if bound.foreign.is_rebuilt():
             bound = self._bind(bound.device, bound.dtype)
             bound.foreign.look()
             self._leave_to_others(bound)

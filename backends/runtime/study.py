@@ -1,54 +1,77 @@
-"""A model that no family describes, at run time: a step of it is watched, what is learned cuts it,
-and one whole step is compared before any result is given on.
+"""A model that no family describes, at run time: a step of it is watched, and what is learned cuts
+it. Each place is compared before its graph's results are given on (`beside`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..cuda_graphs.replays import EXACT
 from ..errors import LearnError
 from ..families.catalogue import plan_model, unread_options
 from ..graphs.lessons import Known, Lesson, Lessons, unusable
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..host_api.options import NODES
-from ..kinds.layout import elements_of
 from ..learning.arguments import write_down
 from ..learning.calls import names_of
 from ..learning.structure import structure_of
 from ..learning.values import name_of
 from ..learning.watching import Watcher, task
-from ..operators import host_layer
 from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
-from .forwards import Forwards, ForwardSet
-from .making import Made, Step
 from .placing import Placing
-from .proof import Make, prove, structure_of_call
-from .trust import REACH
 from .variations import Account
 
 logger = logging.getLogger(__name__)
 
-#: Whole steps that say nothing, or in which no graph served, before no more are made twice.
-MOST_UNSURE = 3
+#: From here on a whole number is likelier a size than a choice.
+_FEW = 8
+#: Structures of calls that are known by a number of their own.
+_MOST_STRUCTURES = 256
 #: Says that a call cannot be captured, and nothing of other nodes.
 _HARMLESS = "on_cpu"
 #: What a call that was declined for shows another way in which blocks are called.
 _OTHER_WAYS = frozenset({"learned_another", "learned_option"})
-#: Of what it was called with that no graph may compute.
-_NO_GRAPH = "learned_no_graph"
-_LEFT = ForwardSet([], EXACT)
+
+
+def structure_of_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
+) -> Hashable:
+    """Return what is equal for calls that differ in sizes and numbers alone. A side of one element
+    and a small whole number are told from others: code often goes by them.
+
+    Args:
+        unread: options that the model's forward does not read.
+    """
+    positional = tuple(_form(value, unread) for value in args)
+    return positional, tuple((name, _form(value, unread)) for name, value in kwargs.items())
+
+
+def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device.type, tuple(size == 1 for size in value.shape)
+    if type(value) is dict:
+        return frozenset(
+            (name, _form(each, unread, True))
+            for name, each in value.items()
+            if name not in unread and not (isinstance(each, (dict, list)) and not each)
+        )
+    if isinstance(value, (list, tuple)):
+        forms = [_form(each, unread, within) for each in value]
+        return frozenset(forms) if within else tuple(forms)
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) is int and abs(value) < _FEW:
+        return value
+    return type(value).__qualname__
 
 
 class Study:
@@ -86,17 +109,8 @@ class Study:
         self._odd: set[Hashable] = set()
         self._last: Hashable = None
         self._declined = 0
-        #: Elements of the last call.
-        self._size = 0
-        #: What a call of places that had run in no whole step would have to be compared for anew,
-        #: what the last call was made by, where that were not all places, and how many calls of
-        #: blocks found no graph.
-        self._wanted: set[Hashable] = set()
-        self._part: Hashable = None
-        self._without = 0
-        #: Whole steps that told nothing, or nothing more, by what they would have spoken for.
-        self._unsure: Counter[Hashable] = Counter()
-        self._graphs: tuple[ForwardSet, Hashable] = (_LEFT, ())
+        self._numbers: dict[Hashable, int] = {}
+        self._count = itertools.count(1)
         self._folders: Sequence[Path] = ()
         self.lesson: Lesson | None = None
         self.left: Reason | None = None
@@ -122,7 +136,7 @@ class Study:
 
     def let_go(self) -> None:
         """Drop the module and its weights, which the host is done with."""
-        self._root, self._model, self._graphs = torch.nn.Module(), None, (_LEFT, ())
+        self._root, self._model = torch.nn.Module(), None
 
     def _known(self) -> Known:
         if self.lesson is None or not self._is_on():
@@ -135,19 +149,12 @@ class Study:
         now, planned = self._known(), self._planned
         return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
 
-    @property
-    def is_dropped(self) -> bool:
-        """Whether what was learned, and is in force, must not be used any more."""
-        planned = self._planned
-        return planned is not None and planned.problem is None and self._known().problem is not None
-
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
         known = self._known()
         if known.problem is None and not self.has_news:  # then its code may be another by now
             self.look(self._folders)
         self._planned = self._known()
-        self._unsure.clear()
         if (reason := self.why_none) is not None:
             return reason
         assert self._planned.record is not None
@@ -175,80 +182,54 @@ class Study:
 
     def step(
         self,
-        step: Step,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        device: torch.device,
         others: Reason | None,
         dtype: torch.dtype,
         faults: Faults,
         account: Account,
-        forwards: Forwards,
-    ) -> Step | ForwardSet:
-        """Say how a call is to be made, or what serves one that is made as any other.
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """Say within what a call is to be made that is watched; None: it is made as any other.
 
         Args:
-            step: how it would be.
-            device: where it runs.
-            others: why the call is not to be made twice, or cannot be known by what it shows.
+            others: why the call cannot be known by what it shows.
             dtype: that the model computes in.
             faults: of the model.
-            account: what its regions note.
-            forwards: its.
+            account: what its regions note, and go by.
         """
         self._look_back(account.declined)
-        self._last = structure = structure_of_call(args, kwargs, self._unread)
-        self._size, _ = elements_of((*args, *kwargs.values()))
-        if others is not None:  # what speaks for it is the same step without other nodes
-            self._last = structure_of_call(args, kwargs, self._unread | NODES)
-            if others.key == _HARMLESS and self._last == structure:
-                others = None
+        structure = structure_of_call(args, kwargs, self._unread | NODES)
+        self._last, account.structure = structure, self._number(structure)
         if self._is_to_be_watched(structure, faults):
             watch = None
+            if others is not None and others.key == _HARMLESS:
+                is_plain = structure_of_call(args, kwargs, self._unread) == structure
+                others = None if is_plain else others
             if others is None:
                 watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
             if watch is not None:
-                return Step(_LEFT, watch=watch(dtype, faults))
+                return watch(dtype, faults)
             self.left = None if others is None else of("learned_unseen", why=others)
-        if not step.serving.installed:
-            return step.serving
-        serving = self.proven_now(forwards)
-        key = self._key(step.serving)
-        is_short = len(serving.regions) < len(step.serving.regions)
-        if is_short and (not serving.installed or key in self._wanted):
-            if others is None and self._unsure[key] < MOST_UNSURE:
-                proof = partial(self._prove, key, device=device, forwards=forwards)
-                return step._replace(proof=proof, replays=None, pieces=None)
-            if not serving.installed:
-                self.left = of("learned_unproven", why=others or of("learned_unsure"))
-                return Step(_LEFT)
-        self.left = None
-        self._part = key if is_short else None
-        return serving
+        elif self.left is not None and self.lesson is not None and self.lesson.known.record:
+            self.left = None
+        return None
 
-    def proven_now(self, forwards: Forwards) -> ForwardSet:
-        """Return what serves a call like the last one: of what has a graph, the places that ran in
-        a whole step that was the host's.
-        """
-        proven = self._proven.get(self._key(forwards.now), {})
-        places = frozenset(n for n, most in proven.items() if self._size <= REACH * most)
-        all_places = {region.place.name for region in forwards.now.regions}
-        return forwards.now if all_places <= places else forwards.only(places)
+    def _number(self, structure: Hashable) -> int:
+        """A name for a structure that costs each place nothing to compare."""
+        if structure not in self._numbers:
+            if len(self._numbers) >= _MOST_STRUCTURES:
+                self._numbers.clear()
+            self._numbers[structure] = next(self._count)
+        return self._numbers[structure]
 
     # --- learning -------------------------------------------------------------------------------
 
     def _look_back(self, declined: Mapping[str, int]) -> None:
-        """Note whether the call before showed another way, or wanted a place that ran in no whole
-        step.
-        """
+        """Note whether the call before showed another way."""
         count = sum(declined.get(key, 0) for key in _OTHER_WAYS)
         if count > self._declined:
             self._declined = count
             self._odd.add(self._last)
-        without = declined.get(_NO_GRAPH, 0)
-        if without > self._without and self._part is not None:
-            self._wanted.add(self._part)
-        self._without, self._part = without, None
 
     def _is_to_be_watched(self, structure: Hashable, faults: Faults) -> bool:
         lesson = self.lesson
@@ -290,63 +271,3 @@ class Study:
         seen = {**facts, "blocks": watcher.to_plain()}
         self._odd.discard(self._last)
         self._lessons.teach(self.lesson, self._name, task(*detected(self._model), dtype, seen))
-
-    # --- whole steps ----------------------------------------------------------------------------
-
-    @property
-    def _proven(self) -> dict[Hashable, dict[str, int]]:
-        assert self.lesson is not None
-        return self.lesson.proven
-
-    def _key(self, serving: ForwardSet) -> Hashable:
-        """What a whole step speaks for: all graphs that may serve, and the call's structure."""
-        if self._graphs[0] is not serving:
-            graphs = tuple(
-                (region.place.name, graph.key, graph.loaded and graph.loaded.payload_sha256)
-                for region in serving.regions
-                for graph in region.graphs
-            )
-            self._graphs = serving, (graphs, serving.aids)
-        return self._graphs[1], self._last
-
-    def _prove(
-        self,
-        key: Hashable,
-        ours: Make,
-        theirs: Make,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        device: torch.device,
-        forwards: Forwards,
-    ) -> Made:
-        """Make a step twice, and give on the host's result.
-
-        Args:
-            key: what it speaks for (`step`).
-            ours, theirs: make it by graphs, and as the host does.
-            device: where it runs.
-            forwards: the model's.
-
-        Raises:
-            As `proof.prove`.
-        """
-        ran: set[str] = set()
-        with forwards.watched(ran):
-            modules = (r.graph.description.module for r in self._graphs[0].regions)
-            rounds = any(any(host_layer.paths(each)) for each in modules)
-            proven = prove(self._root, device, ours, theirs, args, kwargs, is_quantised=rounds)
-        assert self.lesson is not None
-        if proven.is_good is False:
-            assert proven.problem is not None
-            reason = of("learned_dropped", why=proven.problem)
-            logger.warning("Warmgraph: %s runs at normal speed: %s", self._name, reason)
-            self._lessons.refuse(self.lesson, reason)
-        known = self._proven.get(key, {})
-        more = {name: self._size for name in ran if self._size > known.get(name, 0)}
-        if proven.is_good and more:
-            self._proven[key] = {**known, **more}
-        else:
-            self._unsure[key] += 1
-        self._wanted.discard(key)
-        return Made(proven.result, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class Trust:
         self._comparisons = comparisons
         self._payload = "" if graph.loaded is None else graph.loaded.payload_sha256
         self._has_host_layers = any(host_layer.paths(graph.description.module))
-        self._limits: dict[tuple[str, str], int] = {}
+        self._limits: dict[tuple[Hashable, ...], int] = {}
         #: Names of others' code in parts of the region; with other code it is compared anew.
         self.others = ""
         #: How others' code in parts of the region was called in the call that is compared; the
@@ -143,13 +143,22 @@ class Trust:
             torch.OutOfMemoryError: there is no memory for both.
             Whatever the host's code raises.
         """
-        graph = self._graph
         ours = results
         if not sample.whole:
             if self.record is not None:
                 self.record.clear()
             ours = call([*weights.tensors, *sample.inputs])
-        references = self._computed(sample.inputs)
+        return self.judge(ours, self._computed(sample.inputs), weights, sample)
+
+    def judge(
+        self,
+        ours: Sequence[torch.Tensor],
+        references: tuple[torch.Tensor, ...],
+        weights: Fetched,
+        sample: Sample,
+    ) -> Verdict:
+        """As `compare`, of results that both are there."""
+        graph = self._graph
         if (problem := _of_other_dtypes(ours, references)) is not None:
             self._verdicts.rest(graph, self.others, problem)
             return Verdict(False, references, problem)
@@ -158,10 +167,7 @@ class Trust:
         if tells_nothing(references):
             return Verdict(True, references)  # right as far as that goes; the next one is compared
         if found.is_good:
-            self._verdicts.good(graph, self.others, weights.weight_class)
-            self._comparisons.add(
-                self._key(), self._payload, weights.weight_class, sample.elements, self._model
-            )
+            self._equals(weights, sample)
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
@@ -175,6 +181,13 @@ class Trust:
         )
         logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
         return Verdict(False, references, reason)
+
+    def _equals(self, weights: Fetched, sample: Sample) -> None:
+        """Note that a graph gave what the host does."""
+        self._verdicts.good(self._graph, self.others, weights.weight_class)
+        self._comparisons.add(
+            self._key(), self._payload, weights.weight_class, sample.elements, self._model
+        )
 
     def _difference(
         self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]

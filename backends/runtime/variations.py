@@ -83,6 +83,8 @@ class Account:
         calls: how many graphs have served.
         lookahead: how far they are ahead of the GPU.
         declined: how many were left to the host, by the key of the reason.
+        structure: a name for the structure of the model's call, of one that was learned.
+        beside: calls that the host made, to compare graphs in.
     """
 
     needs: Needs = field(default_factory=set)
@@ -90,3 +92,5 @@ class Account:
     calls: int = 0
     lookahead: Lookahead = field(default_factory=Lookahead)
     declined: Counter[str] = field(default_factory=Counter)
+    structure: int = 0
+    beside: int = 0

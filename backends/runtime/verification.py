@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,22 +104,16 @@ class Verifying(Trust):
         """Every element is compared."""
         return Sample(inputs, True, elements)
 
-    def compare(
+    def judge(
         self,
-        call: Callable[[list[Any]], Any],
-        results: Sequence[torch.Tensor],
+        ours: Sequence[torch.Tensor],
+        references: tuple[torch.Tensor, ...],
         weights: Fetched,
         sample: Sample,
     ) -> Verdict:
-        """Compare with the host's own maths; the first difference of a kind is logged.
-
-        Raises:
-            torch.OutOfMemoryError: there is no memory for both.
-            Whatever the host's code raises.
-        """
-        references = self._computed(sample.inputs)
-        found = self._difference(results, references, sample.inputs)
-        references, compared = references[: len(results)], references
+        """Compare with the host's results; the first difference of a kind is logged."""
+        found = self._difference(ours, references, sample.inputs)
+        references, compared = references[: len(ours)], references
         good = found.is_good
         label = self._graph.description.label
         if not good and (

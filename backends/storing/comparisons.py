@@ -38,7 +38,7 @@ class Comparisons:
         self._table = self._read()
         #: By model, in this process.
         self._compared: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        #: Comparisons that were good since this process started.
+        #: Comparisons since this process started, but for those of written forms that told nothing.
         self.count = 0
 
     def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:

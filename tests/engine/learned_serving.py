@@ -68,8 +68,13 @@ class Served:
         self.settle()
 
     def check(self, sizes: tuple[int, ...] = CALLS[0], places: int = 2) -> None:
-        """One step, by graphs at every place."""
+        """One step, by graphs at every place; before it one in which they are compared, where the
+        like of it was not.
+        """
         calls, error = self.run(sizes)
+        if calls == 0:
+            assert error == 0.0
+            calls, error = self.run(sizes)
         assert calls == places and error <= TOLERANCE
         assert self.report["regions"] == {"total": places, "compiled": places, "eager": 0}
 

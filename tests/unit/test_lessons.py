@@ -11,7 +11,6 @@ import pytest
 
 from warmgraph_backends.building.builder import BuildResult, Job
 from warmgraph_backends.events import Events
-from warmgraph_backends.graphs import lessons as module
 from warmgraph_backends.graphs.lessons import Known, Lesson, Lessons, unusable
 from warmgraph_backends.reasons import of
 from warmgraph_backends.storing.canonical_json import canonical_json
@@ -145,14 +144,6 @@ def test_a_record_that_cannot_be_used_is_told(parts: tuple[Lessons, Kept, Asked]
     asked.end()
     assert lesson.known.problem is not None and not lesson.is_pending
     assert lesson.known.problem.key == "learned_unusable"
-
-
-def test_steps_that_were_compared_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PROVEN", 3)
-    proven = Lesson(STRUCTURE).proven
-    for number in range(4):
-        proven[number] = number
-    assert list(proven) == [1, 2, 3]
 
 
 def test_of_a_model_without_a_name_nothing_is_used() -> None:

@@ -1,0 +1,162 @@
+"""A learned block's call that its graph is compared in: the host's code makes it, and what that
+gives is given on. The graph computes beside it, on the same inputs.
+
+What the model's own code does with a block's result is not known. So not only its values are
+compared, but what it is: which object, how it lies in memory, and what was left in the inputs. No
+code of the root's runs twice for that, and none of a block's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..graphs.graph import Graph
+from ..plans.binding import Beside
+from ..plans.plan import Place
+from ..reasons import Reason
+from ..storing.comparisons import Comparisons
+from ..weights.fetching import Fetched
+from .trust import REACH, Sample, Trust
+from .variations import Account
+from .verdicts import Verdicts
+
+#: Comparisons of one sort of call that tell nothing before no more are made.
+MOST_UNSURE = 3
+
+
+class PlaceTrust(Trust):
+    """The comparisons of one learned place's graph: each place is compared for itself, and for each
+    structure of its model's call.
+
+    Attributes:
+        problem: why the graph does not serve here, whatever it computes.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        graph: Graph,
+        comparisons: Comparisons,
+        model: Any,
+        verdicts: Verdicts,
+        account: Account,
+    ) -> None:
+        """Set up, as `Trust` is.
+
+        Args:
+            account: of the model, which says of what structure its call is.
+        """
+        super().__init__(place, graph, comparisons, model, verdicts)
+        self._account = account
+        self._unsure: Counter[Hashable] = Counter()
+        self.problem: Reason | None = None
+
+    def covers(self, weight_class: str, elements: int) -> bool:
+        """Tell whether a call needs no comparison."""
+        known = self.others, weight_class, self._account.structure
+        return elements <= self._limits.get(known, -1)
+
+    def is_tired(self, weight_class: str) -> bool:
+        """Tell whether comparisons of such calls told nothing too often."""
+        return self._unsure[self.others, weight_class, self._account.structure] >= MOST_UNSURE
+
+    def note_unsure(self, weight_class: str) -> None:
+        """Note that one told nothing."""
+        self._unsure[self.others, weight_class, self._account.structure] += 1
+
+    def _equals(self, weights: Fetched, sample: Sample) -> None:
+        super()._equals(weights, sample)
+        known = self.others, weights.weight_class, self._account.structure
+        self._limits[known] = REACH * sample.elements
+
+
+class Inputs(NamedTuple):
+    """A region's inputs before the host's code gets them.
+
+    Attributes:
+        live: the very ones.
+        copies: of the tensors among them.
+        marks: what the tensors have as attributes.
+    """
+
+    live: Sequence[Any]
+    copies: Sequence[Any]
+    marks: Sequence[dict[str, Any]]
+
+    @classmethod
+    def of(cls, live: Sequence[Any]) -> Inputs:
+        """Copy them."""
+        copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in live]
+        return cls(live, copies, [dict(getattr(v, "__dict__", ())) for v in live])
+
+    def before(self, writes: Sequence[int]) -> list[Any]:
+        """As they were: those that are written into as copies."""
+        return [self.copies[i] if i in writes else v for i, v in enumerate(self.live)]
+
+    def are_changed(self, writes: Sequence[int]) -> bool:
+        """Tell whether one has changed of which that was not learned."""
+        if any(
+            dict(getattr(v, "__dict__", ())) != marks
+            for v, marks in zip(self.live, self.marks, strict=True)
+        ):
+            return True
+        pairs = enumerate(zip(self.live, self.copies, strict=True))
+        return any(
+            isinstance(one, torch.Tensor) and i not in writes and not _is_equal(one, other)
+            for i, (one, other) in pairs
+        )
+
+
+class ByHost(Beside):
+    """One call that the host makes.
+
+    Attributes:
+        parted: tells what of a block's result a region gives: tensors, or None where that is
+            otherwise than was learned.
+    """
+
+    def __init__(self, inputs: Inputs, judge: Callable[[ByHost, Any], None]) -> None:
+        """Set up, before the call.
+
+        Args:
+            inputs: of the region.
+            judge: compares, once the host's result is there.
+        """
+        self.inputs, self._judge = inputs, judge
+        self.parted: Callable[[Any], list[torch.Tensor] | None] = lambda result: None
+
+    def made(self, own: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make the call as the host does, and compare; what the host's code raises passes."""
+        result = own(*args, **kwargs)
+        self._judge(self, result)
+        return result
+
+
+def laid_otherwise(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a result is another sort of tensor than the host's, or lies otherwise."""
+    return any(_layout(one) != _layout(other) for one, other in zip(ours, theirs, strict=True))
+
+
+def _layout(tensor: torch.Tensor) -> Hashable:
+    strides = tuple(
+        stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    )
+    return (
+        type(tensor),
+        strides,
+        tensor.storage_offset(),
+        tensor.is_contiguous(),
+        tensor.requires_grad,
+        tensor.is_inference(),
+        tensor.is_conj() or tensor.is_neg(),
+    )
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -1,0 +1,107 @@
+"""A made-up model's steps by what is learned of it, beside eager, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from warmgraph_backends.building.builder import BuildResult, Job
+from warmgraph_backends.compilers.registry import backend_named
+from warmgraph_backends.errors import BuildError, LearnError
+from warmgraph_backends.events import Events
+from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.lessons import Lessons
+from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.runtime.study import Study
+from warmgraph_backends.storing.canonical_json import canonical_json
+from warmgraph_backends.storing.graph_file import compress_payload
+from warmgraph_backends.storing.records import Records
+
+from .lab import Lab
+from .learned import CALLS, arguments, error, learned_from
+from .made_up import built_here
+
+CPU = torch.device("cpu")
+
+
+class Here:
+    """Learns of a made-up model in this process, for no worker can import it; else a builder."""
+
+    def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
+        self._make = make
+        self.jobs = 0
+
+    def submit(self, job: Job) -> Future[BuildResult]:
+        self.jobs += 1
+        future: Future[BuildResult] = Future()
+        try:
+            record = learned_from(self._make, job.task["watched"])
+        except LearnError as failure:
+            future.set_exception(BuildError(failure.reason))
+        else:
+            payload = compress_payload(canonical_json(record).encode())
+            future.set_result(BuildResult(job.key, payload, {}, 0.0))
+        return future
+
+
+class Steps:
+    """A made-up model, and its steps beside eager."""
+
+    def __init__(self, lab: Lab, folder: Path, make: Callable[[], torch.nn.Module]) -> None:
+        torch.manual_seed(3)
+        self.lab, self.root = lab, make().eval().requires_grad_(False)
+        self.here = Here(make)
+        records = Records(folder / "records", lab.signer)
+        lessons = Lessons(records, self.here, Events())  # type: ignore[arg-type]
+        shared = replace(lab.engine._shared, lessons=lessons)
+        model = SimpleNamespace(model_config=SimpleNamespace(unet_config={}))
+        self.study = Study(self.root, model, lessons, lambda: True, may_ask=True)
+        self.study.look(())
+        self.scope = Scope(
+            self.root,
+            self.root,
+            self.study.plan,
+            Plan(),
+            backend_named("inductor"),
+            shared,
+            study=self.study,
+        )
+        self.scope.describe(CPU, torch.float32)
+
+    def make(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> Any:
+        """A run of one step."""
+        scope, own = self.scope, type(self.root).forward
+        if self.study.has_news:
+            scope.describe(CPU, torch.float32)
+        for graph in scope.graphs:
+            if graph.state is State.MISSING:
+                self.lab.engine._graphs._set(graph, built_here(graph))
+        scope.begin_run()
+        kwargs = {"transformer_options": dict(options)}
+        made = scope.call(lambda *a, **k: own(self.root, *a, **k), arguments(*sizes), kwargs)
+        scope.end_run()
+        return made
+
+    def run(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> tuple[int, float]:
+        """As `make`; calls that graphs served, and how far it is from eager."""
+        before = self.scope.compiled_calls
+        twin = deepcopy(self.root)  # some keep something from one call to the next
+        reference = type(twin).forward(twin, *arguments(*sizes), transformer_options=dict(options))
+        made = self.make(sizes, **options)
+        return self.scope.compiled_calls - before, error(made.result, reference)
+
+    def served(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> tuple[int, float]:
+        """As `run`, of a call whose like was compared: ComfyUI's code made that."""
+        assert self.run(sizes, **options)[1] < 1e-5
+        return self.run(sizes, **options)
+
+    def reasons(self) -> set[str]:
+        return {reason.cause.key for _, reason in self.scope.eager_places()}

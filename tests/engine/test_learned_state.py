@@ -1,0 +1,215 @@
+"""A learned model whose own code keeps something from one step to the next: over several runs its
+images are ComfyUI's, and its blocks are compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from warmgraph_tools.inprocess import Host
+
+from . import learned_models
+from .lab import Lab
+from .learned import CALLS, arguments, error
+from .learned_steps import Steps
+
+#: What a root keeps, by the model's name: set up, and what it does at each step. `k` is the number
+#: of its steps.
+KEPT = {
+    "NestedDict": ("self.s = {'a': {'k': 0}}", "self.s['a']['k'] += 1; k = self.s['a']['k']"),
+    "Namespace": ("self.s = SimpleNamespace(k=0)", "self.s.k += 1; k = self.s.k"),
+    "GlobalList": ("SEEN.clear()", "SEEN.append(1); k = len(SEEN)"),
+    "ClassAttribute": ("type(self).count = 0", "type(self).count += 1; k = type(self).count"),
+    "MutableDefault": ("self.note.__func__.__defaults__[0].clear()", "k = self.note()"),
+    "AnIterator": ("self.steps = iter(range(1, 99))", "k = next(self.steps)"),
+    "InPlaceTensor": ("self.t = torch.zeros(1)", "self.t += 1; k = self.t"),
+    "InPlaceBuffer": ("self.register_buffer('t', torch.zeros(1))", "self.t += 1; k = self.t"),
+    "PythonRandom": ("random.seed(5)", "k = random.random()"),
+    "OwnGenerator": (
+        "self.g = torch.Generator().manual_seed(5)",
+        "k = torch.rand(1, generator=self.g)",
+    ),
+    "NumpyRandom": ("self.r = numpy.random.default_rng(5)", "k = float(self.r.random())"),
+    "TorchRandom": ("torch.manual_seed(5)", "k = torch.rand(1)"),
+    "CacheInAnObject": (
+        "self.c = Cache()",
+        "self.c.last = self.c.last * 0.5 + x.mean(); k = self.c.last",
+    ),
+    "NoneAtAll": ("pass", "k = 1"),
+}
+SOURCE = """
+import random
+from types import SimpleNamespace
+import numpy
+
+SEEN = []
+
+
+class Cache:
+    def __init__(self):
+        self.last = torch.zeros(())
+
+
+class Kept(Model):
+    def note(self, seen=[]):
+        seen.append(1)
+        return len(seen)
+
+    def weigh(self, x):
+        raise NotImplementedError
+
+    def forward(self, x, timestep, context, transformer_options={}):
+        k = self.weigh(x)
+        return super().forward(x, timestep, context, transformer_options) * (1 + 0.1 * k)
+"""
+for _name, (_set, _move) in KEPT.items():
+    SOURCE += f"""
+
+class {_name}(Kept):
+    def __init__(self):
+        super().__init__()
+        {_set}
+
+    def weigh(self, x):
+        {_move}
+        return k
+"""
+
+#: What a root may see of a block's result but its values: what the block gives, and what the root
+#: makes of it.
+SEEN_OF = {
+    "IsTheSame": ("x if x.shape[1] == 29 else x + m", "y if y is x else 2 * y"),
+    "IsContiguous": ("(x + m).transpose(1, 2).contiguous().transpose(1, 2)", "y + y.stride(1)"),
+    "OfAnother": ("torch.cat((x, x + m), 1)[:, x.shape[1]:]", "y + y.storage_offset()"),
+    "AParameter": (
+        "torch.nn.Parameter(x + m, requires_grad=False)",
+        "2 * y if isinstance(y, torch.nn.Parameter) else y",
+    ),
+}
+for _name, (_gives, _made) in SEEN_OF.items():
+    SOURCE += f"""
+
+class {_name}Block(Block):
+    def forward(self, x, vec, transformer_options={{}}):
+        m = self.mix(x, vec, transformer_options)
+        return {_gives}
+
+
+class {_name}(Model):
+    block = {_name}Block
+
+    def run(self, h, vec, options):
+        for block in self.blocks:
+            x = h
+            y = block(x, vec, transformer_options=options)
+            h = {_made}
+        return h
+"""
+
+
+@pytest.fixture(scope="module")
+def models(host: Host) -> Iterator[Any]:
+    yield learned_models.load(learned_models.SOURCE + SOURCE)
+    learned_models.unload()
+
+
+@pytest.fixture(scope="module")
+def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("state"))
+    yield lab
+    lab.engine.close()
+
+
+@pytest.fixture
+def steps(models: Any, lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
+    with torch.inference_mode():
+        yield lambda name: Steps(lab, tmp_path, getattr(models, name))
+
+
+SIZES = (CALLS[0], CALLS[0], CALLS[0], CALLS[1], CALLS[1], CALLS[2], CALLS[2], CALLS[0])
+
+
+def alone(models: Any, name: str) -> list[torch.Tensor]:
+    """What ComfyUI makes of the same steps, without us."""
+    torch.manual_seed(3)
+    root = getattr(models, name)().eval().requires_grad_(False)
+    return [root(*arguments(*sizes), transformer_options={}) for sizes in SIZES]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_model_keeps_moves_on_once_a_step(
+    steps: Callable[[str], Steps], models: Any, name: str
+) -> None:
+    """Its results are ComfyUI's over several runs, and its blocks compiled."""
+    wanted = alone(models, name)
+    for _ in range(2):  # learned and built in this process, which moves on what it keeps itself
+        steps(name).make()
+    made = steps(name)  # which sets that up anew
+    for sizes, reference in zip(SIZES, wanted, strict=True):
+        before = made.scope.compiled_calls
+        assert error(made.make(sizes).result, reference) < 1e-5
+    assert made.scope.compiled_calls - before == 2 and made.reasons() == set()
+
+
+def test_a_step_that_is_compared_counts_one(steps: Callable[[str], Steps]) -> None:
+    for name in ("Namespace", "InPlaceTensor"):
+        made = steps(name)
+        for count in (1, 2, 3):
+            made.make()
+            kept = made.root.s.k if name == "Namespace" else float(made.root.t)
+            assert kept == count
+
+
+@pytest.mark.parametrize("name", SEEN_OF)
+def test_what_a_result_is_counts_as_much_as_what_is_in_it(
+    steps: Callable[[str], Steps], name: str
+) -> None:
+    made = steps(name)
+    for sizes in (*SIZES, *CALLS, *CALLS):
+        assert made.run(sizes)[1] < 1e-5
+
+
+def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
+    steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times; then the place rests."""
+    from warmgraph_backends.runtime import beside
+
+    made = steps("NoneAtAll")
+    made.run()
+
+    def full(live: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(beside.Inputs, "of", full)
+        assert made.run() == (0, 0.0)
+    assert made.run() == (0, 0.0) and made.run()[0] == 2  # compared, and served
+    again = steps("NoneAtAll")
+    with monkeypatch.context() as patched:
+        patched.setattr(beside.Inputs, "of", full)
+        for _ in range(beside.MOST_UNSURE):
+            assert again.run() == (0, 0.0)
+    assert again.run() == (0, 0.0) and again.reasons() == {"learned_unsure"}
+
+
+def test_a_graph_that_differs_at_one_place_is_never_given_on(
+    steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run whose comparison shows it, and afterwards."""
+    made = steps("NoneAtAll")
+    made.run()
+    assert made.run() == (0, 0.0) and made.run()[0] == 2
+    [graph] = made.scope.graphs
+    loaded = graph.outcome.loaded
+    good = loaded.call
+    wrong = loaded._replace(call=lambda values: tuple(1.01 * each for each in good(values)))
+    graph.outcome = graph.outcome._replace(loaded=wrong)
+    for _ in range(3):
+        assert made.run(CALLS[0], another="structure") == (0, 0.0)
+    graph.outcome = graph.outcome._replace(loaded=loaded)
