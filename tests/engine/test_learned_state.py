@@ -213,3 +213,25 @@ def test_a_graph_that_differs_at_one_place_is_never_given_on(
     for _ in range(3):
         assert made.run(CALLS[0], another="structure") == (0, 0.0)
     graph.outcome = graph.outcome._replace(loaded=loaded)
+
+
+def test_another_nodes_attention_is_called_as_often_as_by_the_host(
+    steps: Callable[[str], Steps],
+) -> None:
+    """No call is compared in which it takes part; others speak for it."""
+    called: list[int] = []
+
+    def attend(function: Any, *args: Any, **named: Any) -> Any:
+        called.append(1)
+        return function(*args, **named)
+
+    def run() -> int:
+        before = made.scope.compiled_calls
+        made.make(CALLS[0], optimized_attention_override=attend)
+        return made.scope.compiled_calls - before
+
+    made = steps("NoneAtAll")
+    made.make()
+    assert run() == 0 and made.reasons() == {"learned_unproven"} and len(called) == 2
+    assert made.served()[0] == 2
+    assert run() == 2 and len(called) == 4
