@@ -214,7 +214,6 @@ def test_a_graph_that_differs_at_one_place_is_never_given_on(
     for _ in range(3):
         assert made.run(CALLS[0], another="structure") == (0, 0.0)
     graph.outcome = outcome  # the other tests'
-    graph.doubts.clear()
 
 
 def test_another_nodes_attention_is_called_as_often_as_by_the_host(
