@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -224,8 +225,8 @@ class Trust:
         A norm over nearly equal values makes much of the last bit of either: an empty latent, say.
         Such a call tells nothing of the graph.
         """
-        if len(found.errors) != len(references):
-            return False
+        if len(found.errors) != len(references) or not all(map(math.isfinite, found.errors)):
+            return False  # where eager overflows as well, any error would be little beside that
         inputs = [nudged(value, min(found.bounds) / NUDGE) for value in sample.inputs]
         moved = map(relative_l2, self._computed(inputs), references)
         return all(
