@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TypeGuard
@@ -102,7 +102,7 @@ class _Meaning:
         self._modules: dict[str, str] = {}
         #: What else is imported from them, by the name there and here.
         self._imported: set[str] = set()
-        for node in ast.walk(self._tree):
+        for node in _statements(self._tree):
             if _is_from_ours(node):
                 self._note(folder, node)
 
@@ -138,6 +138,14 @@ class _Meaning:
                 self._modules[value.id] = f"<{count}>"
             return self._modules[value.id]
         return self._of(value) if isinstance(value, ast.AST) else repr(value)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Give all statements below a node; no expression holds one."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, name, ()):
+            yield each
+            yield from _statements(each)
 
 
 def _is_from_ours(node: object) -> TypeGuard[ast.ImportFrom]:
