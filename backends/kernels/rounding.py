@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..operators import host_layer
+from ..operators.registering import NAMESPACE
 from ..torch_api import compiling
 
 aten: Any = torch.ops.aten
@@ -120,7 +121,7 @@ def _reads_rounded(node: Node) -> bool:
 def _is_called(node: Node) -> bool:
     """Whether an operator reads memory and writes to it, by code that is not Inductor's."""
     packet = getattr(node.target, "overloadpacket", None)
-    return getattr(node.target, "namespace", "") == "warmgraph" or packet in _IN_MEMORY
+    return getattr(node.target, "namespace", "") == NAMESPACE or packet in _IN_MEMORY
 
 
 def round_once(graph: torch.fx.Graph) -> None:
