@@ -289,9 +289,13 @@ class Region:
 
     def _judge_beside(self, call: ByHost, result: Any, elements: int) -> None:
         form, loaded, inputs = self.place.form, self.graph.outcome.loaded, call.inputs
+        if loaded is None:  # dropped meanwhile
+            return None
         parted = call.parted(result)
-        if parted is None or loaded is None or inputs.are_changed(form.writes):
-            return self._refuse(of("learned_changes_object" if parted else "learned_gives"))
+        if parted is None:
+            return self._refuse(of("learned_gives"))
+        if inputs.are_changed(form.writes):
+            return self._refuse(of("learned_changes_object"))
         self._trust.others, self._trust.record = "", None
         given = inputs.before(form.writes)
         ready, _ = self._acceptance.made_ready(given, form_of(given))
