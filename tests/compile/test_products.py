@@ -19,7 +19,7 @@ from warmgraph_backends.kernels import products, rounding
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.operators.host_layer import HostLayer
 from warmgraph_backends.plans.plan import describe_place
-from warmgraph_backends.torch_api import compiling, loading, packing, tracing
+from warmgraph_backends.torch_api import compiling, loading, packing, tracing, turns
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
 
@@ -264,6 +264,7 @@ def test_what_several_products_take_is_rounded_and_written_once() -> None:
     module = _Projections()
     with torch.no_grad(), tracing.size_oblivious():
         exported = torch.export.export(module, (x,), dynamic_shapes={"x": {1: rows}})
+    turns.give(exported.graph_module.graph)
     compiled, source = compiling.compile_wrapper(
         exported.graph_module, compiling.CONFIG, last_pass=rounding.round_once
     )

@@ -205,19 +205,20 @@ def test_blocks_that_give_two_tensors_and_write_into_what_they_take_run_compiled
             assert all(map(torch.equal, kept, (*inputs, table)))
         assert scope.eager_places() == []
 
-        # One of two results that is wrong is a wrong graph; a call that much larger is compared.
+        # With one wrong result a graph is not used; a call that much larger is compared.
         (graph,) = kinds
         good = call_instead(
             graph, lambda arguments: (lambda img, txt: (img, txt * 1.01))(*good(arguments))
         )
         inputs = torch.randn(8, 512, 8), torch.randn(8, 512, 8)
         table = torch.randn(1024, 8)
-        for state in (State.READY, State.FAILED):  # compared once more in the next run
+        for _ in range(2):  # compared once more in the next run
             scope.begin_run()
             made = scope.call(model, (*inputs, table), {})
             assert relative(made.result, model(*inputs, table)) < 1e-6 and made.how == EAGER
-            assert graph.state is state
-        assert "differs from ComfyUI's result" in (graph.reason or "")
+        assert graph.state is State.READY, "it was right before, and may be with other weights"
+        reasons = [why for _, why in scope.eager_places()]
+        assert len(reasons) == 2 and all("differs from ComfyUI's result" in r for r in reasons)
 
 
 class Rows(torch.nn.Module):
