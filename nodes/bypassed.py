@@ -127,7 +127,9 @@ class Workflow:
         kind: Kind,
         inputs: list[dict[str, Any]] | None = None,
     ) -> Iterator[_Spot]:
-        """Yield what is linked to inputs of a node; to all that may carry a kind, if not named."""
+        """Yield what is linked to inputs of a node; to all that may carry a kind, if not named. A
+        merge hands on a clone of the first of its models, as in `placing`.
+        """
         graph = self._graph(path)
         if graph is None or node not in graph.nodes:
             return
@@ -137,6 +139,8 @@ class Workflow:
                 for each in _inputs(graph.nodes[node])
                 if not isinstance(each.get("type"), str) or may_carry(each["type"], kind)
             ]
+            merged = [each for each in inputs if each.get("type") == kind.type]
+            inputs = [each for each in inputs if each not in merged[1:]]
         for each in inputs:
             link = graph.link(each.get("link"))
             if link is not None:

@@ -101,6 +101,22 @@ def test_another_branch_is_another_model(ask: Any) -> None:
     assert ask(workflow, "99") and not ask(workflow, "98")
 
 
+def test_a_merge_hands_on_the_first_of_its_models(ask: Any) -> None:
+    def merged(first: int, second: int) -> Any:
+        inputs = [{"name": f"model{n}", "type": "MODEL", "link": 10 + n} for n in (1, 2)]
+        merge = {"id": 4, "type": "ModelMergeSimple", "mode": 0, "inputs": inputs}
+        nodes = [node(1, "UNETLoader"), compile_node(2, 5), merge, node(99, "KSampler", 6)]
+        links = [
+            [5, 1, 0, 2, 0, "MODEL"],
+            [11, first, 0, 4, 0, "MODEL"],
+            [12, second, 0, 4, 1, "MODEL"],
+            [6, 4, 0, 99, 0, "MODEL"],
+        ]
+        return {"nodes": nodes, "links": links}
+
+    assert ask(merged(2, 1), "99") and not ask(merged(1, 2), "99")
+
+
 def test_in_a_subgraph(ask: Any) -> None:
     inner = as_subgraph(INNER, chain(compile_node(2, 0)), takes=1)
     plain = as_subgraph(MIDDLE, chain(node(2, "LoraLoaderModelOnly", 0)), takes=1)
