@@ -40,7 +40,13 @@ def attached_by(before: AttachedBy | None) -> AttachedBy | None:
     for node, consumers in zip(nodes, placed, strict=True):
         known += consumers or (node,)
     places = tuple(map(page_place, known))
-    return AttachedBy(made_of, workflow_id(extra_data), places, by_setting=all(placed))
+    return AttachedBy(
+        made_of,
+        workflow_id(extra_data),
+        places,
+        by_setting=all(placed),
+        has_ended=lambda: running()[0] is not prompt,
+    )
 
 
 def page_place(node_id: str) -> str:

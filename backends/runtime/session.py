@@ -50,12 +50,14 @@ class AttachedBy(NamedTuple):
         workflow: the prompt's, None where it has none.
         nodes: that a user knows of: this one, or those that the server put it before.
         by_setting: whether the server put it there.
+        has_ended: tells whether that prompt has.
     """
 
     made_of: tuple[str, str]
     workflow: str | None
     nodes: tuple[str, ...]
     by_setting: bool = False
+    has_ended: Callable[[], bool] = lambda: False
 
 
 #: Tells what of the running prompt a session is of, by what it was of; None is the node that runs.
@@ -202,6 +204,14 @@ class Session:
             self._belongings[name] = make()
         found: T = self._belongings[name]
         return found
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the prompt that attached it ended, and no run of it began."""
+        by = self.attached_by
+        return (
+            self.counts.last is None and self.running is None and by is not None and by.has_ended()
+        )
 
     @property
     def came(self) -> bool:

@@ -25,6 +25,8 @@ ENGLISH = {
     "slower_why": "likely because steps are not replayed: {reason}",
     # How far a model is.
     "ready": "Ready. The next image is faster.",
+    "unused": "Nothing in the last prompt used what this node gives. If an image was made, put it "
+    "right before the node that makes it: after merges.",
     "parts": "{model}: {compiled} of {total} parts compiled",
     "parts_by": "{model}: {compiled} of {total} parts compiled ({backend})",
     "parts_learned": "{model}: learned; {compiled} of {total} parts compiled",

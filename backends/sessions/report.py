@@ -65,6 +65,7 @@ def model_report(
         },
         "ready": parts.ready,
         "idle": parts.idle,
+        "unused": session.is_unused,
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in scope.serving],
         "cards": cards_of(session),
@@ -160,8 +161,11 @@ def _gained(
         standing=standing,
         is_building=building["done"] < building["total"],
         is_slower=session.pace.is_slower,
-        is_left=session.options.when_missing is not WhenMissing.NEVER
-        and any(graph.state is State.MISSING for graph in session.graphs),
+        is_left=session.is_unused
+        or (
+            session.options.when_missing is not WhenMissing.NEVER
+            and any(graph.state is State.MISSING for graph in session.graphs)
+        ),
     )
     if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER):
         gain = None
@@ -308,6 +312,7 @@ _EMPTY: dict[str, Any] = {
     "regions": {"total": 0, "compiled": 0, "eager": 0},
     "ready": 0,
     "idle": 0,
+    "unused": False,
     "eager": [],
     "kinds": [],
     "cards": [],

@@ -44,7 +44,8 @@ def stage_of(
         standing: see a model's report.
         is_building: whether something that it waits for is being built.
         is_slower: whether its last runs were slower than without us.
-        is_left: whether the next run will have something built for it: it was cancelled, say.
+        is_left: whether the next run will have something built for it, as after a cancel; or the
+            last prompt had no run of it.
     """
     if standing == "building":
         return Stage.COMPILING if is_building else Stage.WAITING

@@ -44,10 +44,11 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     parts, captured = report["regions"], _captured(report["captured"])
     if not parts["total"]:
         stands = _stands(report, told=bool(notes))
-        lines = [*_speed(report), *stands, *captured, *notes]
+        lines = [*_unused(report), *_speed(report), *stands, *captured, *notes]
         return lines or [line("nothing_to_report")]
     parts_by = "parts_learned_by" if report["learned"] else "parts_by"
-    lines = [*_speed(report), line(parts_by, **_model(report), backend=report["backend"])]
+    parts_line = line(parts_by, **_model(report), backend=report["backend"])
+    lines = [*_unused(report), *_speed(report), parts_line]
     for entry in report["eager"]:
         told = {"places": entry["places"], "reason": entry["reason"]}
         lines.append(line("not_compiled", total=parts["total"], **told))
@@ -193,12 +194,19 @@ def building_line(model: str, progress: BuildProgress | dict[str, Any]) -> Line:
 
 
 def _headline(report: dict[str, Any]) -> list[Line]:
-    """What comes first on a node: that it is ready, or what a step takes."""
+    """What comes first on a node: that it is in a wrong place or ready, or what a step takes."""
+    if report["unused"]:
+        return _unused(report)
     if report["stage"] == Stage.READY and (report["ready"] or _was_plain(report)):
         return [line("ready")]
     if report["stage"] == Stage.WAITING and _was_plain(report):
         return []
     return _speed(report)
+
+
+def _unused(report: dict[str, Any]) -> list[Line]:
+    """Say that the prompt came and went without a run of it."""
+    return [line("unused")] if report["unused"] else []
 
 
 def _was_plain(report: dict[str, Any]) -> bool:

@@ -82,6 +82,34 @@ def test_a_report_is_made_on_every_run_while_the_rest_is_cached(
     assert first.outputs["2"] == second.outputs["2"], "the text comes back with the cached result"
 
 
+def test_a_model_that_only_lends_a_merge_its_weights_is_told_as_unused(
+    server: Server, checkpoint: str
+) -> None:
+    graph = _graph(checkpoint, when_missing="never", graphs="lent")  # none that ran before
+    del graph["6"]
+    graph["7"] = {
+        "class_type": "ModelMergeSimple",
+        "inputs": {"model1": ["1", 0], "model2": ["2", 0], "ratio": 0.5},
+    }
+    graph["5"]["inputs"]["model"] = ["7", 0]
+    graph["8"] = {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}}
+    graph["9"] = {"class_type": "PreviewImage", "inputs": {"images": ["8", 0]}}
+    shown = server.run(graph).outputs["2"]["warmgraph"][0]
+
+    def report() -> Any:
+        return next(each for each in server.report()["models"] if each["id"] == shown["id"])
+
+    end = time.monotonic() + 30
+    while not report()["unused"]:  # the prompt leaves the queue a moment after it is told as done
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    told = report()
+    assert told["stage"] != "ready" and told["lines"][0]["text"] == ENGLISH["unused"]
+    graph["7"]["inputs"] |= {"model1": ["2", 0], "model2": ["1", 0]}
+    server.run(graph)
+    assert not report()["unused"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -26,6 +26,7 @@ REPORT: dict[str, Any] = {
     "regions": {"total": 203, "compiled": 200, "eager": 3},
     "ready": 0,
     "idle": 0,
+    "unused": False,
     "eager": [{"reason": "another node patches attn2_patch", "places": 3, "examples": ["a", "b"]}],
     "kinds": [],
     "cards": [],
@@ -187,6 +188,13 @@ def test_what_no_run_has_used_yet_is_not_told_as_what_ran() -> None:
     assert "200 of them wait for the next run to use them" in _whole(**new)
     none = {"standing": "waiting", "regions": {"total": 0, "compiled": 0, "eager": 0}, "eager": []}
     assert _on_node(**none)[1] == "SDXL: waits for its first run"
+
+
+def test_what_nothing_used_says_where_it_belongs() -> None:
+    new = {"standing": "waiting", "stage": "waiting", "ready": 200, "speed": None, "unused": True}
+    said = _on_node(**new)
+    assert "put it right before the node that makes it" in said[0] and said[0] in _whole(**new)
+    assert said[1] == "SDXL: 200 of 203 parts compiled"
 
 
 def test_parts_that_the_last_run_had_no_use_for_are_no_failure() -> None:

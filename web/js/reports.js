@@ -114,5 +114,9 @@ export function refreshReports() {
   }, wait);
 }
 
+// A model that nothing called is known for it once its prompt has left the queue.
+api.addEventListener("status", ({ detail }) => {
+  if (detail?.exec_info?.queue_remaining === 0) refreshReports();
+});
 api.addEventListener("reconnected", () => void fetchReports());
 api.addEventListener(EVENT, ({ detail }) => (detail.node ? tell(detail) : keep(detail)));
