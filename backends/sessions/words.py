@@ -28,7 +28,7 @@ def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     """
     head, stands = _headline(report), _stands(report, told=bool(notes))
     if report["stage"] == Stage.COMPILING:  # what a step takes until then is news if it is less
-        lines = [*stands, *(each for each in head if each.key == "speed_faster")]
+        lines = [*stands, *(each for each in head if each.key in ("speed_faster", "unused"))]
     else:
         lines = [*head, *stands]
     lines += [*card_lines(report, duration), *_not_compiled(report), *_why_slower(report)]

@@ -195,6 +195,8 @@ def test_what_nothing_used_says_where_it_belongs() -> None:
     said = _on_node(**new)
     assert "put it right before the node that makes it" in said[0] and said[0] in _whole(**new)
     assert said[1] == "SDXL: 200 of 203 parts compiled"
+    building = _on_node(**{**new, "stage": "compiling", "standing": "building"})
+    assert building[0].startswith("Compiling SDXL") and building[1] == said[0]
 
 
 def test_parts_that_the_last_run_had_no_use_for_are_no_failure() -> None:
