@@ -123,7 +123,7 @@ def is_step(wrapper: Any) -> bool:
 def why_no_step(patcher: Any) -> Reason:
     """Say why no step of a run came to a session."""
     for function in models.calls_replaced(patcher):
-        return of("runs_own_way", owner=_owner(function))
+        return of("runs_own_way", owner=owner_of(function))
     return _theirs(models.diffusion_model(patcher)) or of("no_step")
 
 
@@ -205,20 +205,11 @@ def _theirs(root: Any) -> Reason | None:
     forward = vars(root).get("forward")
     if forward is None or is_own_method(root, "forward", forward):
         return None
-    return of("forward_in_place", owner=_owner(forward))
+    return of("forward_in_place", owner=owner_of(forward))
 
 
 def _instead(called: Any, root: Any) -> Reason:
     """Say what is called in place of a root module."""
     if compiled_from(called) is root:
         return of("torch_compile")
-    return of("puts_in_place", owner=_owner(type(called)), name=type(called).__name__)
-
-
-def _owner(function: Any) -> str:
-    """Name whose a function is, for people, whatever was bound to it."""
-    while isinstance(function, partial):
-        function = function.func
-    if not hasattr(function, "__globals__") and not isinstance(function, type):
-        function = type(function)
-    return owner_of(function)
+    return of("puts_in_place", owner=owner_of(type(called)), name=type(called).__name__)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import types
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +39,10 @@ def is_known(module: str | None) -> bool:
 
 
 def origin(function: Any) -> str:
-    """Return the name of the module that a function's code is of, whatever it wraps."""
-    return str(getattr(function, "__globals__", {}).get("__name__") or "")
+    """Return the name of the module that a function's code is of, whatever it wraps and whatever
+    was bound to it.
+    """
+    return str(getattr(_unbound(function), "__globals__", {}).get("__name__") or "")
 
 
 def pack_of(module: str) -> Pack | None:
@@ -67,7 +71,8 @@ def pack_of_function(function: Any) -> Pack | None:
 
 def owner_of(part: Any) -> str:
     """Name whose a class or function is, for people: a pack's folder, or else a package."""
-    module = origin(part) or str(getattr(part, "__module__", None) or "an unknown module")
+    home = getattr(_unbound(part), "__module__", None)
+    module = origin(part) or str(home or "an unknown module")
     pack = pack_of(module)
     if pack is not None:
         return pack.name
@@ -86,6 +91,12 @@ def is_made_of_the_hosts(cls: type) -> bool:
     return is_known(cls.__module__) or any(
         base.__module__.partition(".")[0] == "comfy" for base in cls.__mro__
     )
+
+
+def _unbound(function: Any) -> Any:
+    while isinstance(function, (types.MethodType, partial)):
+        function = function.__func__ if isinstance(function, types.MethodType) else function.func
+    return function
 
 
 def _folder(whole: Path, file: Path) -> Path | None:
