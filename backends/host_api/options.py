@@ -77,6 +77,17 @@ def bringing_nothing_ahead(values: Iterable[Any]) -> Iterator[None]:
             each[_AHEAD] = True
 
 
+def have_functions(values: Iterable[Any]) -> bool:
+    """Tell whether nodes put functions into a call that the model's own code calls.
+
+    Args:
+        values: the call's arguments.
+    """
+    return any(
+        each.get(name) for each in values if type(each) is dict for name in (PATCHES, REPLACEMENTS)
+    )
+
+
 def attention_of(values: Iterable[Any]) -> Any:
     """Return the attention that another node put into a call; None where none did.
 

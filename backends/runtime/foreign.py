@@ -78,6 +78,11 @@ class Foreign:
         """Tell whether modules were replaced, or their classes."""
         return self._wiring.changed()
 
+    @property
+    def is_led(self) -> bool:
+        """Whether other nodes' methods of the root module call its blocks."""
+        return self._wiring.has_methods
+
     def replaced_code(self) -> list[Change]:
         """Return which functions are others than those that were described."""
         return self._watch.changes() if self._watch.changed() else []

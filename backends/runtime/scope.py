@@ -25,10 +25,11 @@ from ..cuda_graphs.vouched import NONE, Vouched
 from ..device.gpu import index
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
+from ..host_api import options
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
 from ..kinds.layout import elements_of
-from ..plans.plan import Place, Plan
+from ..plans.plan import Place, Placed, Plan
 from ..reasons import Reason, of
 from ..target.keys import target
 from ..weights.source import same_device
@@ -44,6 +45,7 @@ from .shared import Shared
 from .study import Study
 from .variations import Account
 from .wiring import Guests
+from .within import Within
 
 #: Cuts a root module into places, or says why it stays as it is.
 MakePlan = Callable[[Any], Plan | Reason]
@@ -105,6 +107,7 @@ class Scope:
         self._lock = threading.RLock()
         self._placing = Placing()
         self._making = Making(self._placing, self.forwards, self.faults, self.account)
+        self._within = Within(self._placing, self.faults, self._renewed)
         self._run_open = False
         self._vouched = Vouched(shared.vouches)
 
@@ -185,6 +188,7 @@ class Scope:
             self.plan = self.plan.over(gone)
             self.root, self.holder, self._make_plan = gone, gone, lambda _: Plan()
             self.forwards.let_go()
+            self._within.forget()
             self.drop_captured()
             if self.study is not None:
                 self.study.let_go()
@@ -298,6 +302,7 @@ class Scope:
     def _leave_to_others(self, bound: Bound) -> None:
         """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""
         foreign = bound.foreign
+        self._within.forget()
         self._called = hand_over(
             self._of_place, foreign.guests, foreign.places, self.kinds, self._graph_of
         )
@@ -374,7 +379,11 @@ class Scope:
         self.account.lookahead.begin_step(*elements_of((*args, *kwargs.values())))
         bound.weights.begin_step()
         self.forwards.refresh()
-        step = Step(self.forwards.now, pieces=self.pieces, steps=run_steps(args, kwargs))
+        values = (*args, *kwargs.values())
+        is_led = no_capture is not None or bound.foreign.is_led or options.have_functions(values)
+        now = self.forwards.now
+        now = now._replace(installed=self._within.begin_step(now.installed, is_led=is_led))
+        step = Step(now, pieces=self.pieces, steps=run_steps(args, kwargs))
         captures = self.replays is not None or self.pieces is not None
         attention = self._vouched.look((*args, *kwargs.values())) if captures else NONE
         step = step._replace(vouched=attention.function)
@@ -416,20 +425,18 @@ class Scope:
 
     def innermost(self, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the host's own call within other nodes' wrappers, which may have replaced code since
-        the step began; what they replaced is theirs.
+        the step began.
         """
-        bound = self._bound
-        if bound is not None and self._placing.has_placed:
-            self.faults.spare(STEP, "looking within a step", self._look_within, bound)
+        self._within.look()
         return host(*args, **kwargs)
 
-    def _look_within(self, bound: Bound) -> None:
-        placed = self._placing.replace(())  # as the host and others have the model
-        if bound.foreign.look_again():
-            self._leave_to_others(bound)
-            self.forwards.refresh()
-            placed = self.forwards.now.installed
-        self._placing.replace(placed)
+    def _renewed(self) -> list[Placed] | None:
+        """Our forwards for the model as others have it within a step; None: as before."""
+        if self._bound is None or not self._bound.foreign.look_again():
+            return None
+        self._leave_to_others(self._bound)
+        self.forwards.refresh()
+        return self.forwards.now.installed
 
     def _look_again(self) -> Bound:
         """Notice what another node's wrapper changed around this very step."""

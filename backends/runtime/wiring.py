@@ -60,6 +60,11 @@ class Wiring:
             or list(map(type, self._modules)) != self._classes
         )
 
+    @property
+    def has_methods(self) -> bool:
+        """Whether the root has functions in place of its class's, but for its forward."""
+        return bool(self._replaced_methods())
+
     def foreign(self) -> Reason | None:
         """Say what another node's code does within the tree, None where it is all the host's."""
         for name, _ in self._replaced_methods():

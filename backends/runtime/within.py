@@ -1,0 +1,98 @@
+"""Others' code that calls blocks, and may give parts of them other forwards while a step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from ..plans.plan import FORWARD, Placed
+from .faults import STEP, Faults
+from .placing import Placing
+
+#: The forwards that parts have of their own, and how many hooks there are.
+_Marks = tuple[list[Any], int]
+
+
+class Within:
+    """Looks at the model once more within a step, as others have it then: where they say so, and in
+    steps that they lead wherever parts of a called module are not as they were.
+    """
+
+    def __init__(
+        self, placing: Placing, faults: Faults, renewed: Callable[[], Sequence[Placed] | None]
+    ) -> None:
+        """Set up.
+
+        Args:
+            placing: has our forwards in place.
+            faults: what of ours failed.
+            renewed: looks at the model while none is there, and gives those that serve it now; None
+                where nothing changed.
+        """
+        self._placing, self._faults, self._renewed = placing, faults, renewed
+        self._is_led = False
+        self._seen: dict[torch.nn.Module, tuple[_Parts, _Marks]] = {}
+
+    def begin_step(self, installed: list[Placed], *, is_led: bool) -> list[Placed]:
+        """Return what a step is to have in place, none of which is yet.
+
+        Args:
+            installed: our forwards.
+            is_led: whether others' code calls their modules.
+        """
+        self._is_led = is_led
+        return self._looking_first(installed) if is_led else installed
+
+    def forget(self) -> None:
+        """The model was looked at anew: as it is now, without forwards of ours, it is known."""
+        self._seen = {}
+
+    def look(self) -> None:
+        """Notice what others replaced since the step began; that is theirs."""
+        if self._placing.has_placed:
+            self._faults.spare(STEP, "looking within a step", self._look)
+
+    def _look(self) -> None:
+        placed = self._placing.replace(())  # as the host and others have the model
+        if (now := self._renewed()) is not None:
+            placed = self._looking_first(now) if self._is_led else now
+        self._placing.replace(placed)
+
+    def _looking_first(self, installed: Sequence[Placed]) -> list[Placed]:
+        placed = {module for module, _, _ in installed}
+        if self._seen.keys() != placed:
+            parts = {module: _Parts(module, placed) for module in placed}
+            self._seen = {module: (each, each.marks()) for module, each in parts.items()}
+        return [(each[0], each[1], partial(self._called, *each)) for each in installed]
+
+    def _called(
+        self,
+        module: torch.nn.Module,
+        name: str,
+        forward: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        parts, marks = self._seen[module]
+        if parts.marks() == marks:
+            return forward(*args, **kwargs)
+        self.look()
+        return getattr(module, name)(*args, **kwargs)
+
+
+class _Parts:
+    """What is within a module, but for modules that have forwards of ours themselves."""
+
+    def __init__(self, module: torch.nn.Module, placed: set[torch.nn.Module]) -> None:
+        parts = [part for part in module.modules() if part not in placed]
+        self._own = [part.__dict__ for part in parts]
+        self._hooks: list[Any] = [
+            hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+
+    def marks(self) -> _Marks:
+        return list(map(dict.get, self._own, repeat(FORWARD))), sum(map(len, self._hooks))
