@@ -98,6 +98,9 @@ class Block(dit.Attending):
             InputSpec("context", dtype, ("batch", "context", context)),
         )
 
+    def handed_on(self, module: Any) -> dict[str, tuple[str, ...]]:
+        return {"context": ("attn1", "attn2") if module.disable_self_attn else ("attn2",)}
+
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, context = inputs
         return host_forward(module, x, context=context, transformer_options=dit.options())

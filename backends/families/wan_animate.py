@@ -127,6 +127,9 @@ class Rest(dit.Attending):
             context_input("context_img", "clip", module, dtype),
         )
 
+    def handed_on(self, module: Any) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("context", "context_img"), ("cross_attn",))
+
     def code(self) -> tuple[Callable[..., Any], ...]:
         block, _ = _host()
         return block.forward_pose, block._modulation, block._cross_attn_ffn

@@ -42,6 +42,9 @@ class Block(dit.Attending):
             context_input("context", "txt", module, dtype),
         )
 
+    def handed_on(self, module: Any) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("context", "context_img"), ("cross_attn",))
+
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
         x, e, freqs, context = inputs
         return host_forward(module, x, e, freqs, context, None, transformer_options=dit.options())

@@ -108,6 +108,12 @@ class Form:
         """
         return attributes_read
 
+    def handed_on(self, module: Any) -> Mapping[str, tuple[str, ...]]:
+        """Return the inputs that `reference` does nothing with but give them to some of `parts`,
+        each with the paths of these: what is called in their place may take other rows of them.
+        """
+        return {}
+
     def code(self) -> tuple[Callable[..., Any], ...]:
         """Return the host's code that neither `reference` nor the module's names: methods of an
         object that one of them makes.
@@ -133,6 +139,10 @@ class Form:
         given = [value.clone() if i in self.writes else value for i, value in enumerate(inputs)]
         result = self.reference(module, *given)
         return result if isinstance(result, tuple) else (result,)
+
+
+#: Rows of what is handed on to parts that are called (`Form.handed_on`).
+HANDED_ON = "handed_on"
 
 
 @dataclass(frozen=True)
@@ -299,13 +309,34 @@ def describe_live(place: Place, description: Description, live: Live) -> Descrip
     described = called_live(description.module, place.module, live, layout=form.layout)
     through: list[Callable[..., Any]] = []
     sources = region_sources(form, described, through=through)
+    inputs, symbols = _handed_on(form.handed_on(place.module), description, live)
     return replace(
         description,
         label=f"{description.label} (parts called)",
         module=described,
+        inputs=inputs,
+        symbols=symbols,
         sources=sources,
         packs=describe_packs(described, named_code(described)[0], through),
     )
+
+
+def _handed_on(
+    readers: Mapping[str, tuple[str, ...]], description: Description, live: Live
+) -> tuple[tuple[InputSpec, ...], tuple[Symbol, ...]]:
+    """The inputs and symbols of a kind some of whose parts are called: what these alone read has as
+    many rows as others' code wants, say of a further text for each image.
+    """
+    free = [name for name, parts in readers.items() if parts and set(parts) <= set(live.parts)]
+    if not free:
+        return description.inputs, description.symbols
+    [rows] = (each for each in description.symbols if each.name == description.inputs[0].dims[0])
+    handed = replace(rows, name=HANDED_ON, example=rows.example + 1)
+    inputs = tuple(
+        replace(spec, dims=(HANDED_ON, *spec.dims[1:])) if spec.name in free else spec
+        for spec in description.inputs
+    )
+    return inputs, tuple(sorted((*description.symbols, handed), key=lambda each: each.name))
 
 
 def region_sources(

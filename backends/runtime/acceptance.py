@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..contract import InputSpec, Symbol
+from ..contract import Description, InputSpec, Symbol
 from ..graphs.graph import Graph
 from ..kinds.layout import ALIGNMENT, aligned
 from ..reasons import Reason, of
 from ..weights.source import same_device
-from .variations import WIDE, Misfit
+from .variations import ROWED, WIDE, Misfit
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
@@ -47,7 +47,9 @@ class Acceptance:
             device: where the model is.
         """
         description = graph.description
-        self._checks = [_Check(spec, description.symbols) for spec in description.inputs]
+        self._checks = _checks_of(description)
+        rowed = ROWED.of(description)
+        self._rowed = _checks_of(rowed) if rowed.inputs != description.inputs else None
         self._device = device
         self._layout = description.layout
         self._is_wide = description.wide
@@ -59,8 +61,9 @@ class Acceptance:
         """Say why the graph does not take a call; None: it does."""
         if form in self.good:
             return None
-        if (problem := self._problem(inputs)) is not None:
-            return Misfit(problem)
+        if (problem := self._problem(inputs, self._checks)) is not None:
+            is_rowed = self._rowed is not None and self._problem(inputs, self._rowed) is None
+            return Misfit(problem, ROWED if is_rowed else None)
         if not self._is_wide and self._elements(inputs) > MAX_ELEMENTS:
             return Misfit(_TOO_LARGE, WIDE)
         return None
@@ -78,10 +81,10 @@ class Acceptance:
             self.good[form] = elements
         return ready, elements
 
-    def _problem(self, inputs: Sequence[Any]) -> Reason | None:
-        """Why the graph cannot take these inputs, or None."""
+    def _problem(self, inputs: Sequence[Any], checks: Sequence[_Check]) -> Reason | None:
+        """Why a graph with these checks cannot take the inputs, or None."""
         sizes: dict[str, tuple[int, str]] = {}
-        for check, value in zip(self._checks, inputs, strict=True):
+        for check, value in zip(checks, inputs, strict=True):
             problem = check.problem(value, self._device)
             if problem is not None:
                 return problem
@@ -135,3 +138,7 @@ class _Check:
                 bounds = {"minimum": symbol.minimum, "maximum": symbol.maximum}
                 return of("out_of_range", name=symbol.name, **bounds, got=sizes[i])
         return None
+
+
+def _checks_of(description: Description) -> list[_Check]:
+    return [_Check(spec, description.symbols) for spec in description.inputs]

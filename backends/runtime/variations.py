@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..contract import Description
+from ..contract import Description, InputSpec
 from ..device.gpu import is_gpu
 from ..operators import host_layer
 from ..plans.plan import Place
@@ -50,12 +50,25 @@ def _unrounded(first: Description) -> Description:
     return replace(first, module=host_layer.unrounded(first.module))
 
 
+def _rowed(first: Description) -> Description:
+    """A table that all rows share is one for each of them."""
+    rows = first.inputs[0].dims[0]
+
+    def of_each(spec: InputSpec) -> InputSpec:
+        is_shared = len(spec.dims) > 1 and spec.dims[0] == 1
+        return replace(spec, dims=(rows, *spec.dims[1:])) if is_shared else spec
+
+    return replace(first, inputs=tuple(map(of_each, first.inputs)))
+
+
 #: Counts elements with 64 bits: for calls of 2**31 of them and more.
 WIDE = Variation("wide", "64-bit", _widened, lambda place, device: place.widens and is_gpu(device))
 #: Rounds no layer's input: for calls in which a layer of the host's would not.
 UNROUNDED = Variation("unrounded", "not rounded", _unrounded)
+#: Has a rotation table for each image: for calls by others' code that makes those.
+ROWED = Variation("rowed", "a table for each image", _rowed)
 #: All of them, in the order in which they are tried.
-VARIATIONS = (WIDE, UNROUNDED)
+VARIATIONS = (WIDE, UNROUNDED, ROWED)
 
 #: What the calls of a model need: (key of a kind's first graph, name of a variation).
 Needs = set[tuple[str, str]]

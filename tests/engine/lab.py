@@ -141,6 +141,16 @@ class Lab:
         states = {kind["state"] for kind in self.engine.report(model)["kinds"]}
         return not states & {"loading", "building"}
 
+    def settle_all(self, model: Any) -> None:
+        """Wait until no graph of a compiled model is on its way, second ones among them."""
+
+        def states() -> set[str]:
+            kinds = self.engine.report(model)["kinds"]
+            return {each for k in kinds for each in (k["state"], *k["variants"].values())}
+
+        self.wait_until(lambda: not states() & {"loading", "building"})
+        self.settle()
+
     def settle(self) -> None:
         """Wait until all that was asked for was looked for on disk and filed."""
         self.engine._graphs.settle()

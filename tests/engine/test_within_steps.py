@@ -9,12 +9,13 @@ from types import MethodType
 from typing import Any
 
 import pytest
+import torch
 
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
 from .others import Model
-from .subject import reasons
+from .subject import Subject, reasons
 
 KEY = "diffusion_model.forward"
 
@@ -93,3 +94,70 @@ def test_a_part_replaced_within_a_step_is_called(
     assert reasons(here.report(patched)) == {}
     assert relative(here.sample(here.compiled), before) < TOLERANCE
     assert reasons(here.report(here.compiled)) == {}
+
+
+def mixed(part: Any, x: Any, context: Any, **options: Any) -> Any:
+    """Attend to the first texts, one for each row, and a little to the second ones."""
+    rows = len(x)
+    assert len(context) == 2 * rows
+    forward = type(part).forward
+    options.pop("value", None)
+    return forward(part, x, context[:rows], **options) - 0.3 * forward(
+        part, x, context[rows:], **options
+    )
+
+
+def two_texts(model: Any) -> Any:
+    """A forward of the root's that gives blocks two texts for each row, and what takes these."""
+    clone, root = model.clone(), model.model.diffusion_model
+    name = "cross_attn" if hasattr(root, "blocks") else "attn2"
+    parts = [part for path, part in root.named_modules() if path.endswith(f".{name}")]
+
+    def forward(self: Any, x: Any, timestep: Any, context: Any, *args: Any, **named: Any) -> Any:
+        context = torch.cat((context, context.flip(1)))
+        with swapped(parts, mixed):
+            return type(self).forward(self, x, timestep, context, *args, **named)
+
+    clone.add_object_patch(KEY, MethodType(forward, root))
+    return clone
+
+
+def table_of_each(model: Any) -> Any:
+    """A rotation table for each row, each another one."""
+    clone, root = two_texts(model), model.model.diffusion_model
+
+    def rope_encode(self: Any, *args: Any, **named: Any) -> Any:
+        table = type(self).rope_encode(self, *args, **named)
+        return torch.cat((table, table.roll(1, dims=1)))
+
+    clone.add_object_patch("diffusion_model.rope_encode", MethodType(rope_encode, root))
+    return clone
+
+
+@pytest.mark.parametrize("patch", [two_texts, table_of_each])
+def test_a_part_gets_more_texts_and_tables_than_the_model_makes(
+    host: Host, shared: Lab, patch: Callable[[Any], Any]
+) -> None:
+    here = Model(host, shared, "wan")
+    eager = here.sample(patch(here.plain))
+    assert relative(eager, here.sample(here.plain)) > 1e-2
+    patched = patch(here.compiled)
+    for _ in range(4):
+        assert relative(here.sample(patched), eager) < TOLERANCE
+        shared.settle_all(patched)
+    assert reasons(here.report(patched)) == {}
+    jobs = shared.jobs()
+    assert relative(here.sample(patched), eager) < TOLERANCE
+    assert shared.jobs() == jobs
+
+
+def test_a_unets_block_gets_more_texts(host: Host, lab: Lab) -> None:
+    subject = Subject(lab, host, "narrow15")
+    eager = subject.sample(two_texts(subject.model))
+    assert relative(eager, subject.sample(subject.model)) > 1e-2
+    patched = two_texts(subject.compiled)
+    for _ in range(3):
+        assert relative(subject.sample(patched), eager) < TOLERANCE
+        lab.settle_all(patched)
+    assert reasons(subject.report(patched)) == {}
+    assert subject.report(patched)["regions"]["compiled"] == 32
