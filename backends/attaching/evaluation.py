@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..code.packs import owner_of
+from ..code.packs import foreign_class, owner_of
 from ..cuda_graphs.quiet import QUIET
 from ..host_api import models
 from ..host_api import patcher as host
@@ -124,7 +124,8 @@ def why_no_step(patcher: Any) -> Reason:
     """Say why no step of a run came to a session."""
     for function in models.calls_replaced(patcher):
         return of("runs_own_way", owner=owner_of(function))
-    return _theirs(models.diffusion_model(patcher)) or of("no_step")
+    root = models.diffusion_model(patcher)
+    return _theirs(root) or foreign_class(type(root)) or of("no_step")
 
 
 def placement_of(patcher: Any) -> Placement:

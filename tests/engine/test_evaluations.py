@@ -276,6 +276,19 @@ def _own_way(model: Any) -> Any:
     return clone
 
 
+def _other_class(model: Any) -> Any:
+    """A class of a pack's, whose forward asks for no wrappers of the host's."""
+    clone, root = model.clone(), model.model.diffusion_model
+    cls = next(each for each in type(root).__mro__ if each.__module__.startswith("comfy."))
+
+    class Other(cls):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **named: Any) -> Any:
+            return 0.9 * self._forward(*args, **named)
+
+    clone.add_object_patch("diffusion_model.__class__", Other)
+    return clone
+
+
 @pytest.mark.parametrize(
     ("patch", "named"),
     [
@@ -293,6 +306,18 @@ def test_a_run_without_a_step_of_ours_says_whose_code_is_in_the_place(
     assert f"{PACK} {named}" in reason, reason
     flux.sample(flux.ours)
     assert flux.report()["standing"] == "compiled"
+
+
+def test_a_model_of_another_class_says_so_from_its_first_run_on(flux: Flux) -> None:
+    eager = flux.sample(_other_class(flux.plain))
+    ours = _other_class(flux.ours)
+    for _ in range(2):
+        assert torch.equal(flux.sample(ours), eager)
+        report = flux.report()
+        assert report["standing"] == "eager"
+        (entry,) = report["eager"]
+        assert entry["reason"].startswith(f"Other is another node's own class ({PACK})")
+    flux.sample(flux.ours)
 
 
 def test_a_model_that_torch_compile_runs_as_a_whole_says_so(flux: Flux) -> None:
