@@ -141,7 +141,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
             value = vars(owner)[name]
             function = getattr(value, "fget", getattr(value, "__func__", value))
             code = getattr(function, "__code__", None)
-            if _outside(owner.__module__):
+            if is_outside(owner.__module__):
                 if code is not None:
                     _watch_torch(function, watch)
                     pending += code.co_names
@@ -221,7 +221,7 @@ def _resolve(
             callees.append(function)
     elif isinstance(value, type) and value.__module__.startswith(OWN):
         callees += _layer_methods(value)
-    elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(MANAGEMENT):
+    elif isinstance(value, types.ModuleType) or is_outside(owner) or owner.startswith(MANAGEMENT):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
@@ -260,7 +260,8 @@ def _written(value: Any) -> str | None:
     return None
 
 
-def _outside(module: str | None) -> bool:
+def is_outside(module: str | None) -> bool:
+    """Tell whether a module is torch's or Python's own, or of a library that only computes."""
     return module is None or module.partition(".")[0] in _FOREIGN
 
 
@@ -282,20 +283,20 @@ def _known_as(module: str) -> str:
 def is_foreign(part: Callable[..., Any]) -> bool:
     """Tell whether a function's code is another pack's: not the host's, torch's or ours."""
     home = origin(part)
-    return not (_outside(home) or home.startswith((OWN, "comfy")))
+    return not (is_outside(home) or home.startswith((OWN, "comfy")))
 
 
 def _is_outside(function: Callable[..., Any]) -> bool:
     """Torch's and Python's own; a wrapper of theirs around the host's code is not, nor is another
     pack's around theirs."""
-    return _outside(function.__module__) and _outside(origin(function) or None)
+    return is_outside(function.__module__) and is_outside(origin(function) or None)
 
 
 def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
     """What stands in the place of torch's own methods of a layer."""
     found: list[Callable[..., Any]] = []
     for owner in cls.__mro__:
-        for name in _OF_TORCH if _outside(owner.__module__) else ():
+        for name in _OF_TORCH if is_outside(owner.__module__) else ():
             function = vars(owner).get(name)
             if not isinstance(function, types.FunctionType):
                 continue

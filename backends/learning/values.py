@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
@@ -58,6 +59,8 @@ def plain(value: Any) -> Template:
 def _apart(value: Any, keep: Keep, name: str) -> Template:
     if name == OPTIONS and isinstance(value, dict):
         return ["options"]
+    if isinstance(value, torch.nn.Parameter):  # what is given may ask what it is
+        raise LearnError(of("learned_takes", sort="Parameter"))
     if isinstance(value, torch.Tensor) or type(value) is int:
         number = keep(value)
         if number is not None:
@@ -80,6 +83,11 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
             parts = [[each, _apart(getattr(value, each), keep, each)] for each in names]
             return [how, name_of(type(value)), parts]
     raise LearnError(of("learned_takes", sort=type(value).__qualname__))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two plain values are one: of one sort, and no zero for another."""
+    return one is other or (type(one) is type(other) and one == other and repr(one) == repr(other))
 
 
 def put_together(template: Template, leaves: Sequence[Any], options: Any = None) -> Any:
@@ -119,6 +127,27 @@ def put_together(template: Template, leaves: Sequence[Any], options: Any = None)
 def name_of(cls: type) -> str:
     """Return the name by which a class is imported, "module:Class"."""
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def class_functions(arguments: Sequence[Any]) -> list[Callable[..., Any]]:
+    """Return the functions of the classes whose objects a call takes: they are in the key.
+
+    Args:
+        arguments: (name, template) of each.
+    """
+    found: list[Callable[..., Any]] = []
+    pending = [template for _, template in arguments]
+    while pending:
+        tag, *content = pending.pop()
+        if tag in ("list", "tuple"):
+            pending += content[0]
+        elif tag in ("dict", "fields", "attributes"):
+            pending += [each for _, each in content[-1]]
+        if tag in ("fields", "attributes"):
+            for value in vars(import_named(content[0])).values():
+                value = getattr(value, "fget", getattr(value, "__func__", value))
+                found += [value] if isinstance(value, types.FunctionType) else []
+    return found
 
 
 def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:

@@ -1,0 +1,274 @@
+"""What a block's code reads in a call: all that PyTorch's tracer (Dynamo) guards, since a trace
+hangs on it. What is neither compared at each call nor in the key is refused in words.
+
+Relies on `torch/_dynamo/guards.py` and `source.py` of torch 2.10-2.15: a guard's name is the
+expression that gets what it is about, from the locals `L` or the globals `G` of the call.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..code.bytecode import codes, compares_identity
+from ..code.packs import OWN
+from ..code.sources import fingerprint, is_outside
+from ..errors import LearnError
+from ..host_api import attention, layers
+from ..reasons import of
+from .blocks import FETCHING, all_read
+from .calls import Call, by_position, names_of
+from .values import class_functions
+
+#: A step from something to its class.
+_TYPE = "<class>"
+#: Guards that say nothing of a block: torch's own of hooks, and that two tensors are two.
+_OF_TORCH = frozenset(("EMPTY_NN_MODULE_HOOKS_DICT", "DUPLICATE_INPUT"))
+_MODULE = frozenset(torch.nn.Module().__dict__) - {"training"}
+_PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device, Enum, type(None))
+_CODE = (
+    *(types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, property, staticmethod, classmethod),
+)
+#: Methods of tensors that tell, or go by, how one lies in memory or what made it.
+_LAYOUT = frozenset(
+    (
+        *("is_contiguous", "stride", "storage_offset", "data_ptr", "untyped_storage", "as_strided"),
+        *("is_leaf", "requires_grad", "is_inference", "is_set_to", "_base", "_version"),
+    )
+)
+#: Functions that tell how torch was set, or which object something is.
+_SETTINGS = ("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "id", "hash")
+
+
+@dataclass
+class Known:
+    """What one call of a block reads.
+
+    Attributes:
+        leaves: of its arguments, whole numbers among them.
+        options: names of the step's.
+        attributes: names of those of its layers that no code names.
+    """
+
+    leaves: set[int] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+
+    def counting(self, call: Call, options: Mapping[str, Any]) -> Any:
+        """Return what of a call counts: equal for calls that a trace cannot tell apart."""
+        facts = {**call.facts, "leaves": list(enumerate(call.facts["leaves"]))}
+        facts["leaves"] = [
+            each for i, each in facts["leaves"] if i in self.leaves or isinstance(each, list)
+        ]
+        return repr((facts, [(n, v if n in self.options else 0) for n, v in options.items()]))
+
+
+def read_by(block: torch.nn.Module, call: Call) -> Known:
+    """Return what a block's code reads in a call.
+
+    Args:
+        block: on fakes.
+        call: as it was made.
+
+    Raises:
+        LearnError: it reads what may change unseen, or cannot be traced.
+    """
+    forward = type(block).forward
+    args, kwargs = by_position(forward, call.named)
+    try:
+        guards, traced = _trace(forward, block, args, kwargs)
+    except Exception as error:  # of the host's code, or of torch
+        line = next(iter(str(error).splitlines()), "")[:160]
+        raise LearnError(of("learned_untraced", sort=type(error).__name__, error=line)) from error
+    _check_code(block, call, traced)
+    known, arguments = Known(), dict(call.facts["arguments"])
+    names = names_of(forward)
+    names = [*names, *(f"*{i}" for i in range(len(args) - len(names)))]
+    for guard in guards:
+        if guard.create_fn_name() in _OF_TORCH or (path := _path(guard.name)) is None:
+            continue
+        scope, name, steps = path
+        absent = getattr(guard.create_fn, "keywords", {}).get("attr")
+        if scope == "G":
+            _check_global(name, steps)
+        elif name == "block":
+            _of_block(block, steps, absent, known)
+        elif name == "forward":
+            _check(forward, steps, forward.__name__)
+        elif steps:
+            at = names[steps[0]] if name == "args" else steps[0]
+            _of_argument(call.named[at], arguments[at], steps[1:], at, known)
+    seen = {*all_read(block), *layers.STATE, *layers.FORWARDS}
+    known.attributes = {n for n in known.attributes - seen if n[:2] != "__"}
+    return known
+
+
+def _trace(
+    forward: Callable[..., Any], block: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[types.CodeType]]:
+    """The guards of a call, and the code that it ran."""
+    import torch._dynamo as dynamo
+    from torch._guards import TracingContext
+
+    guards: list[Any] = []
+    traced: list[types.CodeType] = []
+
+    def backend(module: Any, _inputs: Any) -> Any:
+        traced.extend(TracingContext.get_traced_code() or ())
+        return module.forward
+
+    dynamo.reset()
+    settings: Any = {"specialize_int": True, "specialize_float": True}
+    with dynamo.config.patch(**settings), _disable_current_modes():
+        scope = {"__builtins__": builtins}  # where a trace leaves names
+        called = types.FunctionType(_called.__code__, scope)
+        run = dynamo.optimize(backend, nopython=True, guard_export_fn=guards.extend)(called)
+        run(forward, block, args, kwargs)
+    dynamo.reset()
+    return guards, traced
+
+
+def _called(forward: Any, block: Any, args: Any, kwargs: Any) -> Any:
+    return forward(block, *args, **kwargs)
+
+
+def _path(name: str) -> tuple[str, Any, list[Any]] | None:
+    """The scope, the name there, and the steps on from it that a guard's name stands for."""
+    try:
+        node = ast.parse(name.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    steps: list[Any] = []
+    while True:
+        if isinstance(node, ast.Attribute):
+            steps.append(node.attr)
+            node = node.value
+        elif isinstance(node, ast.Subscript):
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if isinstance(node.value, ast.Name) and node.value.id in ("L", "G"):
+                return node.value.id, key, steps[::-1]
+            steps.append(key)
+            node = node.value
+        elif isinstance(node, ast.Call) and node.args:
+            if isinstance(node.func, ast.Name) and node.func.id == "type":
+                steps.append(_TYPE)
+            node = node.args[0]
+        else:
+            return None
+
+
+def _of_block(part: torch.nn.Module, steps: list[Any], absent: Any, known: Known) -> None:
+    while steps[:1] == ["_modules"] and len(steps) > 1 and steps[1] in part._modules:
+        child = part._modules[steps[1]]
+        if child is None:
+            return
+        part, steps = child, steps[2:]
+    if not steps:
+        known.attributes.update((absent,) if isinstance(absent, str) else ())
+    elif steps[0] == _TYPE:
+        if not (layers.is_operator(part) and any(name in layers.STATE for name in steps)):
+            _check(type(part), steps[1:], type(part).__qualname__)
+    elif steps[0] not in _MODULE:
+        known.attributes.add(steps[0])
+
+
+def _of_argument(value: Any, template: Any, steps: Sequence[Any], name: str, known: Known) -> None:
+    for i, step in enumerate(steps):
+        tag, *content = template
+        if tag == "options":
+            known.options.add(step)
+            return
+        if tag in ("leaf", "plain", "dtype", "choice"):
+            break
+        if step == _TYPE:
+            parts = dict(content[-1]) if tag in ("fields", "attributes") else {}
+            if not parts.keys() & set(map(str, steps[i:])):
+                _check(type(value), steps[i + 1 :], name)
+            return
+        inner = dict(enumerate(content[0])) if tag in ("list", "tuple") else dict(content[-1])
+        if step not in inner:
+            return
+        template = inner[step]
+        value = getattr(value, step) if tag in ("fields", "attributes") else value[step]
+    if template[0] == "leaf":
+        known.leaves.add(template[1])
+
+
+def _check_global(name: str, steps: Sequence[Any]) -> None:
+    if name.startswith("__import_"):
+        module = name.removeprefix("__import_").replace("_dot_", ".")
+        _check(sys.modules.get(module), steps, name)
+    elif name.startswith("__builtins_dict"):
+        _check(builtins, steps, name)
+
+
+def _check(value: Any, steps: Sequence[Any], name: str) -> None:
+    """See that what a trace found by these steps is what its code names, at each call."""
+    for step in steps:
+        home = getattr(
+            value, "__name__" if isinstance(value, types.ModuleType) else "__module__", ""
+        )
+        if str(home or "").startswith((*FETCHING, OWN)):
+            return
+        try:
+            value = getattr(value, step)
+        except (AttributeError, TypeError):
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                return
+        name = str(step) if isinstance(step, str) and not step.startswith("__") else name
+        if getattr(value, "__name__", "") in _SETTINGS and not isinstance(value, type):
+            raise LearnError(of("learned_reads", name=name))
+        if is_outside(str(home)):  # torch's own state is its own affair
+            continue
+        if not (_is_fixed(value) or isinstance(value, (types.CellType, types.MappingProxyType))):
+            raise LearnError(of("learned_reads", name=name))
+
+
+def _is_fixed(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    known = isinstance(value, (*_PLAIN, *_CODE))
+    return known or (callable(value) and is_outside(type(value).__module__))
+
+
+def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeType]) -> None:
+    """See that all code that ran is in the key."""
+    through: list[Callable[..., Any]] = []
+    classes = {type(part) for part in block.modules()}
+    kept = [each for part in block.modules() for each in vars(part).values()]
+    functions: list[Any] = [
+        each for each in kept if isinstance(each, types.FunctionType)
+    ]  # described
+    functions += class_functions(call.facts["arguments"])
+    fingerprint(functions, classes, through=through, live=attention.replaceable())
+    known = {id(inner) for each in through for inner in codes(each.__code__)}
+    files = _files()
+    for code in traced:
+        home = files.get(code.co_filename, code.co_filename)
+        if is_outside(home) or home.startswith((*FETCHING, OWN)) or home[:1] == "<":
+            continue
+        if id(code) not in known and code.co_name not in layers.NOT_TRACED:
+            raise LearnError(of("learned_hidden", name=code.co_name))
+        if laid_out := _LAYOUT.intersection(code.co_names):
+            raise LearnError(of("learned_reads", name=min(laid_out)))
+        if compares_identity(code):
+            raise LearnError(of("learned_identity", name=code.co_name))
+
+
+def _files() -> dict[str, str]:
+    """The names of modules by their files."""
+    pairs = [(getattr(each, "__file__", None), name) for name, each in list(sys.modules.items())]
+    return {file: name for file, name in pairs if file}
