@@ -34,6 +34,7 @@ class PlaceTrust(Trust):
 
     Attributes:
         problem: why the graph does not serve here, whatever it computes.
+        orders: in which the dimensions of the host's results lie (`order_of`).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PlaceTrust(Trust):
         self._account = account
         self._unsure: Counter[Hashable] = Counter()
         self.problem: Reason | None = None
+        self.orders: Sequence[Sequence[int] | None] | None = None
 
     def covers(self, weight_class: str, elements: int) -> bool:
         """Tell whether a call needs no comparison."""
@@ -65,7 +67,10 @@ class PlaceTrust(Trust):
         return self._unsure[self.others, weight_class, self._account.structure] >= MOST_UNSURE
 
     def note_unsure(self, weight_class: str) -> None:
-        """Note that one told nothing."""
+        """Note that one told nothing, which is a comparison all the same: a call that was made
+        with it shows nothing of those to come.
+        """
+        self._comparisons.count += 1
         self._unsure[self.others, weight_class, self._account.structure] += 1
 
     def _equals(self, weights: Fetched, sample: Sample) -> None:
@@ -134,6 +139,25 @@ class ByHost(Beside):
         result = own(*args, **kwargs)
         self._judge(self, result)
         return result
+
+
+def order_of(tensor: torch.Tensor) -> Sequence[int] | None:
+    """Return the order in which a tensor's dimensions lie; None: in their own."""
+    if tensor.is_contiguous():
+        return None
+    return sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+
+
+def laid(
+    results: Sequence[torch.Tensor], orders: Sequence[Sequence[int] | None]
+) -> tuple[torch.Tensor, ...]:
+    """Return results with their dimensions in these orders."""
+    return tuple(
+        one
+        if order is None
+        else torch.empty_permuted(one.shape, order, dtype=one.dtype, device=one.device).copy_(one)
+        for one, order in zip(results, orders, strict=True)
+    )
 
 
 def laid_otherwise(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:

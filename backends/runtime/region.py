@@ -26,7 +26,7 @@ from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .acceptance import Acceptance, Form, form_of
-from .beside import ByHost, Inputs, PlaceTrust, laid_otherwise
+from .beside import ByHost, Inputs, PlaceTrust, laid, laid_otherwise, order_of
 from .faults import Faults
 from .trust import Sample, Trust
 from .variations import UNROUNDED, Account, Misfit
@@ -308,7 +308,7 @@ class Region:
             left = [inputs.live[i] for i in form.writes]
             theirs = (*left, *parted)
             sample = Sample(given, True, elements)
-            if laid_otherwise(ours[len(left) :], parted):
+            if not self._lie_alike(ours[len(left) :], parted):
                 return self._refuse(of("learned_gives"))
             verdict = self._trust.judge(ours, theirs, weights, sample)
             if not verdict.good:
@@ -320,6 +320,14 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
+
+    def _lie_alike(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
+        """Tell whether results are what the host's are, once their dimensions lie as those did."""
+        trust = self._trust
+        assert isinstance(trust, PlaceTrust)
+        if trust.orders is None:
+            trust.orders = list(map(order_of, theirs))
+        return len(ours) == len(theirs) and not laid_otherwise(laid(ours, trust.orders), theirs)
 
     def _refuse(self, problem: Reason) -> None:
         """Use the graph at this place no more."""
@@ -418,6 +426,9 @@ class Region:
         self.calls += by_graph
         self._account.calls += by_graph
         form = self.place.form
+        if isinstance(self._trust, PlaceTrust) and any(orders := self._trust.orders or ()):
+            count = len(form.writes)
+            results = (*results[:count], *laid(results[count:], orders))
         if form.writes:
             results = leave(form, inputs, results)
         return results if len(results) > 1 else results[0]
