@@ -55,7 +55,7 @@ class PlaceTrust(Trust):
         self._account = account
         self._unsure: Counter[Hashable] = Counter()
         self.problem: Reason | None = None
-        self.orders: Sequence[Sequence[int] | None] | None = None
+        self.orders: Sequence[list[int] | None] | None = None
 
     def covers(self, weight_class: str, elements: int) -> bool:
         """Tell whether a call needs no comparison."""
@@ -141,15 +141,16 @@ class ByHost(Beside):
         return result
 
 
-def order_of(tensor: torch.Tensor) -> Sequence[int] | None:
+def order_of(tensor: torch.Tensor) -> list[int] | None:
     """Return the order in which a tensor's dimensions lie; None: in their own."""
     if tensor.is_contiguous():
         return None
-    return sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
 
 
 def laid(
-    results: Sequence[torch.Tensor], orders: Sequence[Sequence[int] | None]
+    results: Sequence[torch.Tensor], orders: Sequence[list[int] | None]
 ) -> tuple[torch.Tensor, ...]:
     """Return results with their dimensions in these orders."""
     return tuple(
