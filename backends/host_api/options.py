@@ -77,6 +77,20 @@ def bringing_nothing_ahead(values: Iterable[Any]) -> Iterator[None]:
             each[_AHEAD] = True
 
 
+def names_of(values: Iterable[Any]) -> frozenset[str]:
+    """Return the names of a call's options, where only the model's own code reads these: no other
+    node's attention does.
+
+    Args:
+        values: the call's arguments.
+    """
+    for each in values:
+        if type(each) is dict and CONDITIONINGS in each:
+            names = (name for name in each if type(name) is str)
+            return frozenset() if each.get(ATTENTION) else frozenset(names)
+    return frozenset()
+
+
 def have_functions(values: Iterable[Any]) -> bool:
     """Tell whether nodes put functions into a call that the model's own code calls.
 

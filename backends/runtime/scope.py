@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..code.mentioned import MENTIONED
 from ..code.packs import foreign_class
 from ..contract import Compiler, Description
 from ..cuda_graphs.captured_call import foreign_capture
@@ -418,7 +419,9 @@ class Scope:
         if no_capture is not None:
             return no_capture
         try:
-            call = read_call(args, kwargs, self._unread, vouched)
+            names = options.names_of((*args, *kwargs.values())) - self._unread
+            unread = self._unread | MENTIONED.none_of(names)
+            call = read_call(args, kwargs, unread, vouched)
             return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
             return error.reason

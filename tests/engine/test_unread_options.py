@@ -1,0 +1,65 @@
+"""Options that a sampler's pack puts into a call, and no code of the host's models reads."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from warmgraph_backends.code.mentioned import MENTIONED, Mentioned, is_reader
+from warmgraph_backends.code.sources import fingerprint
+from warmgraph_backends.code.watch import Watch
+from warmgraph_backends.host_api import options
+from warmgraph_backends.host_api.layers import own_forward
+from warmgraph_tools import small_transformers as transformers
+from warmgraph_tools.inprocess import Host
+from warmgraph_tools.small_kinds import KINDS
+
+#: What the host's models read, here and there; by what the host puts there, or nodes do.
+READ = (
+    *("patches", "patches_replace", "optimized_attention_override", "block", "block_index"),
+    *("transformer_index", "rope_options", "original_shape", "activations_shape", "ar_state"),
+    *("stg_skip_self_attn", "reference_image_num_tokens", "n_heads", "total_blocks", "img_slice"),
+)
+#: What a sampler's pack leaves there for nodes of its own.
+UNREAD = ("ExtraOptions", "x_init", "model_sampling", "regional_floor", "of_this_step")
+
+
+def test_all_code_that_models_run_through_is_looked_at(host: Host) -> None:
+    roots = [host.load("narrowxl")[0]]
+    roots += [transformers.load(kind) for kind in KINDS if transformers.is_here(kind)]
+    known = ("comfy_kitchen", "comfy_aimdo", "comfy.quant_ops")  # they are given tensors alone
+    for model in roots:
+        root, through = model.model.diffusion_model, list[Any]()
+        classes = {type(module) for module in root.modules()}
+        fingerprint([own_forward(type(root))], classes, Watch(), through)
+        modules = {function.__module__ for function in through}
+        unknown = {m for m in modules if not is_reader(m) and not m.startswith(known)}
+        assert not unknown, (type(root).__name__, unknown)
+
+
+def test_what_models_read_is_mentioned(host: Host) -> None:
+    for kind in ("wan", "flux1", "lumina2", "ltx2"):
+        if kind in KINDS:
+            transformers.load(kind)
+    assert MENTIONED.none_of((*READ, *UNREAD)) == frozenset(UNREAD)
+    begun = time.perf_counter()
+    for _ in range(100):
+        MENTIONED.none_of(UNREAD)
+    assert time.perf_counter() - begun < 0.02, "once a step"
+
+
+def test_code_that_cannot_be_looked_at_may_read_anything(monkeypatch: Any) -> None:
+    import sys
+    import types
+
+    monkeypatch.setitem(sys.modules, "comfy.ldm.of_somebody", types.ModuleType("of_somebody"))
+    assert Mentioned().none_of(UNREAD) == frozenset()
+
+
+def test_another_nodes_attention_may_read_all_options() -> None:
+    given = {"cond_or_uncond": [0], "ExtraOptions": object()}
+    assert options.names_of((torch.ones(1), given)) == frozenset(given)
+    assert options.names_of(({**given, options.ATTENTION: print},)) == frozenset()
+    assert options.names_of(({"middle": []}, None)) == frozenset()
