@@ -43,6 +43,8 @@ _BOUNDS = frozenset(
 _DIVISIONS = (aten.div, aten.div_)
 #: What they read and give lies in memory, rounded.
 _IN_MEMORY = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution)
+#: What such are made of in a graph as exported.
+_BECOMING = (aten.linear, aten.matmul, aten.conv1d, aten.conv2d, aten.conv3d)
 #: Which compute nothing, besides views.
 _MOVES = (aten._unsafe_view.default, aten.clone.default, aten.cat.default, operator.getitem)
 #: Inductor's mark of an operator that rounds what it reads and gives (`emulate_precision_casts`).
@@ -50,18 +52,36 @@ _ROUNDS = "low_precision_pointwise_barrier"
 
 
 def may_bound_overflows(graph: torch.fx.Graph) -> bool:
-    """Whether what overflows in float16 may become finite again in this graph, as exported."""
+    """Whether what overflows in float16 may become finite again in this graph, as exported, but for
+    what lies in memory: that is rounded anyhow.
+    """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     return any(map(_is_half, graph.nodes)) and any(map(_may_bound, nodes))
 
 
 def _may_bound(node: Node) -> bool:
-    if not any(map(_is_half, node.all_input_nodes)):
+    if not any(_is_half(each) and not _lies_in_memory(each) for each in node.all_input_nodes):
         return False
     packet = getattr(node.target, "overloadpacket", None)
     if packet in _DIVISIONS:
         return isinstance(node.args[1], torch.fx.Node)
     return packet in _BOUNDS
+
+
+def _lies_in_memory(node: Node) -> bool:
+    """Whether what a node of a graph as exported gives is read from memory, whole or in part."""
+    while _is_view(node):
+        node = node.args[0]
+    is_product = getattr(node.target, "overloadpacket", None) in _BECOMING
+    return node.op != "call_function" or is_product or _is_called(node)
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return calls(node, operator.getitem) or (
+        schema is not None
+        and any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
+    )
 
 
 def _is_half(node: Node) -> bool:
@@ -101,9 +121,7 @@ def _is_rounded(node: Node, before: Collection[Node]) -> bool:
     """Whether what a node gives is rounded wherever it is read, as what comes before it."""
     if node.op != "call_function" or _is_called(node):
         return True
-    schema = getattr(node.target, "_schema", None)
-    is_view = schema is not None and any(each.alias_info for each in schema.returns)
-    if is_view or calls(node, *_MOVES):
+    if _is_view(node) or calls(node, *_MOVES):
         tensors = (each for each in node.all_input_nodes if not _is_size(each))
         return all(each in before for each in tensors)
     is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
