@@ -72,11 +72,11 @@ def keeping_nothing(model: Any) -> Any:
 class Run:
     """A small transformer under a probe, with Compile Model inside the probe."""
 
-    def __init__(self, host: Host, lab: Lab, kind: str, **loading: Any) -> None:
+    def __init__(self, host: Host, lab: Lab, kind: str, plain: Any = None, **loading: Any) -> None:
         self.host, self.lab, self.kind = host, lab, kind
         self.expected = EXPECTED[kind]
         self.probe = Probe()
-        self.plain = self.probe.attach(transformers.load(kind, **loading))
+        self.plain = self.probe.attach(plain or transformers.load(kind, **loading))
         self.model = lab.compiled(self.plain)
 
     def sample(
