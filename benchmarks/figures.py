@@ -9,6 +9,7 @@ from typing import Any
 from .cards_cases import CARDS_FIGURES
 from .figure import Figure, largest, speedup
 from .learned_cases import LEARNED_FIGURES
+from .overflow_case import OVERFLOW_FIGURES
 from .step_cache_cases import STEP_CACHE_FIGURES
 from .transformer_figures import TRANSFORMER_FIGURES
 from .users_run_case import total
@@ -81,6 +82,7 @@ _FP16_FORMS = ("forms_default", "forms_off", "forms_sd15_default")
 FIGURES: dict[str, Figure] = {
     **TRANSFORMER_FIGURES,
     **LEARNED_FIGURES,
+    **OVERFLOW_FIGURES,
     **STEP_CACHE_FIGURES,
     **CARDS_FIGURES,
     "sdxl_1024_default_host_regions_speedup": Figure(

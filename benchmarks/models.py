@@ -110,7 +110,7 @@ def unet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     options = {"dtype": torch.float16, "device": "meta", "operations": operations()}
-    return _shapes(UNetModel(**_unet_config(kind), **options))
+    return _shapes(UNetModel(**unet_config(kind), **options))
 
 
 def controlnet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
@@ -118,7 +118,7 @@ def controlnet_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     import torch
     from comfy.cldm.cldm import ControlNet
 
-    config = _unet_config(kind)
+    config = unet_config(kind)
     config = {k: v for k, v in config.items() if k not in _NOT_IN_CONTROLNET}
     options = {"dtype": torch.float16, "device": "meta", "operations": operations()}
     return _shapes(ControlNet(**config, hint_channels=3, **options))
@@ -249,7 +249,7 @@ def register_narrow() -> None:
     import warmgraph_tools.narrow_arch  # noqa: F401
 
 
-def _unet_config(kind: str) -> dict[str, Any]:
+def unet_config(kind: str) -> dict[str, Any]:
     config = KINDS[kind].unet
     if config is not None:
         return config

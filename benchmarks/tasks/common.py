@@ -135,8 +135,10 @@ def call_errors(
     ours_probe: Probe,
     run_eager: Callable[[], Any],
     eager_probe: Probe,
+    *,
+    distance: Callable[[Any, Any], float] = rel_l2,
 ) -> list[float]:
-    """As `errors`, for two runs of any kind that make the same UNet calls."""
+    """As `errors`, for two runs of any kind that make the same UNet calls, by any distance."""
     ours_probe.start(Mode.RECORD)
     run_ours()
     recorded: list[Call] = ours_probe.calls
@@ -150,6 +152,6 @@ def call_errors(
     if len(reference) != len(recorded):
         raise RuntimeError(f"{len(recorded)} calls were recorded, {len(reference)} replayed")
     return [
-        rel_l2(call.output, expected.output)
+        distance(call.output, expected.output)
         for call, expected in zip(recorded, reference, strict=True)
     ]

@@ -77,15 +77,15 @@ def _row(graph: Any, stores: dict[str, Any]) -> dict[str, Any]:
         calls[name] = partial(_call, graph.backend.load(file.payload), theirs, inputs)
         found = calls[name]()
         errors[name] = max(rel_l2(a, b) for a, b in zip(found, expected, strict=True))
-    return {"ms": _ms(calls), "rel_l2": errors}
+    return {"ms": least_ms(calls), "rel_l2": errors}
 
 
 def _call(graph: Any, weights: Any, inputs: Any) -> Any:
     return graph([*weights, *inputs])  # it empties the list
 
 
-def _ms(calls: dict[str, Any]) -> dict[str, float]:
-    """The least of several calls by turns, by the device's clock."""
+def least_ms(calls: dict[str, Any]) -> dict[str, float]:
+    """Return the least of several calls by turns, in ms by the device's clock."""
     import torch
 
     from warmgraph_backends.kernels.gpu_time import by_turns

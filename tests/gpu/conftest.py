@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,21 @@ def gpu() -> None:
 @pytest.fixture
 def loaded(gpu: None) -> Callable[..., tuple[Any, str]]:
     """Returns the call of an exported graph that was compiled as ours are, called once with
-    the tensors given, packed and loaded again; and its source. Options are `compile_wrapper`'s.
+    the tensors given, packed and loaded again; and its source. Options are `compile_wrapper`'s,
+    `settings` are Inductor's besides.
     """
     from warmgraph_backends.torch_api import compiling, loading, packing
 
-    def load(graph_module: Any, tensors: Sequence[Any], **options: Any) -> tuple[Any, str]:
+    def load(
+        graph_module: Any,
+        tensors: Sequence[Any],
+        *,
+        settings: Mapping[str, Any] = types.MappingProxyType({}),
+        **options: Any,
+    ) -> tuple[Any, str]:
         config = {
             **compiling.CONFIG,
+            **settings,
             compiling.OWN_KERNELS: True,
             "compile_threads": 1,  # as in a worker: a pool's processes do not know these settings
         }

@@ -38,7 +38,7 @@ TOLERANCE = RELATIVE_L2["float16"]
 SHARE = 0.02
 SIZES = ((12, 10, 2, 5), (8, 8, 1, 13))
 #: Which is seen in every run of the tests; others take graphs of their own.
-QUICK = ("flux2",)
+QUICK = ("chroma",)
 AUDIO_VIDEO = ("ltxv", "ltx23", "h3_curves")
 #: One of each sort of block that the host lets overflow.
 UNBOUNDED = (
