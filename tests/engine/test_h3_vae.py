@@ -17,6 +17,7 @@ from warmgraph_tools.quantised import quantised
 from warmgraph_tools.small_vaes import h3_weights, load_h3
 
 from .lab import Lab, lab_of_its_own, left_behind, relative
+from .others import Counting
 from .test_video_vae import latent, video
 
 EXACT = 1e-5
@@ -112,6 +113,37 @@ def test_another_nodes_hook_on_a_block_acts_around_its_graph(
         assert h3_lab.engine.report(compiled)["regions"]["eager"] == 0
     finally:
         hook.remove()
+
+
+def test_others_code_in_a_block_is_called_in_the_order_of_eager(
+    h3_lab: Lab, plain: Any, compiled: Any
+) -> None:
+    samples, counting = latent(1, 4, 3, channels=CHANNELS), Counting()
+    unchanged = plain.decode(samples)
+    block = plain.first_stage_model.decoder.transformer_blocks[0]
+    parts = {"ff": block.ff, "attn": block.attn}
+    for name, part in parts.items():
+        part.forward = counting.around(name, part.forward)
+    try:
+        _check_order(h3_lab, plain, compiled, samples, counting)
+        assert relative(plain.decode(samples), unchanged) > EXACT
+    finally:
+        for part in parts.values():
+            del part.forward
+
+
+def _check_order(lab: Lab, plain: Any, compiled: Any, samples: Any, counting: Counting) -> None:
+    compiled.decode(samples)
+    lab.wait_until(lambda: not lab.engine._graphs.awaited())
+    compiled.decode(samples)  # compared with the host's maths
+    found = []
+    for vae in (compiled, plain):
+        counting.begin()
+        found.append((vae.decode(samples), list(counting.calls)))
+    (ours, calls), (eager, expected) = found
+    assert calls == expected == ["attn", "ff"]
+    assert relative(ours, eager) < EXACT
+    assert lab.engine.report(compiled)["regions"]["eager"] == 0
 
 
 def test_a_block_of_another_class_is_the_hosts_and_named(host: Host) -> None:

@@ -15,7 +15,7 @@ import torch
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
-from .lab import TOLERANCE, Lab
+from .lab import TOLERANCE, Lab, assert_same_calls
 from .learned_serving import Served
 from .quantised_runs import QUANTISED
 
@@ -153,13 +153,15 @@ def test_a_lora_changes_the_image_and_no_graph(family: Served) -> None:
     assert torch.equal(family.result, plain) and family.lab.jobs() == jobs
 
 
-def test_another_nodes_attention_is_called_at_each_site(family: Served) -> None:
-    calls: list[int] = []
+def test_another_nodes_attention_is_called_at_each_site_in_the_order_of_eager(
+    family: Served,
+) -> None:
+    calls: list[torch.Tensor] = []
 
     def attend(function: Any, *args: Any, **named: Any) -> Any:
-        calls.append(len(calls))
         named.pop("transformer_options", None)
-        return 0.5 * function(*args, **named)
+        calls.append(function(*args, **named))
+        return 0.5 * calls[-1]
 
     _check(family)
     plain, model = family.result, family.model
@@ -171,6 +173,8 @@ def test_another_nodes_attention_is_called_at_each_site(family: Served) -> None:
         family.model = model
     eager, is_bare = len(calls) // 2, family.kind in BARE
     assert len(calls) == 2 * eager and (eager == 0) == is_bare
+    if not is_bare:
+        assert_same_calls(calls, len(family.probe.calls))
     assert torch.equal(family.result, plain) == is_bare
 
 

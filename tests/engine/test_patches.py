@@ -13,6 +13,7 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
+from .others import Counting
 from .subject import Subject, reasons
 
 BLOCK = "diffusion_model.input_blocks.3.1.transformer_blocks.0"
@@ -343,6 +344,50 @@ def test_a_replaced_part_is_called_within_its_compiled_block(xl: Subject, part: 
     found = called(xl, object_patch(f"{BLOCK}.{part}.forward", reference))
     name = "FeedForward" if part == "ff" else "CrossAttention"
     assert found == {f"another node replaces the forward of a {name}": 1}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("attn1", "attn2", "ff"),
+        pytest.param(
+            ("attn1.to_v", "attn1.to_q", "attn2.to_k", "attn2", "ff.net.2"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["parts", "products"],
+)
+def test_others_code_within_a_block_is_called_in_the_order_of_eager(
+    xl: Subject, parts: tuple[str, ...]
+) -> None:
+    """Beside an attention of a node's, which counts with it."""
+    counting = Counting()
+
+    def patch(model: Any) -> Any:
+        clone = model.clone()
+        for part in parts:
+            name = f"{BLOCK}.{part}"
+            forward = functools.partial(_forward, model.get_model_object(name))
+            clone.add_object_patch(f"{name}.forward", counting.around(part, forward))
+        options = clone.model_options["transformer_options"]
+        options["optimized_attention_override"] = counting.attend
+        return clone
+
+    eager, ours = patch(xl.model), patch(xl.compiled)
+    xl.sample(ours, steps=1)
+    xl.lab.wait_until(lambda: not xl.lab.engine._graphs.awaited())
+    xl.sample(ours, steps=1)  # compared with the host's maths
+    found = []
+    for model in (ours, eager):
+        counting.begin()
+        found.append((xl.sample(model, steps=1), list(counting.calls)))
+    (image, calls), (wanted, expected) = found
+    assert calls == expected and len(calls) >= len(parts) + 2 * xl.blocks
+    assert relative(image, wanted) < TOLERANCE < relative(wanted, xl.sample(xl.model, steps=1))
+    assert reasons(xl.report(ours)) == {}
+
+
+def _forward(part: Any, *args: Any, **named: Any) -> Any:
+    return type(part).forward(part, *args, **named)
 
 
 class _Halved(torch.nn.Module):

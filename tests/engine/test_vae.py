@@ -18,6 +18,7 @@ from warmgraph_tools.inprocess import Host
 from .blocks import check_blocks
 from .elsewhere import block_classes, check_one_more_argument
 from .lab import Lab, call_instead, lab_of_its_own, relative
+from .others import Counting
 from .rows import some_rows
 
 PIXEL = 1 / 255
@@ -353,6 +354,32 @@ def test_another_nodes_patch_of_a_block_is_named(vae_lab: Lab, plain: Any, compi
         assert entry["reason"] == "another node replaces the forward of a ResnetBlock"
     finally:
         del block.forward
+
+
+def test_others_code_in_a_block_is_called_in_the_order_of_eager(
+    vae_lab: Lab, plain: Any, compiled: Any
+) -> None:
+    block, counting = plain.first_stage_model.decoder.mid.block_1, Counting()
+    parts = {name: getattr(block, name) for name in ("conv2", "norm1", "conv1")}
+    samples = latent(6, 6)
+    unchanged = plain.decode(samples)
+    for name, part in parts.items():
+        part.forward = counting.around(name, part.forward)
+    try:
+        compiled.decode(samples)
+        vae_lab.wait_until(lambda: not vae_lab.engine._graphs.awaited())
+        compiled.decode(samples)  # compared with the host's maths
+        found = []
+        for vae in (compiled, plain):
+            counting.begin()
+            found.append((vae.decode(samples), list(counting.calls)))
+        (ours, calls), (eager, expected) = found
+        assert calls == expected == ["norm1", "conv1", "conv2"]
+        assert relative(ours, eager) < DECODED < relative(eager, unchanged)
+        assert vae_lab.engine.report(compiled)["regions"]["eager"] == 0
+    finally:
+        for part in parts.values():
+            del part.forward
 
 
 def test_what_cannot_be_compiled_is_said(vae_lab: Lab) -> None:
