@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from ..code.bytecode import codes
-from ..code.packs import OWN, origin, owner_of
+from ..code.packs import OWN, origin, owner_of, unbound
 from ..host_api import models
 from ..host_api.options import EASY_CACHE, TRANSFORMER
 from ..host_api.patcher import named_wrappers
@@ -61,9 +60,7 @@ def _around(patcher: Any, options: Any) -> Iterator[tuple[str, Any]]:
 
 def _code_of(function: Any) -> Any:
     """The function that is called in the end, or the class of what is called."""
-    while isinstance(function, partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
+    function = unbound(function)
     is_plain = isinstance(function, (types.FunctionType, types.BuiltinFunctionType, type))
     return function if is_plain else type(function)
 

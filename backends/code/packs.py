@@ -38,11 +38,18 @@ def is_known(module: str | None) -> bool:
     return (module or "").partition(".")[0] in _HOMES
 
 
+def unbound(function: Any) -> Any:
+    """Return the function that a method or a partial calls in the end."""
+    while isinstance(function, (types.MethodType, partial)):
+        function = function.__func__ if isinstance(function, types.MethodType) else function.func
+    return function
+
+
 def origin(function: Any) -> str:
     """Return the name of the module that a function's code is of, whatever it wraps and whatever
     was bound to it.
     """
-    return str(getattr(_unbound(function), "__globals__", {}).get("__name__") or "")
+    return str(getattr(unbound(function), "__globals__", {}).get("__name__") or "")
 
 
 def pack_of(module: str) -> Pack | None:
@@ -71,7 +78,7 @@ def pack_of_function(function: Any) -> Pack | None:
 
 def owner_of(part: Any) -> str:
     """Name whose a class or function is, for people: a pack's folder, or else a package."""
-    home = getattr(_unbound(part), "__module__", None)
+    home = getattr(unbound(part), "__module__", None)
     module = origin(part) or str(home or "an unknown module")
     pack = pack_of(module)
     if pack is not None:
@@ -91,12 +98,6 @@ def is_made_of_the_hosts(cls: type) -> bool:
     return is_known(cls.__module__) or any(
         base.__module__.partition(".")[0] == "comfy" for base in cls.__mro__
     )
-
-
-def _unbound(function: Any) -> Any:
-    while isinstance(function, (types.MethodType, partial)):
-        function = function.__func__ if isinstance(function, types.MethodType) else function.func
-    return function
 
 
 def _folder(whole: Path, file: Path) -> Path | None:

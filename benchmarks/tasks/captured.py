@@ -101,7 +101,8 @@ def failures(*, model: str, kind: str, store: str, size: list[int], waits: bool)
     """Calls that cannot be captured, one sort after the other, and a good one at the end.
 
     The sorts: the GPU is waited for in the middle of the forward; there is no memory in the middle
-    of it; another node's code, wrapper and patch take part.
+    of it; another node's code, wrapper and patch take part. Before the end one whose options hold
+    what no model reads.
 
     Args:
         waits: try the first sort, too: under `cudaMallocAsync` it would end the process.
@@ -150,9 +151,28 @@ def failures(*, model: str, kind: str, store: str, size: list[int], waits: bool)
         openaimodel.UNetModel._forward = forward
     for name, (change, reason) in _CHANGES.items():
         result["rows"][name] = {**run(change), "reason": reason}
+    result["options"] = run(_with_options)
     result["afterwards"] = run()
     engine.close()
     return result
+
+
+def _with_options(model: Any) -> Any:
+    """What a sampler's pack leaves in each call's options for models of its own: an object, a
+    number and a tensor of each evaluation.
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    clone, rows = model.clone(), list[int]()
+
+    def around(executor: Any, model: Any, conds: Any, x: Any, t: Any, options: Any) -> Any:
+        rows.append(len(rows))
+        left = {"of_a_pack": object(), "of_a_packs_row": len(rows), "of_a_packs_start": x.cpu()}
+        options.setdefault("transformer_options", {}).update(left)
+        return executor(model, conds, x, t, options)
+
+    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, "of_a_pack", around)
+    return clone
 
 
 def _waits(forward: Callable[..., Any]) -> Callable[..., Any]:

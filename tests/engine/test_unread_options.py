@@ -12,9 +12,13 @@ from warmgraph_backends.code.sources import fingerprint
 from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.host_api import options
 from warmgraph_backends.host_api.layers import own_forward
+from warmgraph_backends.runtime import scope
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.small_kinds import KINDS
+
+from .lab import Lab
+from .subject import Subject
 
 #: What the host's models read, here and there; by what the host puts there, or nodes do.
 READ = (
@@ -63,3 +67,36 @@ def test_another_nodes_attention_may_read_all_options() -> None:
     assert options.names_of((torch.ones(1), given)) == frozenset(given)
     assert options.names_of(({**given, options.ATTENTION: print},)) == frozenset()
     assert options.names_of(({"middle": []}, None)) == frozenset()
+
+
+def test_what_a_samplers_pack_leaves_there_counts_for_nothing(
+    host: Host, lab: Lab, monkeypatch: Any
+) -> None:
+    from comfy.patcher_extension import WrappersMP
+
+    subject, keys = Subject(lab, host, "narrowxl"), list[Any]()
+    read = scope.read_call
+
+    def noted(*args: Any) -> Any:
+        call = read(*args)
+        keys.append(call.key)
+        return call
+
+    monkeypatch.setattr(scope, "read_call", noted)
+
+    def left_by_a_pack(model: Any) -> Any:
+        clone, rows = model.clone(), list[int]()
+
+        def around(executor: Any, model: Any, conds: Any, x: Any, t: Any, given: Any) -> Any:
+            rows.append(len(rows))
+            left = {"ExtraOptions": object(), "of_this_step": len(rows), "x_init": x.double()}
+            given.setdefault("transformer_options", {}).update(left)
+            return executor(model, conds, x, t, given)
+
+        clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, "of_a_pack", around)
+        return clone
+
+    plain = subject.sample(subject.compiled, steps=3)
+    known = set(keys)
+    assert torch.equal(subject.sample(left_by_a_pack(subject.compiled), steps=3), plain)
+    assert len(keys) >= 6 and set(keys) == known
