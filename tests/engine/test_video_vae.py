@@ -35,13 +35,13 @@ def random_weights(module: torch.nn.Module, seed: int = 0) -> dict[str, torch.Te
     return weights
 
 
-def make_wan21(seed: int = 0) -> Any:
+def make_wan21(seed: int = 0, **options: Any) -> Any:
     """A Wan 2.1 VAE by the host's own detection, 8 channels wide."""
     import comfy.sd
     from comfy.ldm.wan.vae import WanVAE
 
     shape = {"dim": DIM, "z_dim": 16, "temperal_downsample": [False, True, True]}
-    return comfy.sd.VAE(sd=random_weights(WanVAE(**shape), seed))
+    return comfy.sd.VAE(sd=random_weights(WanVAE(**shape), seed), **options)
 
 
 def make_wan22() -> Any:
