@@ -119,12 +119,14 @@ def test_what_runs_is_told_by_the_nodes_of_its_own_prompt(
     run(compiled, {"warmgraph": {"placed": {"x": ["57:4", "9"]}}})
     with CurrentNodeContext("id", "x"):
         first = attached_by(None)
-    assert first[1:] == ("a-b", ("57:4", "9"), True) and attached_by(first) == first
+    assert first[1:4] == ("a-b", ("57:4", "9"), True) and attached_by(first)[:4] == first[:4]
+    assert not first.has_ended()
     run({"7": loader, "4": node("Compile", "7"), "x": node("KSampler", "4")}, {})
-    assert attached_by(first)[1:] == ("a-b", ("4",), False)
+    assert first.has_ended()
+    assert attached_by(first)[1:4] == ("a-b", ("4",), False)
     again = {"7": loader, "57/4": node("Compile", "7"), "5": node("Compile", "7")}
     run(again, {"warmgraph": {"placed": {"5": ["8"]}}})
-    assert attached_by(first)[1:] == ("a-b", ("57:4", "8"), False), "both are served the same"
+    assert attached_by(first)[1:4] == ("a-b", ("57:4", "8"), False), "both are served the same"
     other = {"7": {**loader, "inputs": {"unet_name": "y"}}, "x": node("Compile", "7")}
     for prompt in (other, {"L": loader, "x": node("Compile", "L", backend="eager")}, {}):
         run(prompt, {})
