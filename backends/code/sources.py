@@ -49,6 +49,7 @@ def fingerprint(
     """Hash every function that `functions` and the forwards of `classes` run through.
 
     Args:
+        functions: a class among them stands for all that it has.
         watch: gets every name that was followed, to notice later changes.
         through: gets the functions themselves.
         live: a function that is no part of them: a graph calls it when it runs.
@@ -68,10 +69,14 @@ def fingerprint(
     seen: dict[int, Callable[..., Any]] = {}
     while pending:
         function = pending.pop()
+        if isinstance(function, type):
+            pending += _whole(function, watch, found)
+            continue
         code = getattr(function, "__code__", None)
         if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
+        watch.add_body(function)
         if function.__name__ in NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch, live)
@@ -157,6 +162,22 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
     return reached
 
 
+def _whole(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[..., Any]]:
+    """All functions of a class, also behind properties; its plain attributes go into `values`."""
+    found: list[Callable[..., Any]] = []
+    for owner in cls.__mro__:
+        for name, value in () if is_outside(owner.__module__) else vars(owner).items():
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            if isinstance(function, types.FunctionType):
+                found.append(function)
+            elif name[:2] == "__":
+                continue
+            elif (text := _value(value)) is not None:
+                values[f"{_known_as(owner.__module__)}:{owner.__qualname__}.{name}"] = text
+            watch.add(owner, name)
+    return found
+
+
 def _watch_torch(function: Any, watch: Watch) -> None:
     """Watch what a method of torch calls: `torch.nn.functional`'s functions, for the most part."""
     for chain in global_chains(function.__code__):
@@ -204,6 +225,7 @@ def _resolve(
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
             break
+        _watch_name(holder, name, watch)
         if isinstance(value, type):
             name, holder = part, value
             where = f"{_known_as(value.__module__)}:{value.__qualname__}.{part}"

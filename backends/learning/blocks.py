@@ -32,7 +32,8 @@ _COMING = (*layers.FORWARDS, *layers.COMING)
 #: What is compared by what it holds, and of attributes that begin with "_" what is at all.
 _HOLDERS = (list, dict, set)
 _COMPARED = (*_PLAIN, *_HOLDERS, tuple, types.FunctionType)
-_UNCOMPARED = frozenset((*layers.STATE, *_COMING, "weight", "bias", *torch.nn.Module().__dict__))
+_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training"}
+_UNCOMPARED = _OF_MODULES.union(layers.STATE, _COMING, ("weight", "bias"))
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
 _DESCRIBED = ("getattr", "hasattr")
 

@@ -16,7 +16,7 @@ from .calls import memory
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import SUM
-from .values import OPTIONS, Template, is_same, name_of, put_together, take_apart
+from .values import OPTIONS, Template, attributes, is_same, name_of, put_together, take_apart
 from .ways import INT, Way
 
 
@@ -238,6 +238,8 @@ def _fill(
             _fill(each, value[key], leaves, options, key)
     else:
         equal = name_of(type(value)) == content[0]
+        if tag == "attributes":
+            equal = equal and attributes(value) == [key for key, _ in content[1]]
         for key, each in content[1] if equal else ():
             _fill(each, getattr(value, key), leaves, options, key)
     if not equal:

@@ -19,7 +19,7 @@ from .fitting import Fit
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import PRODUCT, SUM
-from .values import class_functions, put_together, take_apart
+from .values import classes_of, put_together, take_apart
 from .ways import COMPUTE, INT, Way, digest, pieces
 
 #: The family of all forms that were learned.
@@ -96,7 +96,7 @@ class Learned(Form):
 
     def code(self) -> tuple[Callable[..., Any], ...]:
         """What `reference` does to its inputs decides a graph, too."""
-        return (Learned._values, *class_functions(self.way["arguments"]))
+        return (Learned._values, *classes_of(self.way["arguments"]))
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves of a call, from the inputs."""

@@ -6,9 +6,7 @@ only, so that it stands in the same order after a trip through JSON.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import types
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
@@ -78,7 +76,7 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
         return [kind, [_apart(each, keep, "") for each in value]]
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return ["dict", [[key, _apart(each, keep, key)] for key, each in value.items()]]
-    for how, names in (("fields", _fields(value)), ("attributes", _attributes(value))):
+    for how, names in (("fields", _fields(value)), ("attributes", attributes(value))):
         if names:
             parts = [[each, _apart(getattr(value, each), keep, each)] for each in names]
             return [how, name_of(type(value)), parts]
@@ -117,10 +115,10 @@ def put_together(template: Template, leaves: Sequence[Any], options: Any = None)
     made = {name: put_together(each, leaves, options) for name, each in parts or ()}
     cls = import_named(content)
     if tag == "fields":
-        return cls(**made)
+        return cls._make(made.values())
     value = cls.__new__(cls)
     for name, each in made.items():
-        setattr(value, name, each)
+        object.__setattr__(value, name, each)
     return value
 
 
@@ -129,13 +127,13 @@ def name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def class_functions(arguments: Sequence[Any]) -> list[Callable[..., Any]]:
-    """Return the functions of the classes whose objects a call takes: they are in the key.
+def classes_of(arguments: Sequence[Any]) -> list[type]:
+    """Return the classes whose objects a call takes: all that they have is in the key.
 
     Args:
         arguments: (name, template) of each.
     """
-    found: list[Callable[..., Any]] = []
+    found: list[type] = []
     pending = [template for _, template in arguments]
     while pending:
         tag, *content = pending.pop()
@@ -143,10 +141,8 @@ def class_functions(arguments: Sequence[Any]) -> list[Callable[..., Any]]:
             pending += content[0]
         elif tag in ("dict", "fields", "attributes"):
             pending += [each for _, each in content[-1]]
-        if tag in ("fields", "attributes"):
-            for value in vars(import_named(content[0])).values():
-                value = getattr(value, "fget", getattr(value, "__func__", value))
-                found += [value] if isinstance(value, types.FunctionType) else []
+        if tag in ("fields", "attributes", "choice"):
+            found.append(import_named(content[0]))
     return found
 
 
@@ -175,18 +171,16 @@ def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:
 
 
 def _fields(value: Any) -> list[str]:
-    """The fields of a value that its class makes from them: data classes, named tuples."""
+    """The fields of a named tuple that has nothing else."""
     if isinstance(value, type) or not is_known(type(value).__module__):
         return []
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    return list(getattr(value, "_fields", ()))
+    return [] if getattr(value, "__dict__", None) else list(getattr(value, "_fields", ()))
 
 
-def _attributes(value: Any) -> list[str]:
-    """The attributes of a plain object of the host's, by which it can be made again."""
+def attributes(value: Any) -> list[str]:
+    """Return the attributes of a plain object of the host's, by which it can be made again."""
     cls = type(value)
-    if not is_known(cls.__module__) or isinstance(value, (type, torch.nn.Module)):
+    if not is_known(cls.__module__) or isinstance(value, (type, tuple, torch.nn.Module)):
         return []
     if callable(value) or len(cls.__mro__) != 2 or "<locals>" in cls.__qualname__:
         return []
