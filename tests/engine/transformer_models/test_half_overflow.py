@@ -33,12 +33,11 @@ from ..av_runs import AvRun
 from ..lab import Lab
 from ..transformer_runs import Run
 
+pytestmark = pytest.mark.slow
 TOLERANCE = RELATIVE_L2["float16"]
 #: A share of what is bounded, at the least, that is infinite.
 SHARE = 0.02
 SIZES = ((12, 10, 2, 5), (8, 8, 1, 13))
-#: Which is seen in every run of the tests; others take graphs of their own.
-QUICK = ("chroma",)
 AUDIO_VIDEO = ("ltxv", "ltx23", "h3_curves")
 #: One of each sort of block that the host lets overflow.
 UNBOUNDED = (
@@ -68,17 +67,13 @@ def _is_bounded(run: Run) -> bool:
     return max(bounds.shares) > SHARE
 
 
-def _marked(kinds: Any) -> list[Any]:
-    return [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in kinds]
-
-
 def _all_compiled(run: Run | AvRun) -> None:
     report = run.lab.engine.report(run.model)
     assert report["regions"]["eager"] == report["calls"]["eager"] == 0, report["eager"]
     assert report["calls"]["compiled"] > 0
 
 
-@pytest.mark.parametrize("kind", _marked(overflowing.BOUNDED))
+@pytest.mark.parametrize("kind", overflowing.BOUNDED)
 def test_weights_that_overflow_are_compiled_and_bounded_as_the_hosts(
     host: Host, shared: Lab, kind: str
 ) -> None:
@@ -95,7 +90,6 @@ def test_weights_that_overflow_are_compiled_and_bounded_as_the_hosts(
             assert max(call.error for call in run.probe.calls) <= TOLERANCE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNBOUNDED)
 def test_a_text_that_overflows_is_the_hosts_and_harms_no_other(
     host: Host, shared: Lab, kind: str
