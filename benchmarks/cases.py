@@ -12,7 +12,7 @@ from .deepcache_cases import deepcache
 from .lab import BUILD_WORKERS, DEFAULT, NATIVE, OFF, Lab
 from .learned_cases import LEARNED, block_dispatch, learned, learned_soak
 from .memory_cases import QUANTISED_CARDS, small_cards, vram_six
-from .overflow_case import fp16_overflow
+from .overflow_case import fp16_overflow, fp16_roundings
 from .part_cases import BF16_VAE, FP32_VAE, controlnet, int8_rows, vae, vae_memory
 from .pieces_case import PIECES, interrupt, pieces
 from .prebuilt_case import prebuilt_without_card
@@ -254,7 +254,8 @@ CASES: dict[str, Case] = {
     "dispatch": Case(dispatch, 40),
     "int8_rows": Case(int8_rows, 20),
     "int8_product": Case(int8_product, 60),
-    "fp16_overflow": Case(fp16_overflow, 300),
+    "fp16_overflow": Case(fp16_overflow, 150),
+    "fp16_roundings": Case(fp16_roundings, 300),
     "prebuilt_without_card": Case(prebuilt_without_card, 240),
     "controlnet": Case(controlnet(captured=False), 60),
     "controlnet_captured": Case(controlnet(captured=True), 60),
