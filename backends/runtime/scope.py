@@ -317,6 +317,7 @@ class Scope:
             if self._bound is not None:
                 self._bound.end_run()
             self.forwards.end_run()
+            self._within.forget()
             if self.replays is not None:
                 self.replays.end_run()
             if self.pieces is not None:
