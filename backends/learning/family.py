@@ -50,19 +50,12 @@ def _dispatch(
     read = ReadAttributes(block, {n for each in forms for n in each.way["reads"]["attributes"]})
 
     def compute(calls: Any, *taken: Any) -> Any:
-        if (
-            is_set_otherwise() or read.have_changed()
-        ):  # by the model's code, which may do so between two steps
+        # By the model's code, which may do so between two steps.
+        if torch.get_default_dtype() is not torch.float32 or read.have_changed():
             return first_of(calls).decline(of("learned_settings_now"))
         return serve(forms, calls, idle, *taken)
 
     return dispatch_several(places, compute, apart=True)
-
-
-def is_set_otherwise() -> bool:
-    """Tell whether PyTorch is set to compute otherwise than where a graph was traced."""
-    modes: int = torch._C._len_torch_function_stack()
-    return modes > 0 or torch.get_default_dtype() is not torch.float32
 
 
 def reason_of(problem: Mapping[str, Any]) -> Reason:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.cuda_graphs.constants import Constants
+from warmgraph_backends.cuda_graphs.skip_joins import QuickJoins
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -141,3 +143,16 @@ def test_what_is_read_and_changes_makes_no_wrong_step(name: str) -> None:
             block = model.blocks[1]
             scope = {"module": module, "block": block, "out": block.out, "options": options}
             exec(change, scope)  # noqa: S102
+
+
+def test_our_own_modes_around_a_step_are_no_other_settings() -> None:
+    """As whole steps are captured on a GPU."""
+    module = learned_models.load(SOURCE.format(module="", block="pass", code=""))
+    x, time, context = arguments(*CALLS[0])
+    given = x[:, :16].contiguous(), time, context[:, :, :16].contiguous()
+    with torch.no_grad():
+        model = module.Model().eval()
+        regions = Regions(model, learned_of(module.Model, *given))
+        with Constants(torch.empty(64, dtype=torch.uint8)), QuickJoins():
+            regions.run(lambda: model(*given))
+        assert regions.served == 2, regions.declined
