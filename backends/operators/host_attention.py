@@ -248,6 +248,24 @@ def options_of_step() -> dict[str, Any]:
     return {} if _thread.options is None else _thread.options
 
 
+@contextlib.contextmanager
+def asking(function: Any) -> Iterator[None]:
+    """Until this ends, have another node's attention of this step asked by a function of ours.
+
+    Args:
+        function: None leaves it as it is.
+    """
+    options = options_of_step()
+    if function is None:
+        yield
+        return
+    before, options[ATTENTION] = options[ATTENTION], function
+    try:
+        yield
+    finally:
+        options[ATTENTION] = before
+
+
 def options() -> dict[str, Any]:
     """Return what a form's reference calls the host's block with: in a region's call the step's own
     options, as the host does.

@@ -1,4 +1,5 @@
-"""What others' parts of a region were given in one call of its graph, and what they gave.
+"""What others' parts of a region, and another node's attention, were given in one call of its
+graph, and what they gave.
 
 Where a graph is compared with the host's maths, these get the same results once more: code that
 counts its calls, or draws random numbers, is called once, as it would be without a graph.
@@ -6,7 +7,7 @@ counts its calls, or draws random numbers, is called once, as it would be withou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from . import live_arguments
 
 #: So many elements of each tensor are compared.
 _SAMPLED = 2**16
+#: In the place of a part's path: the attention that a node put into the call.
+_ATTENTION = "attention of the call"
+
+Attention = Callable[..., torch.Tensor]
 
 
 class CalledOtherwiseError(RuntimeError):
@@ -25,13 +30,14 @@ class CalledOtherwiseError(RuntimeError):
 class Record:
     """One call of a region's graph."""
 
-    def __init__(self, paths: Collection[str]) -> None:
+    def __init__(self, paths: Collection[str], attention: Attention | None = None) -> None:
         """Nothing was called yet.
 
         Args:
             paths: of the parts that are others'.
+            attention: another node's; None where there is none.
         """
-        self._paths = paths
+        self._paths, self._attention = paths, attention
         self._given: dict[str, list[torch.Tensor]] = {}
         self._results: dict[str, list[torch.Tensor]] = {}
 
@@ -47,6 +53,36 @@ class Record:
     def note_result(self, path: str, result: torch.Tensor) -> None:
         """Keep what it gave; the graph goes on writing there."""
         self._results.setdefault(path, []).append(result.clone())
+
+    @property
+    def attending(self) -> Attention | None:
+        """What calls the attention and notes it; None where there is none."""
+        attention = self._attention
+        if attention is None:
+            return None
+
+        def noted(function: Any, *args: Any, **named: Any) -> torch.Tensor:
+            self.note_given(_ATTENTION, args[:3])
+            result = attention(function, *args, **named)
+            self.note_result(_ATTENTION, result)
+            return result
+
+        return noted
+
+    def attending_again(self, seen: dict[str, list[Any]]) -> Attention | None:
+        """Return what gives what the attention gave, and notes in a table what it is given."""
+        if self._attention is None:
+            return None
+        results = iter(self._results.get(_ATTENTION, ()))
+
+        def again(function: Any, *args: Any, **named: Any) -> torch.Tensor:
+            seen.setdefault(_ATTENTION, []).extend(samples(args[:3]))
+            result = next(results, None)
+            if result is None:
+                raise CalledOtherwiseError(_ATTENTION)
+            return result.clone()
+
+        return again
 
     @property
     def given(self) -> list[torch.Tensor]:

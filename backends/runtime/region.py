@@ -208,15 +208,17 @@ class Region:
                 return self._by_host(inputs, weights.weight_class, elements)
             run = self._runner(call, weights, ready, form if trusted else None)
             sample = None if trusted else self._trust.sample(ready, elements)
-            if sample is not None and guests is not None and guests.live.parts:
-                sample = Sample(ready, True, elements)  # such a part may know the call's sizes
+            theirs = None if trusted else host_attention.options_of_step().get(ATTENTION)
+            if sample is not None and (theirs or (guests is not None and guests.live.parts)):
+                sample = Sample(ready, True, elements)  # such code may know the call's sizes
             record = None
-            if sample is not None and guests is not None:
-                record = Record(guests.words)
+            if sample is not None and (theirs or guests is not None):
+                record = Record(() if guests is None else guests.words, theirs)
             self._trust.record = record
             del ready  # the graph lets go of an input as soon as it can
             with self._layers(weights, record):
-                results = self._run(run)
+                with host_attention.asking(None if record is None else record.attending):
+                    results = self._run(run)
                 if results is None:
                     return None
                 if sample is None:

@@ -14,7 +14,7 @@ from ..graphs.graph import Graph
 from ..host_api import layers
 from ..kinds.layout import aligned
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
-from ..operators import host_layer
+from ..operators import host_attention, host_layer
 from ..operators.recorded import CalledOtherwiseError, Record, in_order
 from ..plans.plan import Place, with_parts
 from ..reasons import NOTHING, Reason, of
@@ -172,7 +172,7 @@ class Trust:
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
-        if self.record is not None:  # for all that is known, with this code of others alone
+        if self.record is not None and self.others:  # with this code alone, for all that is known
             reason = of("unlike_with_others", error=f"{found.error:.1e}")
             self._verdicts.refuse(graph, self.others, reason)
             logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
@@ -203,16 +203,17 @@ class Trust:
             return self._computed(inputs)
 
     def _computed(self, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """The host's results on these inputs, which stay as they are; then what others' code in
-        parts of the region would be given, which gives what it gave the graph; nothing where the
-        host calls that otherwise.
+        """The host's results on these inputs, which stay as they are; then what others' code, in
+        parts of the region or an attention, would be given, which gives what it gave the graph;
+        nothing where the host calls that otherwise.
         """
         form, module, record = self._place.form, self._place.module, self.record
         if record is None:
             return form.computed(module, inputs)
         again, seen = record.again(module)
         try:
-            results = form.computed(with_parts(module, again), inputs)
+            with host_attention.asking(record.attending_again(seen)):
+                results = form.computed(with_parts(module, again), inputs)
         except CalledOtherwiseError:
             return ()
         return (*results, *in_order(seen))

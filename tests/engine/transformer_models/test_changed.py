@@ -60,6 +60,24 @@ def test_attention_is_what_the_options_say_once_for_each_and_stays_compiled(run:
     run.check()
 
 
+def test_an_attention_is_asked_once_where_a_graph_is_compared_with_the_host(run: Run) -> None:
+    """In the first calls of each model: code that counts its calls does something else next."""
+    from comfy.ldm.modules.attention import attention_pytorch
+
+    calls: list[torch.Tensor] = []
+
+    def counting(function: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(attention_pytorch(*args, **kwargs))
+        return calls[-1] * (1 + len(calls) % run.expected.attentions)
+
+    again = Run(run.host, run.lab, run.kind)
+    clone = again.model.clone()
+    clone.model_options["transformer_options"][ATTENTION] = counting
+    again.check(model=clone)
+    assert len(calls) == 2 * run.expected.attentions * len(again.probe.calls)
+    assert_same_calls(calls, len(again.probe.calls))
+
+
 def test_the_attention_of_another_start_option_is_called_through_the_same_graphs(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +98,10 @@ def test_the_attention_of_another_start_option_is_called_through_the_same_graphs
                 if place.startswith("optimized_attention"):
                     monkeypatch.setattr(module, place, other)
     again = Run(run.host, run.lab, run.kind)
+    again.check(
+        12, 10, 2, 5
+    )  # each kind is compared with this model, and asks the host's once more
+    calls.clear()
     again.check(12, 10, 2, 5)
     assert len(calls) == 2 * run.expected.attentions * len(again.probe.calls)
     # One that looks at no options is a part of the graph, and so another's block eager.
