@@ -12,8 +12,9 @@ Result = dict[str, Any]
 
 #: Kinds whose weights are too large where the host bounds what overflows.
 BOUNDED = ("flux1", "flux2", "chroma", "hunyuan", "hunyuan_15", "zimage", "lumina2")
-#: Kinds of which a prompt's text is: what overflows is nobody's image, and the other prompt is.
-OTHERS = ("qwen", "krea", "sd3", "wan", "wan_image", "anima")
+#: Kinds of which a prompt's text is: what overflows is nobody's image, and the other prompt is. Not
+#: SD3: the host calls none of its wrappers there, by which calls are watched.
+OTHERS = ("qwen", "krea", "wan", "wan_image", "anima")
 #: How far a call may be from the host's: twice what sound ones differ by.
 WRONG = 1e-2
 #: Which full-width models' blocks are timed, and how few of them are made.
