@@ -151,9 +151,6 @@ def called(
     """
     if path not in _thread.others:
         return registering.live(path, compute, shape, *inputs, layout=layout)
-    record = _thread.record
-    if record is not None:
-        record.note_given(path, inputs)
 
     def checked() -> torch.Tensor:
         result = compute()
@@ -165,10 +162,11 @@ def called(
             raise UnfitError(of("gives_otherwise", path=path))
         return result  # type: ignore[no-any-return]
 
-    result = registering.live(path, checked, shape, *inputs, layout=layout, own=True)
-    if record is not None:
-        record.note_result(path, result)
-    return result
+    def call() -> torch.Tensor:
+        return registering.live(path, checked, shape, *inputs, layout=layout, own=True)
+
+    record = _thread.record
+    return call() if record is None else record.call(path, inputs, call)
 
 
 def part_at(path: str) -> torch.nn.Module | None:

@@ -40,19 +40,30 @@ class Record:
         self._paths, self._attention = paths, attention
         self._given: dict[str, list[torch.Tensor]] = {}
         self._results: dict[str, list[torch.Tensor]] = {}
+        #: Whether a call is being made: what that calls in turn is its own.
+        self._is_calling = False
 
     def clear(self) -> None:
         """Forget all: the graph is called once more."""
         self._given.clear()
         self._results.clear()
 
-    def note_given(self, path: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep of what a part is about to be given."""
-        self._given.setdefault(path, []).extend(samples(tensors))
-
-    def note_result(self, path: str, result: torch.Tensor) -> None:
-        """Keep what it gave; the graph goes on writing there."""
+    def call(
+        self, path: str, given: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return what a part gives, and keep that, for the graph goes on writing there, and of what
+        it is given.
+        """
+        if self._is_calling:
+            return compute()
+        self._given.setdefault(path, []).extend(samples(given))
+        self._is_calling = True
+        try:
+            result = compute()
+        finally:
+            self._is_calling = False
         self._results.setdefault(path, []).append(result.clone())
+        return result
 
     @property
     def attending(self) -> Attention | None:
@@ -62,10 +73,7 @@ class Record:
             return None
 
         def noted(function: Any, *args: Any, **named: Any) -> torch.Tensor:
-            self.note_given(_ATTENTION, args[:3])
-            result = attention(function, *args, **named)
-            self.note_result(_ATTENTION, result)
-            return result
+            return self.call(_ATTENTION, args[:3], lambda: attention(function, *args, **named))
 
         return noted
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -30,10 +31,11 @@ class Within:
         Args:
             placing: has our forwards in place.
             faults: what of ours failed.
-            renewed: looks at the model while none is there, and gives those that serve it now; None
-                where nothing changed.
+            renewed: a method of who owns this, which looks at the model while none is there, and
+                gives those that serve it now; None where nothing changed.
         """
-        self._placing, self._faults, self._renewed = placing, faults, renewed
+        self._placing, self._faults = placing, faults
+        self._renewed = WeakMethod(renewed)  # else each would keep the other, and the model with it
         self._is_led = False
         self._seen: dict[torch.nn.Module, tuple[_Parts, _Marks]] = {}
 
@@ -58,7 +60,8 @@ class Within:
 
     def _look(self) -> None:
         placed = self._placing.replace(())  # as the host and others have the model
-        if (now := self._renewed()) is not None:
+        renewed = self._renewed()
+        if renewed is not None and (now := renewed()) is not None:
             placed = self._looking_first(now) if self._is_led else now
         self._placing.replace(placed)
 

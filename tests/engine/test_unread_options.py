@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 import torch
 
-from warmgraph_backends.code.mentioned import MENTIONED, Mentioned, is_reader
+from warmgraph_backends.code.mentioned import Mentioned, is_reader
 from warmgraph_backends.code.sources import fingerprint
 from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.host_api import options
@@ -30,6 +31,14 @@ READ = (
 UNREAD = ("ExtraOptions", "x_init", "model_sampling", "regional_floor", "of_this_step")
 
 
+@pytest.fixture(autouse=True)
+def mentioned(monkeypatch: pytest.MonkeyPatch) -> Mentioned:
+    """As in a process of its own: other tests' models are in modules without files."""
+    fresh = Mentioned()
+    monkeypatch.setattr(scope, "MENTIONED", fresh)
+    return fresh
+
+
 def test_all_code_that_models_run_through_is_looked_at(host: Host) -> None:
     roots = [host.load("narrowxl")[0]]
     roots += [transformers.load(kind) for kind in KINDS if transformers.is_here(kind)]
@@ -43,14 +52,14 @@ def test_all_code_that_models_run_through_is_looked_at(host: Host) -> None:
         assert not unknown, (type(root).__name__, unknown)
 
 
-def test_what_models_read_is_mentioned(host: Host) -> None:
+def test_what_models_read_is_mentioned(host: Host, mentioned: Mentioned) -> None:
     for kind in ("wan", "flux1", "lumina2", "ltx2"):
         if kind in KINDS:
             transformers.load(kind)
-    assert MENTIONED.none_of((*READ, *UNREAD)) == frozenset(UNREAD)
+    assert mentioned.none_of((*READ, *UNREAD)) == frozenset(UNREAD)
     begun = time.perf_counter()
     for _ in range(100):
-        MENTIONED.none_of(UNREAD)
+        mentioned.none_of(UNREAD)
     assert time.perf_counter() - begun < 0.02, "once a step"
 
 
