@@ -52,7 +52,8 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
     """
     with built_once.lock:
         lab = Lab(Path(os.environ.get("WARMGRAPH_TEST_LAB") or run_folder / "lab"))
-        built_once.note(lab.root, _first_prompt(lab, host))
+        lab.first_keys = _first_prompt(lab, host)
+        built_once.note(lab.root, lab.first_keys)
     yield lab
     lab.engine.close()
 

@@ -40,6 +40,8 @@ class Lab:
         self.root = root
         self.store = root / _STORE
         self.workflow: WorkflowRef | None = None
+        #: Of the graphs of the shared lab's first prompt.
+        self.first_keys: Sequence[str] = ()
         self.cancelled: Callable[[], None] = lambda: None
         self.workflows = root / "user" / "default" / "workflows"
         private = root / _PRIVATE
@@ -69,7 +71,9 @@ class Lab:
         passing = shutil.ignore_patterns("spool", "*.claim", "*.tmp", "*.trial")
         for part in (_STORE, _PRIVATE):
             shutil.copytree(self.root / part, root / part, ignore=passing)
-        return Lab(root, debugging)
+        copy = Lab(root, debugging)
+        copy.first_keys = self.first_keys
+        return copy
 
     def compiled(self, model: Any, **options: Any) -> Any:
         return self.engine.compile_model(model, **{"when_missing": "wait", **options})

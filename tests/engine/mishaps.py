@@ -30,11 +30,10 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
 
 
 def file_of(lab: Lab, kind: str = QUICK) -> Path:
-    """A kind's file in the shared store."""
-    for path in sorted(lab.store.glob("*.safetensors"), key=lambda p: -p.stat().st_mtime_ns):
-        if lab.engine._store.read_manifest(path).kind == kind:
-            return path
-    raise AssertionError(f"the store has no {kind}")
+    """The file of a kind of the first prompt's; another model's may be called so as well."""
+    paths = [lab.store / f"{key}.safetensors" for key in lab.first_keys]
+    (found,) = (p for p in paths if lab.engine._store.read_manifest(p).kind == kind)
+    return found
 
 
 def state_of(model: Probed, kind: str = QUICK) -> dict[str, Any]:
@@ -59,5 +58,5 @@ def restarted(lab: Lab) -> Lab:
     """A new server process over the same folders."""
     lab.engine.close()
     again = Lab(lab.root)
-    again.workflow = lab.workflow
+    again.workflow, again.first_keys = lab.workflow, lab.first_keys
     return again
