@@ -44,6 +44,20 @@ def codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from codes(constant)
 
 
+@lru_cache(maxsize=4096)
+def compares_identity(code: types.CodeType) -> bool:
+    """Tell whether code asks if two things are one, but for what it names: None, or a class."""
+    known = False  # whether what was loaded last is such
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IS_OP" and not known:
+            return True
+        if instruction.opname in ("LOAD_CONST", "LOAD_GLOBAL"):
+            known = True
+        elif instruction.opname not in ("LOAD_ATTR", "EXTENDED_ARG", "CACHE"):
+            known = False
+    return False
+
+
 def _constants(code: types.CodeType) -> tuple[Any, ...]:
     """A code object's constants without its docstring."""
     if sys.version_info >= (3, 13):

@@ -48,10 +48,25 @@ def objection(function: Callable[..., Any], *, settings: bool = False) -> Reason
         function: one whose code is not the host's, torch's or ours (`sources.is_foreign`).
         settings: whether it may close over numbers and texts: whoever asks looks at them, too.
     """
-    free = _free(function)
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        if value and not isinstance(value, _PLAIN):
+    for value in defaults(function):
+        if value and not is_plain(value):
             return of("default_may_change")
+    return code_objection(function, settings=settings)
+
+
+def defaults(function: Any) -> tuple[Any, ...]:
+    """Return what a function takes for arguments that it is not given."""
+    return (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is one that nothing changes."""
+    return all(map(is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN)
+
+
+def code_objection(function: Callable[..., Any], *, settings: bool = False) -> Reason | None:
+    """As `objection`, whatever its arguments are where it is given none."""
+    free = _free(function)
     for code in codes(function.__code__):
         problem = _problem_of_code(code, free, function.__code__, settings)
         if problem is not None:

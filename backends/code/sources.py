@@ -49,6 +49,7 @@ def fingerprint(
     """Hash every function that `functions` and the forwards of `classes` run through.
 
     Args:
+        functions: a class among them stands for all that it has.
         watch: gets every name that was followed, to notice later changes.
         through: gets the functions themselves.
         live: a function that is no part of them: a graph calls it when it runs.
@@ -68,10 +69,14 @@ def fingerprint(
     seen: dict[int, Callable[..., Any]] = {}
     while pending:
         function = pending.pop()
+        if isinstance(function, type):
+            pending += _whole(function, watch, found)
+            continue
         code = getattr(function, "__code__", None)
         if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
+        watch.add_body(function)
         if function.__name__ in NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch, live)
@@ -141,7 +146,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
             value = vars(owner)[name]
             function = getattr(value, "fget", getattr(value, "__func__", value))
             code = getattr(function, "__code__", None)
-            if _outside(owner.__module__):
+            if is_outside(owner.__module__):
                 if code is not None:
                     _watch_torch(function, watch)
                     pending += code.co_names
@@ -155,6 +160,22 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
             elif code is None and not name.startswith("__") and (text := _value(value)) is not None:
                 values[f"{owner.__module__}:{owner.__qualname__}.{name}"] = text
     return reached
+
+
+def _whole(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[..., Any]]:
+    """All functions of a class, also behind properties; its plain attributes go into `values`."""
+    found: list[Callable[..., Any]] = []
+    for owner in cls.__mro__:
+        for name, value in () if is_outside(owner.__module__) else vars(owner).items():
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            if isinstance(function, types.FunctionType):
+                found.append(function)
+            elif name[:2] == "__":
+                continue
+            elif (text := _value(value)) is not None:
+                values[f"{_known_as(owner.__module__)}:{owner.__qualname__}.{name}"] = text
+            watch.add(owner, name)
+    return found
 
 
 def _watch_torch(function: Any, watch: Watch) -> None:
@@ -204,6 +225,7 @@ def _resolve(
     for part in chain[1:]:
         if not isinstance(value, (types.ModuleType, type)) or not hasattr(value, part):
             break
+        _watch_name(holder, name, watch)
         if isinstance(value, type):
             name, holder = part, value
             where = f"{_known_as(value.__module__)}:{value.__qualname__}.{part}"
@@ -221,7 +243,7 @@ def _resolve(
             callees.append(function)
     elif isinstance(value, type) and value.__module__.startswith(OWN):
         callees += _layer_methods(value)
-    elif isinstance(value, types.ModuleType) or _outside(owner) or owner.startswith(MANAGEMENT):
+    elif isinstance(value, types.ModuleType) or is_outside(owner) or owner.startswith(MANAGEMENT):
         return
     elif (text := _value(value)) is not None:
         values[where] = text
@@ -260,7 +282,8 @@ def _written(value: Any) -> str | None:
     return None
 
 
-def _outside(module: str | None) -> bool:
+def is_outside(module: str | None) -> bool:
+    """Tell whether a module is torch's or Python's own, or of a library that only computes."""
     return module is None or module.partition(".")[0] in _FOREIGN
 
 
@@ -282,20 +305,20 @@ def _known_as(module: str) -> str:
 def is_foreign(part: Callable[..., Any]) -> bool:
     """Tell whether a function's code is another pack's: not the host's, torch's or ours."""
     home = origin(part)
-    return not (_outside(home) or home.startswith((OWN, "comfy")))
+    return not (is_outside(home) or home.startswith((OWN, "comfy")))
 
 
 def _is_outside(function: Callable[..., Any]) -> bool:
     """Torch's and Python's own; a wrapper of theirs around the host's code is not, nor is another
     pack's around theirs."""
-    return _outside(function.__module__) and _outside(origin(function) or None)
+    return is_outside(function.__module__) and is_outside(origin(function) or None)
 
 
 def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
     """What stands in the place of torch's own methods of a layer."""
     found: list[Callable[..., Any]] = []
     for owner in cls.__mro__:
-        for name in _OF_TORCH if _outside(owner.__module__) else ():
+        for name in _OF_TORCH if is_outside(owner.__module__) else ():
             function = vars(owner).get(name)
             if not isinstance(function, types.FunctionType):
                 continue

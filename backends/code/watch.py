@@ -6,15 +6,17 @@ place at any time, on a class or in a module, for the time of one run or for goo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from ..reasons import Reason, of
 from .packs import is_known, origin, owner_of
 
 _ABSENT = object()
+#: What a function does, but for what it names.
+_body = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 #: A class, or the namespace of a module.
 Owner = type | dict[str, Any]
@@ -44,6 +46,18 @@ class Watch:
         self._seen: dict[tuple[int, str], tuple[Owner, Any]] = {}
         #: By owner: its `get`, the names, the objects; made when first asked for.
         self._groups: list[tuple[Callable[..., Any], list[str], list[Any]]] | None = None
+        self._bodies: dict[Any, Any] = {}
+
+    def add_body(self, function: Callable[..., Any]) -> None:
+        """Remember what a function's code and defaults are, which may be exchanged in place."""
+        self._bodies[function] = _body(function)
+
+    def knows(self, owner: Owner, name: str) -> bool:
+        """Tell whether a change of a name, as a class or a module has it, would be noticed."""
+        if isinstance(owner, dict):
+            return (id(owner), name) in self._seen
+        owner = next((each for each in owner.__mro__ if name in vars(each)), owner)
+        return (id(owner), name) in self._seen
 
     def add(self, owner: Owner, name: str) -> None:
         """Remember what an owner itself has under a name; also that it has nothing."""
@@ -60,6 +74,7 @@ class Watch:
     def include(self, other: Watch) -> None:
         """Remember what another one does."""
         self._seen.update(other._seen)
+        self._bodies.update(other._bodies)
         self._groups = None
 
     def changed(self) -> bool:
@@ -69,7 +84,13 @@ class Watch:
         return not all(
             all(map(is_, map(get, names, repeat(_ABSENT)), values))
             for get, names, values in self._groups
-        )
+        ) or any(self._other_bodies())
+
+    def _other_bodies(self) -> Iterator[Any]:
+        bodies = self._bodies
+        for function, now, before in zip(bodies, map(_body, bodies), bodies.values(), strict=True):
+            if now is not before and not all(map(is_, now, before)):
+                yield function
 
     def changes(self) -> list[Change]:
         """Return the names that lead elsewhere now."""
@@ -78,7 +99,7 @@ class Watch:
             now = namespace(owner).get(name, _ABSENT)
             if now is not value:
                 found.append(Change(f"{_name_of(owner)}.{name}", None if now is _ABSENT else now))
-        return found
+        return found + [Change(each.__qualname__, each) for each in self._other_bodies()]
 
     def problem(self) -> Reason | None:
         """Say what another node replaced, None where all is as it was."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
@@ -12,22 +13,27 @@ import torch
 
 from ..code.bytecode import codes
 from ..code.packs import foreign_class
-from ..code.purity import objection
+from ..code.purity import code_objection, defaults, is_plain
 from ..code.sources import attributes_read, fingerprint
 from ..errors import DescriptionError
 from ..host_api import attention, kitchen, layers
 from ..plans.describe import describe_module
 from ..reasons import Reason, of
 from ..storing.canonical_json import canonical_json
-from .values import name_of
+from .values import is_same, name_of
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
 _NOTED = frozenset((*layers.STATE, *layers.FORWARDS))
 #: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
-_FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
+FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
 #: What comes and goes on any layer that has weights, as these are loaded and a graph is placed.
 _COMING = (*layers.FORWARDS, *layers.COMING)
+#: What is compared by what it holds, and of attributes that begin with "_" what is at all.
+_HOLDERS = (list, dict, set)
+_COMPARED = (*_PLAIN, *_HOLDERS, tuple, types.FunctionType)
+_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training"}
+_UNCOMPARED = _OF_MODULES.union(layers.STATE, _COMING, ("weight", "bias"))
 #: What the host's code may do that a pack's may not: attributes are described, whoever asks.
 _DESCRIBED = ("getattr", "hasattr")
 
@@ -80,7 +86,7 @@ def _objection(classes: tuple[type, ...]) -> Reason | None:
     through: list[Callable[..., Any]] = []
     fingerprint([], classes, through=through, live=attention.replaceable())
     for function in through:
-        if str(function.__module__).startswith(_FETCHING):
+        if str(function.__module__).startswith(FETCHING):
             continue
         problem = _problem(function)
         if problem is not None:
@@ -89,11 +95,11 @@ def _objection(classes: tuple[type, ...]) -> Reason | None:
 
 
 def _problem(function: Any) -> Reason | None:
-    if any(isinstance(each, torch.Tensor) for each in function.__defaults__ or ()):
-        return of("default_may_change")
-    problem = objection(function)
-    if problem is None or problem.key == "default_may_change":
-        return None  # `transformer_options={}`: what is written there is seen when it runs
+    if not all(is_plain(each) or each == {} for each in defaults(function)):
+        return of("default_may_change")  # `transformer_options={}` is none of a block's reads
+    problem = code_objection(function)
+    if problem is None:
+        return None
     if problem.key == "calls" and problem.values["name"] in _DESCRIBED:
         return None
     return problem
@@ -108,9 +114,12 @@ class Settings:
         """Look at a block."""
         self._block = block
         self._parts = [(part, part.__dict__, attributes_of(part)) for part in block.modules()]
+        self._held = self._holding()
 
     def have_changed(self) -> bool:
         """Tell whether any of it is another value now, gone, or new, or of another layer."""
+        if self._holding() != self._held:
+            return True
         none: tuple[Any, ...] = (None, {}, {})
         for (part, attributes, before), now in zip_longest(
             self._parts, self._block.modules(), fillvalue=none
@@ -129,9 +138,18 @@ class Settings:
                 return True
         return False
 
+    def _holding(self) -> list[Any]:
+        """What containers there hold."""
+        return [
+            frozen(value)
+            for _, attributes, before in self._parts
+            for name, value in attributes.items()
+            if name in before and isinstance(value, _HOLDERS)
+        ]
+
 
 def _is_same(before: Any, now: Any) -> bool:
-    return now is before or (type(now) is type(before) in _PLAIN and bool(now == before))
+    return now is before or (type(before) in _PLAIN and is_same(before, now))
 
 
 def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
@@ -146,35 +164,47 @@ def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
 class ReadAttributes:
     """What the code of a block's layers may read of their attributes, as it is now."""
 
-    def __init__(self, block: torch.nn.Module) -> None:
-        """Look at a block."""
-        wanted = all_read(block).difference(layers.STATE, layers.FORWARDS)
+    def __init__(self, block: torch.nn.Module, names: Iterable[str] = ()) -> None:
+        """Look at a block.
+
+        Args:
+            names: of attributes that are read beside those that code names.
+        """
+        wanted = all_read(block).union(names).difference(_UNCOMPARED)
         #: Of each layer all of its attributes, how many there are, and those that are read. What
         #: has come since may be asked for by its name, too.
-        self._parts = [
-            (
-                part.__dict__,
-                _count(part.__dict__),
-                [
-                    (name, value)
-                    for name, value in part.__dict__.items()
-                    if name in wanted and (name[0] != "_" or isinstance(value, _PLAIN))
-                ],
-            )
-            for part in block.modules()
-            if not layers.is_operator(part)
-        ]
+        self._parts = []
+        for part in block.modules():
+            read = [
+                (name, value, frozen(value) if isinstance(value, _HOLDERS) else None)
+                for name, value in part.__dict__.items()
+                if name in wanted and (name[0] != "_" or isinstance(value, _COMPARED))
+            ]
+            count = None if layers.is_operator(part) else _count(part.__dict__)
+            self._parts.append((part.__dict__, count, read))
 
     def have_changed(self) -> bool:
         """Tell whether any of it is another value now, gone, or new; asked at each call."""
         for attributes, count, values in self._parts:
-            for name, before in values:
+            for name, before, held in values:
                 now = attributes.get(name, self)
-                if now is not before and not _is_same(before, now):
+                if held is not None:
+                    if frozen(now) != held:
+                        return True
+                elif now is not before and not _is_same(before, now):
                     return True
-            if _count(attributes) != count:
+            if count is not None and _count(attributes) != count:
                 return True
         return False
+
+
+def frozen(value: Any) -> Any:
+    """Return what is equal for containers that hold the same, however deep."""
+    if isinstance(value, dict):
+        return type(value), [(name, frozen(each)) for name, each in value.items()]
+    if isinstance(value, _HOLDERS):
+        return type(value), [frozen(each) for each in value]
+    return (type(value), repr(value)) if type(value) in _PLAIN else (type(value), id(value))
 
 
 def _count(attributes: dict[str, Any]) -> int:

@@ -46,10 +46,12 @@ def _dispatch(
         for number, (form, _) in enumerate(ways)
     ]
     idle = {form.name: dict(numbers) for form, numbers in ways}
-    forms, read = [form for form, _ in ways], ReadAttributes(block)
+    forms = [form for form, _ in ways]
+    read = ReadAttributes(block, {n for each in forms for n in each.way["reads"]["attributes"]})
 
     def compute(calls: Any, *taken: Any) -> Any:
-        if read.have_changed():  # by the model's code, which may do so between two steps
+        # By the model's code, which may do so between two steps.
+        if torch.get_default_dtype() is not torch.float32 or read.have_changed():
             return first_of(calls).decline(of("learned_settings_now"))
         return serve(forms, calls, idle, *taken)
 

@@ -16,7 +16,7 @@ from .calls import memory
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import SUM
-from .values import OPTIONS, Template, name_of, put_together, take_apart
+from .values import OPTIONS, Template, attributes, is_same, name_of, put_together, take_apart
 from .ways import INT, Way
 
 
@@ -72,6 +72,7 @@ class Fit:
         self._joint = [i for i, leaf in enumerate(self._leaves) if "axis" in leaf]
         reads = way["reads"]
         self._options, self._whole = reads["options"], frozenset(reads["whole"])
+        self._idle = reads["idle"]
         self._patches, self._writes = reads["patches"], way["writes"]
         self._is_live = way["attends"] in (LIVE, BARE)
         self._same = same = way["same"]
@@ -148,7 +149,10 @@ class Fit:
     def _problem(self, options: Mapping[str, Any]) -> Reason | None:
         """Why the host must compute a block in a step with these options."""
         for name, value in self._options:
-            if options.get(name, ABSENT) != value:
+            if not is_same(options.get(name, ABSENT), value):
+                return of("learned_option", name=name)
+        for name in self._idle:
+            if name not in options:
                 return of("learned_option", name=name)
         for part in (PATCHES, REPLACEMENTS):
             if not (found := options.get(part)):
@@ -164,7 +168,7 @@ class Fit:
     def _compare(self, leaves: Sequence[Any], idle: Mapping[int, int]) -> None:
         for i, rank, name in self._tensors:
             value = leaves[i]
-            if not isinstance(value, torch.Tensor) or value.dim() != rank:
+            if type(value) is not torch.Tensor or value.dim() != rank:
                 raise _OtherError(name)
         for i, size, number, name in self._numbers:
             value = leaves[i]
@@ -213,28 +217,30 @@ def _fill(
     tag, *content = template
     if tag == "leaf":
         leaves[content[0]] = value
-        is_same = isinstance(value, (torch.Tensor, int))
+        equal = isinstance(value, (torch.Tensor, int))
     elif tag == "options":
-        is_same = isinstance(value, dict)
+        equal = isinstance(value, dict)
         options.append(value)
     elif tag == "plain":
-        is_same = type(value) is type(content[0]) and value == content[0]
+        equal = is_same(value, content[0])
     elif tag == "dtype":
-        is_same = value is getattr(torch, content[0])
+        equal = value is getattr(torch, content[0])
     elif tag == "choice":
-        is_same = isinstance(value, Enum) and [name_of(type(value)), value.name] == content
+        equal = isinstance(value, Enum) and [name_of(type(value)), value.name] == content
     elif tag in ("list", "tuple"):
         kind = list if tag == "list" else tuple
-        is_same = isinstance(value, kind) and len(value) == len(content[0])
-        for each, part in zip(content[0], value if is_same else (), strict=False):
+        equal = isinstance(value, kind) and len(value) == len(content[0])
+        for each, part in zip(content[0], value if equal else (), strict=False):
             _fill(each, part, leaves, options, name)
     elif tag == "dict":
-        is_same = type(value) is dict and list(value) == [key for key, _ in content[0]]
-        for key, each in content[0] if is_same else ():
+        equal = type(value) is dict and list(value) == [key for key, _ in content[0]]
+        for key, each in content[0] if equal else ():
             _fill(each, value[key], leaves, options, key)
     else:
-        is_same = name_of(type(value)) == content[0]
-        for key, each in content[1] if is_same else ():
+        equal = name_of(type(value)) == content[0]
+        if tag == "attributes":
+            equal = equal and attributes(value) == [key for key, _ in content[1]]
+        for key, each in content[1] if equal else ():
             _fill(each, getattr(value, key), leaves, options, key)
-    if not is_same:
+    if not equal:
         raise _OtherError(name)

@@ -19,7 +19,7 @@ from .fitting import Fit
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import PRODUCT, SUM
-from .values import put_together, take_apart
+from .values import classes_of, put_together, take_apart
 from .ways import COMPUTE, INT, Way, digest, pieces
 
 #: The family of all forms that were learned.
@@ -59,7 +59,7 @@ class Learned(Form):
 
     def reads(self, module: Any) -> Callable[[type], Collection[str]]:
         """Layers may read one another's."""
-        wanted = all_read(module)
+        wanted = all_read(module).union(self.way["reads"]["attributes"])
         return lambda _: wanted
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
@@ -79,8 +79,13 @@ class Learned(Form):
         for those that are an argument itself.
         """
         leaves = self._values(inputs)
-        read = {n: value for n, value in self.way["reads"]["options"] if value != ABSENT}
-        given = {**read, **(host_attention.options() if self.way["attends"] == LIVE else {})}
+        reads = self.way["reads"]
+        read = {n: value for n, value in reads["options"] if value != ABSENT}
+        given = {
+            **dict.fromkeys(reads["idle"], 0),
+            **read,
+            **(host_attention.options() if self.way["attends"] == LIVE else {}),
+        }
         forward = type(module).forward
         named = {n: put_together(each, leaves, given) for n, each in self.way["arguments"]}
         args, kwargs = by_position(forward, named)
@@ -91,7 +96,7 @@ class Learned(Form):
 
     def code(self) -> tuple[Callable[..., Any], ...]:
         """What `reference` does to its inputs decides a graph, too."""
-        return (Learned._values,)
+        return (Learned._values, *classes_of(self.way["arguments"]))
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves of a call, from the inputs."""

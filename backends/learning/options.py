@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import LearnError
@@ -54,19 +55,22 @@ class ReadOptions(dict[str, Any]):
 
     def _all(self, what: str) -> Any:
         self._reads.whole.add(self._part)
-        return getattr(dict, what)(self)
+        return partial(getattr(dict, what), self)
 
     def items(self) -> Any:
-        return self._all("items")
+        return self._all("items")()
 
     def keys(self) -> Any:
-        return self._all("keys")
+        return self._all("keys")()
 
     def values(self) -> Any:
-        return self._all("values")
+        return self._all("values")()
 
     def __iter__(self) -> Any:
-        return self._all("__iter__")
+        return self._all("__iter__")()
+
+    def __len__(self) -> int:
+        return int(self._all("__len__")())
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._own is None:
@@ -101,24 +105,29 @@ class Reads:
         elif key not in _OF_NODES and key != ATTENTION:
             self.values.setdefault(key, value)
 
-    def facts(self, idle: Iterable[str]) -> dict[str, Any]:
-        """Return it as JSON-plain data: "options" (name and value of each that counts), "patches",
-        and "whole".
+    def facts(self, counting: Collection[str], attributes: Iterable[str]) -> dict[str, Any]:
+        """Return it as JSON-plain data: "options" (name and value of each that counts), "idle"
+        (names of the others that are there), "patches", "whole", and "attributes".
 
         Args:
-            idle: names of options that change nothing of what is computed.
+            counting: names of options that change what is computed.
+            attributes: names of attributes that are read beside those that code names.
 
         Raises:
             LearnError: it is more than can be compared at each call.
         """
         if "" in self.whole:
             raise LearnError(of("learned_all_options"))
-        counting = [(n, self.values[n]) for n in sorted(self.values.keys() - set(idle))]
-        for name, value in counting:
-            if not isinstance(value, _PLAIN):
+        absent = {name for name, value in self.values.items() if value is ABSENT}
+        idle = sorted(self.values.keys() - absent - set(counting))
+        options = [(n, self.values[n]) for n in sorted(self.values.keys() - set(idle))]
+        for name, value in options:
+            if type(value) not in _PLAIN:
                 raise LearnError(of("learned_option_sort", name=name, sort=type(value).__name__))
         return {
-            "options": [[name, value] for name, value in counting],
+            "options": [[name, value] for name, value in options],
+            "idle": idle,
+            "attributes": sorted(attributes),
             "patches": sorted(self.patches),
             "whole": sorted(self.whole),
         }

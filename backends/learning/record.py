@@ -87,7 +87,6 @@ class _Lesson:
         self._fixed: list[str] = []
         self._ways: dict[str, Way] = {}
         self._ranges: dict[tuple[str, str], list[Way]] = {}
-        self._streams: dict[tuple[str, str], str] = {}
 
     def make_steps(self) -> None:
         """Make the step as it was, in another dtype, and at other sizes."""
@@ -166,7 +165,7 @@ class _Lesson:
             for way in self._ways_of_call(name, number, block):
                 key = digest(way)
                 learned[key] = way
-                idle = [[i, call.call.leaves[i]] for i in call.tried.numbers]  # type: ignore[union-attr]
+                idle = _idle(call)
                 if [key, idle] not in found:
                     found.append([key, idle])
         if len(found) > MAX_WAYS:
@@ -189,22 +188,20 @@ class _Lesson:
             (self._other_dtype, self._twin.dtype),
         )
         mark = self._twin.mark(name)
-        self._compare(made, mark)
         key = (digest(way), mark)
         if key not in self._ranges:
             self._ranges[key] = by_ranges(way, block, self._twin, self._listener)
         return self._ranges[key]
 
-    def _compare(self, made: Made, mark: str) -> None:
-        """Of numbers that count for nothing each that the model gives must."""
-        if not made.tried.numbers or made.call is None:
-            return
-        leaves = list(made.call.facts["leaves"])
-        for i in made.tried.numbers:
-            leaves[i] = None
-        operators = self._streams.setdefault((mark, repr(leaves)), made.tried.operators)
-        if operators != made.tried.operators:
-            raise LearnError(of("learned_numbers"))
+
+def _idle(made: Made) -> list[Any]:
+    """Numbers of a call that nothing reads: whole ones, as they were."""
+    leaves = [] if made.call is None else made.call.leaves
+    return [
+        [i, each]
+        for i, each in enumerate(leaves)
+        if i not in made.known.leaves and not isinstance(each, torch.Tensor)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -12,14 +12,20 @@ from ..code.packs import foreign_class
 from ..errors import LearnError
 from ..plans.plan import FORWARD, Placed
 from ..reasons import of
-from ..torch_api.fakes import asks_for_values, errors_unsaid, modules_stay, sized_fakes
+from ..torch_api.fakes import (
+    asks_for_values,
+    errors_unsaid,
+    memory_of,
+    modules_stay,
+    sized_fakes,
+)
 from .arguments import RootCall, Spot
 from .blocks import mark
-from .calls import by_position
+from .calls import Call, by_position
 from .notes import Listener, Notes
 from .options import ReadOptions, Reads
+from .reads import Known, read_by
 from .standing import Standing
-from .tries import Tried, try_others
 from .values import OPTIONS
 from .watching import Seen, Watcher
 
@@ -31,7 +37,7 @@ class Made(Seen):
         writes: the leaves that it writes into.
         attends: how (`notes`).
         reads: what of its step's options.
-        tried: what counts for nothing.
+        known: what of it all counts.
     """
 
     def __init__(self) -> None:
@@ -39,7 +45,7 @@ class Made(Seen):
         self.writes: list[int] = []
         self.attends = ""
         self.reads = Reads()
-        self.tried = Tried()
+        self.known = Known()
 
 
 class Twin:
@@ -95,7 +101,7 @@ class Twin:
         Args:
             call: that was watched.
             sizes: that are to be others.
-            trying: whether to find out what counts for nothing.
+            trying: whether to find out what of it all counts.
             is_placed: whether the blocks are watched.
 
         Raises:
@@ -132,8 +138,8 @@ class _Steps(Watcher):
         super().__init__(root)
         self.listener = listener
         self._trying = False
-        #: By what a block is and how it is called: equal ones are tried once.
-        self._tried: dict[tuple[str, str], Tried] = {}
+        #: By what a block is: calls, with what counts there; equal ones are traced once.
+        self._known: dict[str, list[tuple[Call, dict[str, Any], Known]]] = {}
         self.marks = {name: mark(block) for name, block in self.blocks.items()}
 
     def step(
@@ -161,35 +167,40 @@ class _Steps(Watcher):
         reads, named = Reads(), seen.call.named
         forward = type(block).forward
 
-        def run(changed: Mapping[str, Any], options: Mapping[str, Any], into: Reads) -> Any:
-            given = {n: _told(n, v, options, into) for n, v in {**named, **changed}.items()}
-            args, kwargs = by_position(forward, given)
+        def run() -> Any:
+            args, kwargs = by_position(forward, {n: _told(n, v, reads) for n, v in named.items()})
             return forward(block, *args, **kwargs)
 
-        def again(changed: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-            return self._noted(block, lambda: run(changed, options, Reads()))[0].stream
-
         try:
-            notes, result = self._noted(block, lambda: run({}, {}, reads))
+            notes, result = self._noted(block, run)
             self.listener.notes.stream += notes.stream
         except LearnError as error:
             if error.reason.key == "learned_reads_data":
                 raise
             seen.object_to(error.reason)
             return self._of_block(block, own)
-        if self._trying:
-            key = self.marks[name], repr((seen.call.facts, reads.values))
-            if key not in self._tried:
-                self._tried[key] = try_others(again, notes.stream, seen.call, reads)
-            seen.tried = self._tried[key]
         try:
+            if self._trying and seen.problem is None:
+                seen.known = self._known_of(name, block, seen.call, reads)
             seen.attends, seen.reads = notes.attends, reads
             seen.writes = seen.call.written(notes.written)
         except LearnError as error:
             seen.object_to(error.reason)
+        if notes.written & {memory_of(each) for each in block.parameters()}:
+            seen.object_to(of("learned_settings"))
         if notes.is_random:
             seen.object_to(of("learned_random"))
         return result
+
+    def _known_of(self, name: str, block: torch.nn.Module, call: Call, reads: Reads) -> Known:
+        """What counts of a call, also where all else that it is made with is another."""
+        before = self._known.setdefault(self.marks[name], [])
+        for other, values, known in before:
+            if known.counting(other, values) == known.counting(call, reads.values):
+                return known
+        known = read_by(block, call)
+        before.append((call, reads.values, known))
+        return known
 
     def _noted(self, block: torch.nn.Module, run: Callable[[], Any]) -> tuple[Notes, Any]:
         with self.listener.noting() as notes:
@@ -205,12 +216,12 @@ class _Steps(Watcher):
             raise
 
 
-def _told(name: str, value: Any, options: Mapping[str, Any], reads: Reads) -> Any:
+def _told(name: str, value: Any, reads: Reads) -> Any:
     """An argument in which a step's options note what is read."""
     if name == OPTIONS and isinstance(value, dict):
-        return ReadOptions({**value, **options}, reads)
+        return ReadOptions(value, reads)
     if type(value) is dict:
-        return {key: _told(key, each, options, reads) for key, each in value.items()}
+        return {key: _told(key, each, reads) for key, each in value.items()}
     return value
 
 

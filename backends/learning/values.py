@@ -6,7 +6,6 @@ only, so that it stands in the same order after a trip through JSON.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -58,6 +57,8 @@ def plain(value: Any) -> Template:
 def _apart(value: Any, keep: Keep, name: str) -> Template:
     if name == OPTIONS and isinstance(value, dict):
         return ["options"]
+    if isinstance(value, torch.nn.Parameter):  # what is given may ask what it is
+        raise LearnError(of("learned_takes", sort="Parameter"))
     if isinstance(value, torch.Tensor) or type(value) is int:
         number = keep(value)
         if number is not None:
@@ -75,11 +76,16 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
         return [kind, [_apart(each, keep, "") for each in value]]
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return ["dict", [[key, _apart(each, keep, key)] for key, each in value.items()]]
-    for how, names in (("fields", _fields(value)), ("attributes", _attributes(value))):
+    for how, names in (("fields", _fields(value)), ("attributes", attributes(value))):
         if names:
             parts = [[each, _apart(getattr(value, each), keep, each)] for each in names]
             return [how, name_of(type(value)), parts]
     raise LearnError(of("learned_takes", sort=type(value).__qualname__))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two plain values are one: of one sort, and no zero for another."""
+    return one is other or (type(one) is type(other) and one == other and repr(one) == repr(other))
 
 
 def put_together(template: Template, leaves: Sequence[Any], options: Any = None) -> Any:
@@ -109,16 +115,35 @@ def put_together(template: Template, leaves: Sequence[Any], options: Any = None)
     made = {name: put_together(each, leaves, options) for name, each in parts or ()}
     cls = import_named(content)
     if tag == "fields":
-        return cls(**made)
+        return cls._make(made.values())
     value = cls.__new__(cls)
     for name, each in made.items():
-        setattr(value, name, each)
+        object.__setattr__(value, name, each)
     return value
 
 
 def name_of(cls: type) -> str:
     """Return the name by which a class is imported, "module:Class"."""
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def classes_of(arguments: Sequence[Any]) -> list[type]:
+    """Return the classes whose objects a call takes: all that they have is in the key.
+
+    Args:
+        arguments: (name, template) of each.
+    """
+    found: list[type] = []
+    pending = [template for _, template in arguments]
+    while pending:
+        tag, *content = pending.pop()
+        if tag in ("list", "tuple"):
+            pending += content[0]
+        elif tag in ("dict", "fields", "attributes"):
+            pending += [each for _, each in content[-1]]
+        if tag in ("fields", "attributes", "choice"):
+            found.append(import_named(content[0]))
+    return found
 
 
 def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:
@@ -146,18 +171,16 @@ def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:
 
 
 def _fields(value: Any) -> list[str]:
-    """The fields of a value that its class makes from them: data classes, named tuples."""
+    """The fields of a named tuple that has nothing else."""
     if isinstance(value, type) or not is_known(type(value).__module__):
         return []
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    return list(getattr(value, "_fields", ()))
+    return [] if getattr(value, "__dict__", None) else list(getattr(value, "_fields", ()))
 
 
-def _attributes(value: Any) -> list[str]:
-    """The attributes of a plain object of the host's, by which it can be made again."""
+def attributes(value: Any) -> list[str]:
+    """Return the attributes of a plain object of the host's, by which it can be made again."""
     cls = type(value)
-    if not is_known(cls.__module__) or isinstance(value, (type, torch.nn.Module)):
+    if not is_known(cls.__module__) or isinstance(value, (type, tuple, torch.nn.Module)):
         return []
     if callable(value) or len(cls.__mro__) != 2 or "<locals>" in cls.__qualname__:
         return []

@@ -72,7 +72,7 @@ def learn_way(
         "same": same,
         "writes": base.writes,
         "attends": base.attends,
-        "reads": base.reads.facts(base.tried.options),
+        "reads": base.reads.facts(base.known.options, base.known.attributes),
         "symbols": [_symbol(sizes, name) for name in named],
         "carriers": [[name, *carriers[name]] for name in named if name in carriers],
         "order": order,
@@ -112,7 +112,7 @@ def _leaves(
 
 
 def _number(i: int, values: Sequence[int], calls: Sequence[Made], sizes: Sizes) -> Leaf:
-    if i in calls[0].tried.numbers:
+    if i not in calls[0].known.leaves:
         return {"idle": True}
     name = sizes.named(tuple(values))
     return {"symbol": name} if isinstance(name, str) else {"value": name}

@@ -174,7 +174,7 @@ class _Binding:
     """What the arguments of a host's forward are to a form."""
 
     def __init__(self, hosts: inspect.Signature, arguments: Arguments) -> None:
-        self._hosts = hosts
+        self.hosts = hosts
         self._arguments = arguments
         #: The ways that were met, by how many arguments come by position, and the others' names.
         self.ways: dict[Any, _Way] = {}
@@ -185,7 +185,7 @@ class _Binding:
         if len(self.ways) >= _MOST:
             self.ways.clear()
         try:
-            places = self._hosts.bind(*range(count), **{n: count + i for i, n in enumerate(names)})
+            places = self.hosts.bind(*range(count), **{n: count + i for i, n in enumerate(names)})
         except TypeError:
             way = _Way((), None)
         else:
@@ -199,13 +199,13 @@ class _Binding:
         """
         arguments, order = self._arguments, list(self._arguments.uses)
         ours = {name: name for name in arguments.named}
-        ours.update(zip(_positional(self._hosts), arguments.first, strict=False))
+        ours.update(zip(_positional(self.hosts), arguments.first, strict=False))
         known: dict[str, int] = {}
         others: dict[str, tuple[int, Any]] = {}
         for name, place in given.items():
-            parameter = self._hosts.parameters[name]
+            parameter = self.hosts.parameters[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
-                behind = order[len(_positional(self._hosts)) :]
+                behind = order[len(_positional(self.hosts)) :]
                 known.update(zip(behind, place, strict=False))
                 if len(place) > len(behind):
                     others[f"*{name}"] = place[-1], _EMPTY
@@ -264,9 +264,9 @@ class _Binding:
         return way._replace(is_plain=is_whole and not has_more)
 
     def _default(self, name: str, use: Taken) -> Any:
-        if use.default is not _EMPTY or name not in self._hosts.parameters:
+        if use.default is not _EMPTY or name not in self.hosts.parameters:
             return use.default
-        return self._hosts.parameters[name].default
+        return self.hosts.parameters[name].default
 
 
 def _picker(places: list[int]) -> Callable[[_Values], _Values]:
@@ -295,8 +295,9 @@ _BINDINGS: dict[tuple[Any, Arguments], _Binding] = {}
 
 def _binding(own: partial[Any], arguments: Arguments) -> _Binding:
     key = own.func, arguments
-    if key not in _BINDINGS:
-        _BINDINGS[key] = _Binding(_signature(own), arguments)
+    hosts = _signature(own)
+    if key not in _BINDINGS or _BINDINGS[key].hosts != hosts:
+        _BINDINGS[key] = _Binding(hosts, arguments)
     return _BINDINGS[key]
 
 

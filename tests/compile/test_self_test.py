@@ -49,6 +49,7 @@ NEEDED: tuple[Name, ...] = (
 #: We could do without these, but torch's own code asks for them in some of its versions.
 NEEDED_BY_SOME: tuple[Name, ...] = (
     ("torch._dynamo", "config"),
+    ("torch._guards", "TracingContext"),
     ("torch._inductor", "codecache"),
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"),
     ("torch.fx.experimental.symbolic_shapes", "statically_known_true"),

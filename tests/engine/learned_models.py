@@ -6,6 +6,8 @@ import sys
 import types
 from typing import Any
 
+from torch._dynamo.symbolic_convert import _import_module
+
 #: As if they were of the host.
 MODULE = "comfy.ldm.unheard_of"
 SOURCE = """
@@ -343,6 +345,7 @@ def local():
 
 def load(source: str = SOURCE) -> Any:
     """Return the module; as if it were the host's own until it is unloaded."""
+    _import_module.cache_clear()  # PyTorch's tracer takes the last one of that name for this one
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     exec(compile(source, MODULE, "exec"), vars(module))  # noqa: S102

@@ -30,7 +30,7 @@ SERVED = {
     "Number": (1, "live"),
     "Option": (1, "live"),
     "Sizes": (2, "live"),
-    "Indexed": (1, "live"),
+    "Indexed": (2, "live"),  # an option that is fetched counts, whatever becomes of it
     "Bare": (1, "bare"),
     "Grouped": (1, "live"),
 }

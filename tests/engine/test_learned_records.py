@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "a1" * 32
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def models(host: Host) -> Iterator[Any]:
     yield learned_models.load()
     learned_models.unload()

@@ -1,0 +1,52 @@
+"""What a traced call hangs on: the guards of PyTorch's tracer (Dynamo), and the code that it ran.
+
+Sources: torch/_dynamo/eval_frame.py, guards.py and source.py of torch 2.10-2.15. A guard's name is
+the expression that gets what it is about, from the locals `L` or the globals `G` of the call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def trace(
+    forward: Callable[..., Any],
+    block: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[list[Any], list[types.CodeType]]:
+    """Return the guards of a call of a block on fakes, and the code that it ran. Forgets all that
+    was traced in this process: for a worker.
+
+    Raises:
+        Whatever the code or torch raises: it cannot be traced whole.
+    """
+    import torch._dynamo as dynamo
+    from torch._guards import TracingContext
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    guards: list[Any] = []
+    traced: list[types.CodeType] = []
+
+    def backend(module: Any, _inputs: Any) -> Any:
+        traced.extend(TracingContext.get_traced_code() or ())
+        return module.forward
+
+    settings: Any = {"specialize_int": True, "specialize_float": True}
+    dynamo.reset()
+    try:
+        with dynamo.config.patch(**settings), _disable_current_modes():
+            scope = {"__builtins__": builtins}  # where a trace leaves names
+            called = types.FunctionType(_called.__code__, scope)
+            run = dynamo.optimize(backend, nopython=True, guard_export_fn=guards.extend)(called)
+            run(forward, block, args, kwargs)
+    finally:
+        dynamo.reset()
+    return guards, traced
+
+
+def _called(forward: Any, block: Any, args: Any, kwargs: Any) -> Any:
+    return forward(block, *args, **kwargs)
