@@ -133,6 +133,20 @@ def test_a_node_that_the_last_run_did_without_says_so(page: Page, leave: str, sa
     assert page.run(f"return {BADGES}.WarmgraphCompileModel.some((t) => {DONE}.test(t))") is False
 
 
+def test_a_node_before_the_second_input_of_a_merge_says_where_it_belongs(page: Page) -> None:
+    _open_small(page, seed=9)
+    page.run(
+        "const find = (kind) => app.rootGraph.nodes.find((n) => n.comfyClass === kind);"
+        " const merge = LiteGraph.createNode('ModelMergeSimple'); app.rootGraph.add(merge);"
+        " find('CheckpointLoaderSimple').connect(0, merge, 0);"
+        f" {NODE}.connect(0, merge, 1); merge.connect(0, find('KSampler'), 0);"
+        f" {NODE}.widgets.find((w) => w.name === 'graphs').value = 'lent'"
+    )
+    page.run_workflow()
+    box = f"{NODE}.widgets.find((w) => w.name === 'warmgraph_status').element"
+    page.wait_for(f"{box}.innerText.includes('Nothing in the last prompt used')")
+
+
 def test_a_node_whose_model_is_gone_says_so(page: Page, server: Server) -> None:
     _open_small(page, seed=5)
     page.run_workflow()
