@@ -92,8 +92,8 @@ def _blocks(scope: Any, name: str, model: Any, size: list[int]) -> list[tuple[An
 
         return noted
 
-    def noting_set(only: Any = None) -> Any:
-        made = make_set(only)
+    def noting_set() -> Any:
+        made = make_set()
         placed = [(m, word, noting(m, word, call)) for m, word, call in made.installed]
         return made._replace(installed=placed)
 
