@@ -46,15 +46,14 @@ def write_down(
 
 
 def _options(options: Any, leaves: list[Any]) -> Template:
+    """Of a step's options, a whole number is no size of the call: it stays what it is."""
     kept = []
     for name, value in (options or {}).items():
-        found: list[Any] = []
+        before = len(leaves)
         try:
-            template = take_apart(value, found)
+            kept.append([name, take_apart(value, leaves, numbers=False)])
         except LearnError:  # a node's functions, and the like
-            continue
-        if not any(type(each) is int for each in found) and not isinstance(value, dict):
-            kept.append([name, take_apart(value, leaves) if found else template])
+            del leaves[before:]
     return ["dict", kept]
 
 

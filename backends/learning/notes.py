@@ -15,6 +15,7 @@ from ..host_api import attention
 from ..operators import host_attention
 from ..torch_api.fakes import Operators, is_random, memory_of, operator_text, written_by
 from .options import ReadOptions
+from .values import OPTIONS
 
 #: How a block attends: by the host's functions with the step's options, by them without any, so
 #: that the host's code is traced into the graph, or not at all by these.
@@ -61,14 +62,16 @@ class Notes:
         return next(iter(self._attends), NONE)
 
     def attend(self, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for the host's attention."""
-        is_given = isinstance(kwargs.get("transformer_options"), ReadOptions)
+        """Stand in for the host's attention. The step's options are none of what it reads: a trace
+        would hang on all that is handed on with them.
+        """
+        given = {name: value for name, value in kwargs.items() if name != OPTIONS}
         try:
-            result = host_attention.stand_in(*args, **kwargs)
+            result = host_attention.stand_in(*args, **given)
         except BuildError:  # the operator does not know what it is called with
             self._attends.add(TRACED)
             return self._own(*args, **kwargs)
-        self._attends.add(LIVE if is_given else BARE)
+        self._attends.add(LIVE if isinstance(kwargs.get(OPTIONS), ReadOptions) else BARE)
         return result
 
 

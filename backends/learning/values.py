@@ -26,19 +26,22 @@ Template = list[Any]
 Keep = Callable[[Any], int | None]
 
 
-def take_apart(value: Any, leaves: list[Any], name: str = "") -> Template:
+def take_apart(value: Any, leaves: list[Any], name: str = "", *, numbers: bool = True) -> Template:
     """Write a value down; its tensors and whole numbers go into `leaves`.
 
     Args:
         value: an argument, or a result.
         leaves: what was taken so far.
         name: of the argument.
+        numbers: whether whole numbers do; else they are in the template.
 
     Raises:
         LearnError: it cannot be written down.
     """
 
     def keep(leaf: Any) -> int | None:
+        if not (numbers or isinstance(leaf, torch.Tensor)):
+            return None
         leaves.append(leaf)
         return len(leaves) - 1
 
