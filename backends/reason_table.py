@@ -152,6 +152,7 @@ TABLE: dict[str, str | Row] = {
     # How a model nobody described calls its blocks.
     "learned_takes": "it is called with a {sort}",
     "learned_returns": "it gives a {sort}",
+    "learned_raises": "a call of it raised {sort}, and its model went on",
     "learned_alias": "what it gives shares memory with what it was given, or with itself",
     "learned_shared": "it writes into memory that two of its arguments share",
     "learned_random": "it draws random numbers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -152,7 +153,8 @@ class _Lesson:
         for each in seen:
             if each["problem"] is not None:
                 raise LearnError(reason_of(each["problem"]))
-        for made in calls:
+        others = [seen.get(name, []) for seen in (*(made for _, made in self._runs), self._other)]
+        for made in chain(calls, *others):
             if made.problem is not None:
                 raise LearnError(made.problem)
         if [_plain(made.to_plain()) for made in calls] != seen:

@@ -79,7 +79,12 @@ class Watcher:
         except Exception as error:  # an object's own code; the step is somebody's image
             seen.object_to(of("learned_takes", sort=type(error).__name__))
         own = partial(type(block).forward, block)
-        result = self._make(name, block, seen, partial(own, *args, **kwargs))
+        try:
+            result = self._make(name, block, seen, partial(own, *args, **kwargs))
+        except Exception as error:  # the model's code may catch it, and go on
+            reason = of("learned_raises", sort=type(error).__name__)
+            seen.object_to(error.reason if isinstance(error, LearnError) else reason)
+            raise
         if seen.call is not None:
             try:
                 seen.call.end(result)

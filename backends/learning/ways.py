@@ -47,8 +47,6 @@ def learn_way(
     """
     base = calls[0]
     for call in (*calls, other):
-        if call.problem is not None:
-            raise LearnError(call.problem)
         if _alike(call) != _alike(base):
             raise LearnError(of("learned_other_size"))
     assert base.call is not None

@@ -216,3 +216,23 @@ def test_an_option_that_is_fetched_by_its_name_and_not_used_counts_for_nothing(
             result = regions.run(lambda sizes=sizes: model(*arguments(*sizes)))
         assert regions.declined == [] and regions.served == 2
         assert error(result, reference) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("OneImage", CALLS[0]), ("OneImage", CALLS[1]), ("Never", CALLS[0])]
+)
+def test_a_block_that_raises_what_its_model_catches_is_refused_by_that(
+    models: Any, name: str, sizes: Any
+) -> None:
+    """In the step that was watched, or at a size at which it is made without data."""
+    record = record_of(models, name, sizes)
+    assert record["blocks"] == [] and keys(record) == {"learned_raises"}
+    raised = {"OneImage": "ValueError", "Never": "NotImplementedError"}[name]
+    assert {why["values"]["sort"] for _, why in record["outside"]} == {raised}
+
+
+def test_a_block_that_reads_data_is_refused_by_that_though_its_model_catches_all(
+    models: Any,
+) -> None:
+    record = record_of(models, "LooksAtData")
+    assert record["blocks"] == [] and keys(record) == {"learned_reads_data"}
