@@ -78,7 +78,8 @@ class Lesson:
         """Take what lay on disk, where nothing is known yet."""
         with self._lock:
             if self.known == Known():
-                self.known = Known(record=record, steps=int(record.get(_TIMES, 1)))
+                learned = {name: each for name, each in record.items() if name != _TIMES}
+                self.known = Known(record=learned, steps=int(record.get(_TIMES, 1)))
 
     def begin(self) -> bool:
         """Begin to learn from one more step; False: no more may be watched, or another was."""
@@ -202,9 +203,8 @@ class Lessons:
         else:
             logger.warning("Warmgraph: %s runs at normal speed: %s", root, error.reason)
             return before._replace(problem=error.reason)
-        record[_TIMES] = before.steps
         try:
-            self._records.keep(lesson.structure, record)
+            self._records.keep(lesson.structure, {**record, _TIMES: before.steps})
         except (OSError, GraphFileError) as failure:
             logger.warning("What was learned of %s is not kept on disk: %s", root, failure)
         return before._replace(record=record)

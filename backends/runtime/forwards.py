@@ -73,8 +73,8 @@ class Forwards:
     def _start_anew(self) -> None:
         #: By the keys of their graphs, at each place that had one, by its name.
         self._regions: dict[str, dict[str, Region]] = {}
-        #: What serves calls now.
-        self.now = NOTHING_SERVES
+        #: What serves calls now, and what the last one was made with.
+        self.now = self.made_with = NOTHING_SERVES
         self._version = -1  # of the graphs that it was made for
         #: Calls that graphs had served at each place when the run began.
         self._before: Mapping[str, int] = {}
@@ -108,7 +108,8 @@ class Forwards:
     def begin_run(self) -> None:
         """Start a run: nothing is declined yet, and no graph has served."""
         for region in self._all():
-            region.declined = None
+            region.begin_run()
+        self.made_with = NOTHING_SERVES
         self._before = self._counts()
 
     def end_run(self) -> None:
@@ -232,8 +233,9 @@ class Forwards:
 
     @property
     def placed(self) -> frozenset[str]:
-        """The places that had a graph when the last step was made, called or not."""
-        return frozenset(self._regions)
+        """The places whose graphs the last step could call, but for those that were compared."""
+        found = {region.place.name: region for region in self.made_with.regions}
+        return frozenset(n for n, region in found.items() if not region.is_compared)
 
     @contextlib.contextmanager
     def watched(self, ran: set[str]) -> Iterator[None]:
@@ -245,14 +247,19 @@ class Forwards:
             ran |= self.ran(before)
 
     def declined(self, name: str) -> Reason | None:
-        """Why no ready graph of a place took a call, if there was one that none did."""
+        """Why no ready graph of a place took a call, if there was one that none did; or why none is
+        served yet.
+        """
         kind, guests = self._kind(name)
         graph = None if kind is None else kind.graph
         if graph is not None and (problem := self._against(graph, guests)) is not None:
             return problem
         here = list(self._regions.get(name, {}).values())
-        reasons = (region.declined for region in here if region.declined is not None)
-        return next(reasons, self._past_reasons.get(name))
+        if sum(region.calls for region in here) > self._before.get(name, 0):
+            reasons = [region.declined for region in here]
+        else:
+            reasons = [region.declined or region.unsure for region in here]
+        return next((each for each in reasons if each is not None), self._past_reasons.get(name))
 
     def _all(self) -> list[Region]:
         """The regions of all places; asked from any thread."""

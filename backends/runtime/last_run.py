@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from ..plans.plan import Plan
 from ..reasons import Reason
 
 
@@ -15,7 +16,8 @@ class LastRun(NamedTuple):
 
     Attributes:
         ran: the places that graphs have served.
-        placed: the places that had a graph, whether or not the model called them.
+        placed: the places whose graphs the model could have called, but for those that were
+            compared with what it called instead.
         why: why graphs served none, where that is known.
     """
 
@@ -98,6 +100,24 @@ class Steps:
             if not self._served and self._left:
                 why = self._left.most_common(1)[0][0]
             self.last = LastRun(ran, placed, None if ran else why)
+
+
+def parts_of(plan: Plan, told: Container[str], idle: Container[str]) -> list[str]:
+    """Return the names of a plan's parts. A block that is called in several ways is one part, but
+    for each way of which something is told; where there is none, it is idle if all of its ways are.
+
+    Args:
+        told: names of places that ran, or did not for a reason.
+        idle: names of those that were there to be called.
+    """
+    found: list[str] = []
+    for dispatch in plan.dispatches:
+        names = [place.name for place in dispatch.regions]
+        if dispatch.apart:
+            ways = [name for name in names if name in told]
+            names = ways or sorted(names, key=lambda name: name in idle)[:1]
+        found += names
+    return found
 
 
 def together(found: Sequence[Standing]) -> Standing:

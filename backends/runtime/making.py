@@ -14,12 +14,16 @@ import torch
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import CallValues, arithmetic
+from ..reasons import of
 from ..weights.addresses import AddressBook
 from .faults import CAPTURES, Faults
-from .forwards import Forwards, ForwardSet
+from .forwards import NOTHING_SERVES, Forwards, ForwardSet
 from .pace import COMPILED, EAGER, EXACT
 from .placing import Placing, unmarked
 from .variations import Account
+
+#: Of a step that called no part which has a graph.
+_NOT_CALLED = of("learned_not_called")
 
 
 class Made(NamedTuple):
@@ -90,12 +94,18 @@ class Making:
             host: the call as the host would make it, without its arguments.
             plain: the same with them, for where no replay gives the result.
         """
-        before, beside = self._account.calls, self._account.beside
+        account = self._account
+        before, beside = account.calls, account.beside
+        self._forwards.made_with = step.serving
         result, form = self._replayed(root, host, plain, step)
-        if self._account.beside > beside:
+        if account.beside > beside:
             return Made(result, None)  # graphs computed what the host did, too
         if form is None:
-            return Made(result, COMPILED if self._account.calls > before else EAGER)
+            if account.calls > before:
+                return Made(result, COMPILED)
+            if self._forwards.made_with.regions and not account.declined:
+                account.declined[_NOT_CALLED.key] = _NOT_CALLED
+            return Made(result, EAGER)
         return Made(result, EXACT if form == EXACT else COMPILED)
 
     def _replayed(
@@ -124,7 +134,10 @@ class Making:
             )
         if attempt is None:
             return self._in_pieces(run, plain, step), None
-        if attempt.result is not None:
+        is_given = attempt.result is not None
+        if attempt.form == EXACT if is_given else attempt.may_come and not attempt.compiled:
+            self._forwards.made_with = NOTHING_SERVES
+        if is_given:
             return attempt.result, attempt.form
         if attempt.may_come:
             result = run(plain, compiled=attempt.compiled)

@@ -42,8 +42,8 @@ class Region:
     None for the host to do it.
 
     A call that its graph does not take goes to the first of the place's other regions whose graph
-    does; where there is none, what it needed is noted. A declined call is counted with its reason
-    in `declined`; a graph that fails or differs from eager is dropped for good and its reason kept
+    does; where there is none, what it needed is noted. Why a call was declined is in `declined`; a
+    graph that fails or differs from eager is dropped for good and its reason kept
     on the graph. Whatever else of ours fails leaves this kind to the host from then on (`faults`).
     """
 
@@ -78,9 +78,9 @@ class Region:
         """
         self.place = place
         self.graph = graph
-        self.declined: Reason | None = None
         #: How many calls the graph has served here.
         self.calls = 0
+        self.begin_run()
         self._account = account or Account()
         self._kind = kind or graph.key
         self._guests: Guests | None = None
@@ -114,6 +114,14 @@ class Region:
         formats_left = (formats.of(place.module.get_submodule(path)) for path in left)
         #: Whether a library keeps memory for each stream for products that the graph calls.
         self._by_stream = any(f is not None and f.takes_memory_by_stream for f in formats_left)
+
+    def begin_run(self) -> None:
+        """A run starts: nothing is declined yet."""
+        self.declined: Reason | None = None
+        #: Whether the host made a call that the graph was compared in; and why no more calls like
+        #: it are served yet.
+        self.is_compared = False
+        self.unsure: Reason | None = None
 
     @property
     def graphs(self) -> list[Graph]:
@@ -266,6 +274,7 @@ class Region:
         inputs tells nothing.
         """
         self._account.beside += 1
+        self.is_compared = True
         try:
             kept = Inputs.of(inputs)
         except torch.OutOfMemoryError:
@@ -274,6 +283,7 @@ class Region:
         return ByHost(kept, partial(self._beside, options=options, elements=elements))
 
     def _unsure(self, weight_class: str) -> None:
+        self.unsure = of("learned_unsure")
         if isinstance(self._trust, PlaceTrust):
             self._trust.note_unsure(weight_class)
 
@@ -387,7 +397,7 @@ class Region:
     def decline(self, reason: Reason) -> Any:
         """Leave this call to the host, for a reason in words; the None is the region's answer."""
         self.declined = reason
-        self._account.declined[reason.key] += 1
+        self._account.declined[reason.key] = reason
         return None
 
     def _run(self, run: Callable[[], Any]) -> Any:

@@ -145,7 +145,7 @@ class Scope:
 
     @property
     def placed(self) -> frozenset[str]:
-        """The places that had a graph when the last step was made, called or not."""
+        """The places whose graphs the last step could call, but for those that were compared."""
         return self.forwards.placed
 
     def for_copy(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:

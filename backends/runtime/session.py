@@ -19,7 +19,7 @@ from ..plans.plan import Place
 from ..reasons import Reason
 from .cards import Card, Cards
 from .faults import TELLING
-from .last_run import Parts, Standing, Steps, parts, together
+from .last_run import Parts, Standing, Steps, parts, parts_of, together
 from .live import Live
 from .pace import Pace
 from .root_copy import RootCopy
@@ -393,7 +393,10 @@ def _once(*lists: Iterable[Graph]) -> list[Graph]:
 
 def standing_of(scope: Scope, counts: Steps) -> Standing:
     """Return how a root module stands that runs through a scope."""
-    return Standing([place.name for place in scope.plan.places], scope.eager_places(), counts.last)
+    eager, last = scope.eager_places(), counts.last
+    told = {name for name, _ in eager}
+    ran, idle = (told, told) if last is None else (told | last.ran, last.placed)
+    return Standing(parts_of(scope.plan, ran, idle), eager, last)
 
 
 def _module_of(place: Place) -> tuple[int, str]:

@@ -39,7 +39,9 @@ _MOST_STRUCTURES = 256
 #: Says that a call cannot be captured, and nothing of other nodes.
 _HARMLESS = "on_cpu"
 #: What a call that was declined for shows another way in which blocks are called.
-_OTHER_WAYS = frozenset({"learned_another", "learned_option"})
+_OTHER_WAYS = ("learned_another", "learned_option")
+#: Of blocks that the step that was watched did not call.
+_NOT_CALLED = "learned_not_called"
 
 
 def structure_of_call(
@@ -75,11 +77,7 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
 
 
 class Study:
-    """What becomes of one root module that no family describes.
-
-    Attributes:
-        left: why graphs did not serve the last call, where that was decided here.
-    """
+    """What becomes of one root module that no family describes."""
 
     def __init__(
         self,
@@ -104,16 +102,17 @@ class Study:
         self._name = name_of(type(root))
         self._unread = unread_options(root)
         self._planned: Known | None = None
-        #: Structures of calls in which blocks were called otherwise than was learned; the last
-        #: call's, and how many calls of blocks were declined for that.
-        self._odd: set[Hashable] = set()
+        #: Structures of calls in which blocks were called otherwise than was learned, and how; the
+        #: last call's.
+        self._odd: dict[Hashable, Reason] = {}
         self._last: Hashable = None
-        self._declined = 0
+        #: Why graphs did not serve the last call; how it was odd, where it was watched for that.
+        self._left: Reason | None = None
+        self._watched: Reason | None = None
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count(1)
         self._folders: Sequence[Path] = ()
         self.lesson: Lesson | None = None
-        self.left: Reason | None = None
 
     def elsewhere(self, root: torch.nn.Module, model: Any) -> Study:
         """Return one for a copy of the module that has weights of its own."""
@@ -154,6 +153,9 @@ class Study:
         known = self._known()
         if known.problem is None and not self.has_news:  # then its code may be another by now
             self.look(self._folders)
+        if self.has_news:
+            self._odd.clear()
+            self._watched = None
         self._planned = self._known()
         if (reason := self.why_none) is not None:
             return reason
@@ -174,11 +176,22 @@ class Study:
             return of("learned_soon")
         return of("learned_first") if self._may_ask else of("learned_nowhere")
 
+    @property
+    def left(self) -> Reason | None:
+        """Why graphs did not serve the last call, where that was decided here, and does not hold
+        for the next one: what was watched may have been learned meanwhile.
+        """
+        if self._watched is None:
+            return self._left
+        if self._known().is_pending:
+            return of("learned_soon")
+        return None if self.has_news else self._watched
+
     # --- a run --------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
         """A run starts."""
-        self.left = None
+        self._left = self._watched = None
 
     def step(
         self,
@@ -208,10 +221,12 @@ class Study:
             if others is None:
                 watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
             if watch is not None:
+                self._watched = self._odd.get(structure)
                 return watch(dtype, faults)
-            self.left = None if others is None else of("learned_unseen", why=others)
-        elif self.left is not None and self.lesson is not None and self.lesson.known.record:
-            self.left = None
+            self._left = None if others is None else of("learned_unseen", why=others)
+        elif self._left is not None and self.lesson is not None and self.lesson.known.record:
+            self._left = None
+        self._watched = None
         return None
 
     def _number(self, structure: Hashable) -> int:
@@ -224,12 +239,17 @@ class Study:
 
     # --- learning -------------------------------------------------------------------------------
 
-    def _look_back(self, declined: Mapping[str, int]) -> None:
-        """Note whether the call before showed another way."""
-        count = sum(declined.get(key, 0) for key in _OTHER_WAYS)
-        if count > self._declined:
-            self._declined = count
-            self._odd.add(self._last)
+    def _look_back(self, declined: dict[str, Reason]) -> None:
+        """Note whether the call before showed another way, or other blocks."""
+        keys = (*_OTHER_WAYS, _NOT_CALLED) if self._has_uncalled() else _OTHER_WAYS
+        reason = next((declined[key] for key in keys if key in declined), None)
+        declined.clear()
+        if reason is not None:
+            self._odd[self._last] = reason
+
+    def _has_uncalled(self) -> bool:
+        record = None if self._planned is None else self._planned.record
+        return record is not None and any(why["key"] == _NOT_CALLED for _, why in record["outside"])
 
     def _is_to_be_watched(self, structure: Hashable, faults: Faults) -> bool:
         lesson = self.lesson
@@ -249,7 +269,7 @@ class Study:
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
-            self._odd.discard(self._last)
+            self._odd.pop(self._last, None)
             if self.lesson.known.record is None:
                 self._lessons.refuse(self.lesson, error.reason)
             return None
@@ -269,5 +289,5 @@ class Study:
     def _teach(self, watcher: Watcher, facts: Mapping[str, Any], dtype: torch.dtype) -> None:
         assert self.lesson is not None
         seen = {**facts, "blocks": watcher.to_plain()}
-        self._odd.discard(self._last)
+        self._odd.pop(self._last, None)
         self._lessons.teach(self.lesson, self._name, task(*detected(self._model), dtype, seen))

@@ -6,7 +6,6 @@ when its next run begins. Other models of the process, which share the first gra
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -95,7 +94,8 @@ class Account:
         verdicts: what speaks against graphs with its weights; kept likewise.
         calls: how many graphs have served.
         lookahead: how far they are ahead of the GPU.
-        declined: how many were left to the host, by the key of the reason.
+        declined: why calls were left to the host, newest by the key of the reason, since a step
+            of a model that is learned began.
         structure: a name for the structure of the model's call, of one that was learned.
         beside: calls that the host made, to compare graphs in.
     """
@@ -104,6 +104,6 @@ class Account:
     verdicts: Verdicts = field(default_factory=Verdicts)
     calls: int = 0
     lookahead: Lookahead = field(default_factory=Lookahead)
-    declined: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, Reason] = field(default_factory=dict)
     structure: int = 0
     beside: int = 0

@@ -250,7 +250,7 @@ def _stands(report: dict[str, Any], *, told: bool) -> list[Line]:
     standing, total = report["standing"], report["regions"]["total"]
     if standing == "building":
         return [_building(report)]
-    if report["idle"] and not total:
+    if standing == "waiting" and report["idle"] and not report["ready"]:
         return [line("parts_idle", model=report["model"], idle=report["idle"])]
     if standing == "replayed" or (standing == "waiting" and not report["ready"]):
         return [line(standing, model=report["model"])]

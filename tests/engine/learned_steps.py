@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +16,17 @@ import torch
 
 from warmgraph_backends.building.builder import BuildResult, Job
 from warmgraph_backends.compilers.registry import backend_named
+from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.errors import BuildError, LearnError
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.graph import State
 from warmgraph_backends.graphs.lessons import Lessons
 from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.scope import Scope
+from warmgraph_backends.runtime.session import Options, Session
 from warmgraph_backends.runtime.study import Study
+from warmgraph_backends.sessions.report import model_report
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.records import Records
@@ -38,10 +44,27 @@ class Here:
     def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
         self._make = make
         self.jobs = 0
+        self._held: list[Callable[[], None]] | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is learned comes when this ends."""
+        self._held = []
+        yield
+        held, self._held = self._held, None
+        for each in held:
+            each()
 
     def submit(self, job: Job) -> Future[BuildResult]:
         self.jobs += 1
         future: Future[BuildResult] = Future()
+        if self._held is None:
+            self._learn(job, future)
+        else:
+            self._held.append(partial(self._learn, job, future))
+        return future
+
+    def _learn(self, job: Job, future: Future[BuildResult]) -> None:
         try:
             record = learned_from(self._make, job.task["watched"])
         except LearnError as failure:
@@ -49,7 +72,6 @@ class Here:
         else:
             payload = compress_payload(canonical_json(record).encode())
             future.set_result(BuildResult(job.key, payload, {}, 0.0))
-        return future
 
 
 class Steps:
@@ -65,30 +87,30 @@ class Steps:
         model = SimpleNamespace(model_config=SimpleNamespace(unet_config={}))
         self.study = Study(self.root, model, lessons, lambda: True, may_ask=True)
         self.study.look(())
+        backend = backend_named("inductor")
         self.scope = Scope(
-            self.root,
-            self.root,
-            self.study.plan,
-            Plan(),
-            backend_named("inductor"),
-            shared,
-            study=self.study,
+            self.root, self.root, self.study.plan, Plan(), backend, shared, study=self.study
         )
+        options = Options(WhenMissing.BACKGROUND, "")
+        self.session = Session("1", "Model", backend, options, self.scope, Pace(Times()))
         self.scope.describe(CPU, torch.float32)
 
-    def make(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> Any:
-        """A run of one step."""
+    def make(self, sizes: tuple[int, ...] = CALLS[0], steps: int = 1, **options: Any) -> Any:
+        """A run; the result of its last step."""
         scope, own = self.scope, type(self.root).forward
         if self.study.has_news:
             scope.describe(CPU, torch.float32)
         for graph in scope.graphs:
             if graph.state is State.MISSING:
                 self.lab.engine._graphs._set(graph, built_here(graph))
+        self.session.begin_run()
         scope.begin_run()
         kwargs = {"transformer_options": dict(options)}
-        made = scope.call(lambda *a, **k: own(self.root, *a, **k), arguments(*sizes), kwargs)
+        for _ in range(steps):
+            result = self.session.step(partial(own, self.root), arguments(*sizes), kwargs)
         scope.end_run()
-        return made
+        self.session.end_run()
+        return result
 
     def run(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> tuple[int, float]:
         """As `make`; calls that graphs served, and how far it is from eager."""
@@ -96,7 +118,7 @@ class Steps:
         twin = deepcopy(self.root)  # some keep something from one call to the next
         reference = type(twin).forward(twin, *arguments(*sizes), transformer_options=dict(options))
         made = self.make(sizes, **options)
-        return self.scope.compiled_calls - before, error(made.result, reference)
+        return self.scope.compiled_calls - before, error(made, reference)
 
     def served(self, sizes: tuple[int, ...] = CALLS[0], **options: Any) -> tuple[int, float]:
         """As `run`, of a call whose like was compared: ComfyUI's code made that."""
@@ -105,3 +127,14 @@ class Steps:
 
     def reasons(self) -> set[str]:
         return {reason.cause.key for _, reason in self.scope.eager_places()}
+
+    def told(self) -> dict[str, int]:
+        """How parts stand, as a report tells: those that there are."""
+        parts = self.session.parts()
+        found = {**parts._asdict(), "eager": len(parts.eager)}
+        return {name: count for name, count in found.items() if count}
+
+    def lines(self) -> list[str]:
+        """What the node shows."""
+        report = model_report(self.session, self.lab.engine._builder, None)
+        return [each["text"] for each in report["lines"]]

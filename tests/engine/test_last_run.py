@@ -69,7 +69,7 @@ def test_a_run_that_uses_none_of_them_is_told_as_what_it_is(probed: Probed) -> N
     assert root._forward == forward
     report = probed.report()
     assert _counts(report) == (0, 0, TOTAL, 0) and report["standing"] == "waiting"
-    assert _said(report).endswith("none of its 38 parts was called in the last run")
+    assert _said(report).endswith("the last run called none of its 38 compiled parts")
     probed.check()
     assert probed.report()["standing"] == "compiled"
 
@@ -87,7 +87,7 @@ def test_another_way_to_call_a_block_is_no_failure_where_it_is_not_needed(
         assert _counts(report) == (expected.places - expected.others, 0, expected.others, 0)
         called = expected.places - expected.others
         assert _said(report).endswith(f"{called} of {called} parts compiled")
-        assert f"{expected.others} parts were not called in the last run" in report["text"]
+        assert f"{expected.others} compiled parts were not called in the last run" in report["text"]
 
 
 def test_shallow_steps_of_deepcache_take_nothing_away_from_the_full_ones(probed: Probed) -> None:

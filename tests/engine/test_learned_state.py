@@ -152,7 +152,7 @@ def test_what_a_model_keeps_moves_on_once_a_step(
     made = steps(name)  # which sets that up anew
     for sizes, reference in zip(SIZES, wanted, strict=True):
         before = made.scope.compiled_calls
-        assert error(made.make(sizes).result, reference) < 1e-5
+        assert error(made.make(sizes), reference) < 1e-5
     assert made.scope.compiled_calls - before == 2 and made.reasons() == set()
 
 

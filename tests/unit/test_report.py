@@ -202,10 +202,10 @@ def test_what_nothing_used_says_where_it_belongs() -> None:
 def test_parts_that_the_last_run_had_no_use_for_are_no_failure() -> None:
     idle = {"standing": "compiled", "idle": 12, "eager": []}
     assert not any("called" in each for each in _on_node(**idle))
-    assert "12 parts were not called in the last run" in _whole(**idle)
+    assert "12 compiled parts were not called in the last run" in _whole(**idle)
     alone = {"standing": "waiting", "regions": {"total": 0, "compiled": 0, "eager": 0}, "idle": 12}
     assert _on_node(**alone, eager=[])[1] == (
-        "SDXL: none of its 12 parts was called in the last run"
+        "SDXL: the last run called none of its 12 compiled parts"
     )
 
 
