@@ -6,6 +6,7 @@ WarmgraphError              base: `reason` says why, `remedy` what to do
 ├── LearnError              how a block or a model is called cannot be learned
 ├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
 ├── BuildError              a build failed, was killed or ran out of time
+│   └── BrokenWorkerError   nor can its worker build anything else now
 ├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
 │   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
 ├── GraphsNameError         a graphs name or workflow path is not a plain, safe name
@@ -98,6 +99,12 @@ class ManifestError(WarmgraphError):
 
 class BuildError(WarmgraphError):
     """A build failed; the graph's regions stay eager."""
+
+
+class BrokenWorkerError(BuildError):
+    """A build failed, and so would any other in this process: of what its card, its memory or its
+    disk are, a new one may get more.
+    """
 
 
 class CancelledBuildError(BuildError):

@@ -194,8 +194,7 @@ class WorkerThread:
         try:
             answer = self._converse(process, entry)
             if isinstance(answer, Failure):
-                # What an unexpected error leaves behind (a broken CUDA context, say) must not fail
-                # the next job too.
+                # What it leaves behind (a broken CUDA context, say) must not fail the next job too.
                 outcome, usable = answer.error, answer.clean
             else:
                 outcome, usable = self._read_result(process, entry, answer), True

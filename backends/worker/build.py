@@ -13,7 +13,7 @@ from ..compilers import registry
 from ..compilers.registry import backend_named
 from ..contract import Compiler, Description, Measure, Program
 from ..device.gpu import empty_cache, in_use, is_gpu, pretended
-from ..errors import BuildError, RequirementError, WarmgraphError
+from ..errors import BrokenWorkerError, BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
 from ..host_api.process import import_host
 from ..plans.describe import named_code
@@ -79,14 +79,20 @@ def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]
             notebook = Notebook(task.get("dump"))
             return _build(description, form, backend, guests, measure, started, notebook)
         except Exception as error:
-            broken = backend.explain_failure(description.device)
+            # Nothing runs on a card that is not here.
+            is_here = pretended() is None
+            broken = backend.explain_failure(description.device) if is_here else None
             if broken is None:
                 raise
-            words = of("nothing_compiles", why=broken.reason)
-            if not broken.final:  # what failed is of interest, too
-                said = error.reason if isinstance(error, WarmgraphError) else error
-                words = of("broke_here", error=said, why=broken.reason)
-            raise BuildError(words, remedy=broken.remedy, final=broken.final) from error
+            if broken.final:
+                words = of("nothing_compiles", why=broken.reason)
+                raise BuildError(words, remedy=broken.remedy, final=True) from error
+            said = error.reason if isinstance(error, WarmgraphError) else error
+            words = of("broke_here", error=said, why=broken.reason)
+            raise BrokenWorkerError(words, remedy=broken.remedy) from error
+        finally:
+            if is_gpu(description.device):
+                empty_cache()
 
 
 def _check_requirements(backend: Compiler, device: str) -> None:
@@ -114,8 +120,6 @@ def _build(
     # For a card that is not here it is compared at its first call in each process, as any graph is.
     is_here = pretended() is None
     checks = checked(program, backend.load(compiled.payload)) if is_here else []
-    if is_gpu(description.device):
-        empty_cache()
     facts = {
         **compiled.facts,
         "weights": [list(spec) for spec in program.weights],

@@ -22,7 +22,7 @@ from ..building.messages import MARK, RESULT, encode_message, read_message
 from ..building.worker_process import remove_after_me
 from ..cleanup.keeper import VARIABLE
 from ..cleanup.temporary import owner_of
-from ..errors import WarmgraphError
+from ..errors import BrokenWorkerError, WarmgraphError
 from ..reasons import NOTHING, Reason
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def _do(
             }
         )
     except BaseException as error:  # a job must not take its worker along, whatever it raises
-        deliberate = isinstance(error, WarmgraphError)
         return encode_message(
             {
                 "job": number,
@@ -114,7 +113,7 @@ def _do(
                 "final": _is_final(error),
                 "remedy": _remedy(error).to_plain(),
                 "trace": _trace(error),
-                "clean": deliberate,
+                "clean": _is_clean(error),
             }
         )
 
@@ -232,6 +231,15 @@ def _remedy(error: BaseException) -> Reason:
 
 def _is_final(error: BaseException) -> bool:
     return isinstance(error, WarmgraphError) and error.final
+
+
+def _is_clean(error: BaseException) -> bool:
+    """Tell whether the next job finds all as ever: as it does after any exception of a compiler's
+    or of the host's code, but not with a broken card, or where memory lacks.
+    """
+    of_card = getattr(sys.modules.get("torch"), "AcceleratorError", MemoryError)
+    spoiling = (BrokenWorkerError, MemoryError, of_card)
+    return isinstance(error, Exception) and not isinstance(error, spoiling)
 
 
 def one_line(error: BaseException) -> str:

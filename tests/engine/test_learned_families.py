@@ -4,6 +4,7 @@ whole step by a worker's export of it is the host's.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -273,6 +274,13 @@ def test_a_worker_learns_from_data_alone(models: Models, tmp_path: Path) -> None
         process.send({"job": 2, "task": {**task, "model": "NoSuchModel"}})
         answer = process.receive()
         assert answer["error"]["key"] == "learned_no_step" and answer["clean"]
+        process.send({"job": 3, "task": {**task, "watched": {**task["watched"], "leaves": 1}}})
+        answer = process.receive()  # an error that nobody foresaw; it goes on as before
+        assert not answer["ok"] and answer["error"]["text"].startswith("TypeError")
+        assert answer["clean"]
+        process.send({"job": 4, "task": task})
+        again = process.receive()
+        assert again["sha256"] == hashlib.sha256(data).hexdigest()
     finally:
         process.end()
 

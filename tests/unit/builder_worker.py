@@ -102,6 +102,18 @@ def refuse_for_good(task: dict[str, Any], measure: loop.Measure) -> None:
     raise errors.BuildError("nothing compiles here", remedy="update torch", final=True)
 
 
+def spoil(task: dict[str, Any], measure: loop.Measure) -> None:
+    if task["by"] == "card":
+        import torch
+
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+    raise {
+        "worker": errors.BrokenWorkerError("no graph compiles here now"),
+        "memory": MemoryError(),
+        "exit": SystemExit(3),
+    }[task["by"]]
+
+
 def die(task: dict[str, Any], measure: loop.Measure) -> None:
     os.write(2, b"Fatal Python error: this is the end\nsome frame\n")
     os._exit(task.get("status", 7))
@@ -185,7 +197,7 @@ TASKS = {
     for function in (
         sleep, wait, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
         die_measuring, die_before_the_answer, describe_process, start_compiler,
-        hold_the_interpreter, unprintable_facts,
+        hold_the_interpreter, unprintable_facts, spoil,
     )
 }  # fmt: skip
 

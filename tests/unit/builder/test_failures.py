@@ -28,13 +28,21 @@ def test_a_job_that_raises_fails_alone_with_words_and_the_workers_traceback(make
     result_of(good)
 
 
-def test_a_worker_is_replaced_after_an_unexpected_error_but_not_after_a_refusal(make):
+def test_a_worker_stays_after_a_refusal_and_after_any_error_of_a_job(make):
     builder = make()
     before = result_of(builder.submit(job("sleep"))).facts["pid"]
     refused = error_of(builder.submit(job("refuse")))
     assert (refused.reason, refused.remedy) == ("no Triton here", "install it")
     assert result_of(builder.submit(job("sleep"))).facts["pid"] == before
     error_of(builder.submit(job("fail")))
+    assert result_of(builder.submit(job("sleep"))).facts["pid"] == before
+
+
+@pytest.mark.parametrize("by", ["card", "worker", "memory", "exit"])
+def test_a_worker_is_replaced_where_the_next_job_would_fail_too(make, by):
+    builder = make()
+    before = result_of(builder.submit(job("sleep"))).facts["pid"]
+    error_of(builder.submit(job("spoil", by=by)))
     assert result_of(builder.submit(job("sleep"))).facts["pid"] != before
 
 
