@@ -20,6 +20,8 @@ from .blocks import attributes_of
 from .values import name_of
 
 _BACKENDS = Path(__file__).resolve().parents[1]
+_ROOMS = ("learning", "code")
+_OF_TORCH = ("torch_api/fakes.py", "torch_api/guarding.py")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -71,6 +73,6 @@ def _read(value: Any) -> list[Any]:
 
 @cache
 def _own_code() -> str:
-    """What of ours decides what is learned."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hash_files(_BACKENDS, [f"{file.parent.name}/{file.name}" for file in files])
+    """What of ours decides what is learned, and what is refused."""
+    files = [f"{room}/{file.name}" for room in _ROOMS for file in (_BACKENDS / room).glob("*.py")]
+    return hash_files(_BACKENDS, sorted([*files, *_OF_TORCH]))

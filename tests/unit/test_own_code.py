@@ -27,6 +27,7 @@ ELSEWHERE = {
     "families/": "what a form computes is hashed function by function into each kind's sources",
     "learning/": "what a learned form computes is hashed, too; how it is called is its name",
     "torch_api/fakes.py": "what a model is learned on; no build makes such",
+    "torch_api/guarding.py": "what is learned of a model; records are of the code that made them",
     "kernels/int8_sums.py": "is what a form computes, too",
     "kernels/packed_blocks.py": "is what forms compute, and name as their code",
     "plans/binding.py": "runs around a region in a server; no graph computes anything of it",
