@@ -19,7 +19,7 @@ import torch
 
 from ..reasons import Reason, of
 from .bytecode import codes, global_chains
-from .sources import is_foreign, is_operator
+from .sources import is_foreign, is_operator, is_outside
 
 #: The one argument that a replaced forward may keep: the host's own notes on the step.
 OPTIONS = "transformer_options"
@@ -35,6 +35,15 @@ _KNOWN_HOMES = frozenset(
         *("builtins", "typing", "numbers", "logging"),
     )
 )
+#: Of Python's own what only computes, too.
+_PURE = frozenset(
+    (
+        *("abc", "collections", "contextlib", "copy", "dataclasses", "enum", "re", "types"),
+        *("_abc", "_collections_abc", "_operator", "cmath", "numpy", "typing_extensions"),
+    )
+)
+#: Of torch what tells whether code is being traced.
+_TRACED = frozenset(("is_compiling", "is_dynamo_compiling", "is_exporting"))
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 _IGNORED = frozenset(
     ("CACHE", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS")
@@ -62,6 +71,13 @@ def defaults(function: Any) -> tuple[Any, ...]:
 def is_plain(value: Any) -> bool:
     """Tell whether a value is one that nothing changes."""
     return all(map(is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN)
+
+
+def is_pure(module: str) -> bool:
+    """Tell whether what a module of torch's or of Python's own gives hangs on nothing that code
+    outside it may set.
+    """
+    return module.partition(".")[0] in _KNOWN_HOMES | _PURE
 
 
 def code_objection(function: Callable[..., Any], *, settings: bool = False) -> Reason | None:
@@ -149,8 +165,13 @@ def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> Reason | None
         if not hasattr(value, part):
             return of("reads_missing", name=name)
         value = getattr(value, part)
-    if isinstance(value, (*_PLAIN, types.FunctionType, logging.Logger)):
+    if isinstance(value, (*_PLAIN, logging.Logger)):
         return None
+    if isinstance(value, types.FunctionType):
+        home = str(value.__module__)
+        if home.startswith("torch") and value.__name__ in _TRACED:  # another answer in a trace
+            return of("calls", name=name)
+        return of("reads_changing", name=name) if is_outside(home) and not is_pure(home) else None
     module = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
     if module.partition(".")[0] in _KNOWN_HOMES:
         return None

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend
 
 from ..host_api.layers import MANAGEMENT, NOT_TRACED, STATE
 from .bytecode import canonical_text, codes, global_chains, hash_code
+from .declared import constructors
 from .packs import OWN, origin
 from .watch import Owner, Watch, namespace
 
@@ -243,6 +244,9 @@ def _resolve(
             callees.append(function)
     elif isinstance(value, type) and value.__module__.startswith(OWN):
         callees += _layer_methods(value)
+    elif isinstance(value, type) and (made := constructors(value, watch)):
+        callees += made
+        _watch_name(holder, name, watch)
     elif isinstance(value, types.ModuleType) or is_outside(owner) or owner.startswith(MANAGEMENT):
         return
     elif (text := _value(value)) is not None:

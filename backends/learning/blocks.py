@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..code.bytecode import codes
+from ..code.declared import is_generated
 from ..code.packs import foreign_class
 from ..code.purity import code_objection, defaults, is_plain
 from ..code.sources import attributes_read, fingerprint
@@ -77,16 +78,22 @@ def why_not(block: torch.nn.Module) -> Reason | None:
             return of("class_at_run_time", name=name_of(cls))
         if (owner := foreign_class(cls)) is not None:
             return owner
-    return _objection(tuple(classes))
+    return _objection(tuple(classes), tuple(kept_functions(block)))
+
+
+def kept_functions(block: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Return those that a block's layers have as attributes: they are described."""
+    kept = [each for part in block.modules() for each in vars(part).values()]
+    return [each for each in kept if isinstance(each, types.FunctionType)]
 
 
 @lru_cache(maxsize=256)
-def _objection(classes: tuple[type, ...]) -> Reason | None:
+def _objection(classes: tuple[type, ...], kept: tuple[Callable[..., Any], ...]) -> Reason | None:
     """Why the code of these classes may compute something else the next time."""
     through: list[Callable[..., Any]] = []
-    fingerprint([], classes, through=through, live=attention.replaceable())
+    fingerprint(kept, classes, through=through, live=attention.replaceable())
     for function in through:
-        if str(function.__module__).startswith(FETCHING):
+        if str(function.__module__).startswith(FETCHING) or is_generated(function):
             continue
         problem = _problem(function)
         if problem is not None:
@@ -144,7 +151,7 @@ class Settings:
             frozen(value)
             for _, attributes, before in self._parts
             for name, value in attributes.items()
-            if name in before and isinstance(value, _HOLDERS)
+            if name in before and _holds(value)
         ]
 
 
@@ -176,7 +183,7 @@ class ReadAttributes:
         self._parts = []
         for part in block.modules():
             read = [
-                (name, value, frozen(value) if isinstance(value, _HOLDERS) else None)
+                (name, value, frozen(value) if _holds(value) else None)
                 for name, value in part.__dict__.items()
                 if name in wanted and (name[0] != "_" or isinstance(value, _COMPARED))
             ]
@@ -198,11 +205,16 @@ class ReadAttributes:
         return False
 
 
+def _holds(value: Any) -> bool:
+    """Tell whether something may hold others than it did: containers, and a tuple of such."""
+    return isinstance(value, _HOLDERS) or (isinstance(value, tuple) and any(map(_holds, value)))
+
+
 def frozen(value: Any) -> Any:
     """Return what is equal for containers that hold the same, however deep."""
     if isinstance(value, dict):
         return type(value), [(name, frozen(each)) for name, each in value.items()]
-    if isinstance(value, _HOLDERS):
+    if isinstance(value, (*_HOLDERS, tuple)):
         return type(value), [frozen(each) for each in value]
     return (type(value), repr(value)) if type(value) in _PLAIN else (type(value), id(value))
 

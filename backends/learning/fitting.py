@@ -16,7 +16,16 @@ from .calls import memory
 from .notes import BARE, LIVE
 from .options import ABSENT
 from .sizes import SUM
-from .values import OPTIONS, Template, attributes, is_same, name_of, put_together, take_apart
+from .values import (
+    OPTIONS,
+    Template,
+    attributes,
+    is_same,
+    kind_of,
+    name_of,
+    put_together,
+    take_apart,
+)
 from .ways import INT, Way
 
 
@@ -228,8 +237,7 @@ def _fill(
     elif tag == "choice":
         equal = isinstance(value, Enum) and [name_of(type(value)), value.name] == content
     elif tag in ("list", "tuple"):
-        kind = list if tag == "list" else tuple
-        equal = isinstance(value, kind) and len(value) == len(content[0])
+        equal = type(value) is kind_of(template) and len(value) == len(content[0])
         for each, part in zip(content[0], value if equal else (), strict=False):
             _fill(each, part, leaves, options, name)
     elif tag == "dict":

@@ -43,6 +43,8 @@ class ReadOptions(dict[str, Any]):
         return self._inner(key, dict.__getitem__(self, key))
 
     def __contains__(self, key: Any) -> bool:
+        if key in _OF_NODES or key == ATTENTION:
+            self._reads.note_whether(self._part, key, dict.get(self, key, ABSENT))
         self._note(key)
         return dict.__contains__(self, key)
 
@@ -69,8 +71,26 @@ class ReadOptions(dict[str, Any]):
     def __iter__(self) -> Any:
         return self._all("__iter__")()
 
+    def __reversed__(self) -> Any:
+        return self._all("__reversed__")()
+
     def __len__(self) -> int:
         return int(self._all("__len__")())
+
+    def __repr__(self) -> str:
+        return str(self._all("__repr__")())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._all("__eq__")(other))
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self._all("__ne__")(other))
+
+    def __or__(self, other: Any) -> Any:
+        return self._all("__or__")(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return self._all("__ror__")(other)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._own is None:
@@ -105,6 +125,17 @@ class Reads:
         elif key not in _OF_NODES and key != ATTENTION:
             self.values.setdefault(key, value)
 
+    def note_whether(self, part: str, key: str, value: Any) -> None:
+        """Note that one was asked for which is known by what is in it otherwise."""
+        if not part:
+            self.values.setdefault(key, value)
+
+    def unseen(self, counting: Collection[str]) -> set[str]:
+        """Return the names of options that change what is computed and were not read here: as by
+        `dict.get(options, name)`.
+        """
+        return set(counting) - {*self.values, *_OF_NODES, ATTENTION}
+
     def facts(self, counting: Collection[str], attributes: Iterable[str]) -> dict[str, Any]:
         """Return it as JSON-plain data: "options" (name and value of each that counts), "idle"
         (names of the others that are there), "patches", "whole", and "attributes".
@@ -119,10 +150,12 @@ class Reads:
         if "" in self.whole:
             raise LearnError(of("learned_all_options"))
         absent = {name for name, value in self.values.items() if value is ABSENT}
-        idle = sorted(self.values.keys() - absent - set(counting))
+        idle = sorted(self.values.keys() - absent - {*counting, *_OF_NODES, ATTENTION})
         options = [(n, self.values[n]) for n in sorted(self.values.keys() - set(idle))]
         for name, value in options:
-            if type(value) not in _PLAIN:
+            if type(value) not in _PLAIN or (
+                name in (*_OF_NODES, ATTENTION) and value is not ABSENT
+            ):
                 raise LearnError(of("learned_option_sort", name=name, sort=type(value).__name__))
         return {
             "options": [[name, value] for name, value in options],

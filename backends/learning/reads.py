@@ -17,14 +17,14 @@ import torch
 
 from ..code.bytecode import codes, compares_identity
 from ..code.packs import OWN
-from ..code.purity import code_objection
+from ..code.purity import code_objection, is_pure
 from ..code.sources import fingerprint, is_outside
 from ..code.watch import Watch
 from ..errors import LearnError
 from ..host_api import attention, layers
 from ..reasons import of
-from ..torch_api.guarding import trace
-from .blocks import FETCHING, all_read
+from ..torch_api.guarding import is_taken_whole, trace
+from .blocks import FETCHING, all_read, kept_functions
 from .calls import Call, by_position, names_of
 from .values import classes_of
 
@@ -52,6 +52,14 @@ _SETTINGS = ("id", "hash", "dir")
 _ASKING = ("is_", "are_", "get_")
 _HARMLESS = frozenset(
     ("is_tensor", "is_floating_point", "is_complex", "is_same_size", "is_compiling")
+)
+#: What a class or a function is called, which no guard tells, hooks, which one says of those of
+#: each layer that is called, and what is another way where code is traced.
+_UNTOLD = frozenset(
+    (
+        *("is_compiling", "__name__", "__qualname__", "__module__", "__doc__"),
+        *(_MODULE - {"_modules", "_parameters", "_buffers"}),
+    )
 )
 
 
@@ -113,6 +121,8 @@ def read_by(block: torch.nn.Module, call: Call) -> Known:
             if by_text and isinstance(value, type):
                 _check_class(value, watch)
         elif name == "block":
+            if (seen := _looks_through(block, steps, guard.create_fn_name())) is not None:
+                raise LearnError(of("learned_reads", name=seen))
             _of_block(block, steps, absent, known, watch)
         elif name == "forward":
             _check(forward, steps, forward.__name__, watch)
@@ -149,14 +159,35 @@ def _path(name: str) -> tuple[str, Any, list[Any]] | None:
             return None
 
 
-def _of_block(
-    part: torch.nn.Module, steps: list[Any], absent: Any, known: Known, watch: Watch
-) -> None:
+def _part_of(part: torch.nn.Module, steps: list[Any]) -> tuple[torch.nn.Module | None, list[Any]]:
+    """The layer that steps from a block on lead to, and those that go on from it."""
     while steps[:1] == ["_modules"] and len(steps) > 1 and steps[1] in part._modules:
         child = part._modules[steps[1]]
         if child is None:
-            return
+            return None, []
         part, steps = child, steps[2:]
+    return part, steps
+
+
+def _looks_through(block: torch.nn.Module, steps: list[Any], kind: str) -> Any:
+    """What a guard of some kind says of a layer that is no attribute: all of its hooks, buffers or
+    parameters, or a mark that somebody may have put on one.
+    """
+    part, steps = _part_of(block, steps)
+    if part is None or not steps or steps[0] not in _MODULE - {"_modules"}:
+        return None
+    if len(steps) == 1:
+        return None if kind == "TYPE_MATCH" else steps[0]
+    mark = steps[2] if len(steps) > 2 and isinstance(steps[2], str) else _TYPE
+    return None if mark == _TYPE or hasattr(torch.Tensor, mark) else mark
+
+
+def _of_block(
+    block: torch.nn.Module, steps: list[Any], absent: Any, known: Known, watch: Watch
+) -> None:
+    part, steps = _part_of(block, steps)
+    if part is None:
+        return
     if not steps:
         known.attributes.update((absent,) if isinstance(absent, str) else ())
     elif steps[0] == _TYPE:
@@ -233,8 +264,10 @@ def _check(value: Any, steps: Sequence[Any], name: str, watch: Watch) -> Any:
             except (KeyError, IndexError, TypeError):
                 return None
         name = str(step) if isinstance(step, str) and not step.startswith("__") else name
+        if isinstance(value, type) and _asks(value):
+            raise LearnError(of("learned_reads", name=name))
         if is_outside(str(home)):  # torch's own state is its own affair
-            if _is_setting(value, str(home)):
+            if _is_setting(value, str(home)) or not is_pure(str(home)):
                 raise LearnError(of("learned_reads", name=name))
             continue
         if not (_is_fixed(value) or isinstance(value, (types.CellType, types.MappingProxyType))):
@@ -251,6 +284,14 @@ def _is_setting(value: Any, home: str) -> bool:
     name, of_torch = getattr(value, "__name__", ""), home.startswith("torch")
     asks = of_torch and name.startswith(_ASKING) and name not in _HARMLESS
     return not isinstance(value, type) and (asks or name in _SETTINGS)
+
+
+def _asks(cls: type) -> bool:
+    """Tell whether what is an object of a class, or is derived from it, is for code to say."""
+    meta = type(cls)
+    asks = [getattr(meta, name) for name in ("__instancecheck__", "__subclasscheck__")]
+    plain = [getattr(type, name) for name in ("__instancecheck__", "__subclasscheck__")]
+    return asks != plain and not is_outside(cls.__module__)
 
 
 def _is_known(holder: Any, name: str, value: Any, watch: Watch) -> bool:
@@ -275,10 +316,7 @@ def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeT
     watch = Watch()
     through: list[Callable[..., Any]] = []
     classes = {type(part) for part in block.modules()}
-    kept = [each for part in block.modules() for each in vars(part).values()]
-    functions: list[Any] = [
-        each for each in kept if isinstance(each, types.FunctionType)
-    ]  # described
+    functions: list[Any] = [*kept_functions(block)]
     given = classes_of(call.facts["arguments"])
     functions += given
     fingerprint(functions, classes, watch, through, attention.replaceable())
@@ -287,15 +325,17 @@ def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeT
         problem = function.__qualname__.startswith(choices) and code_objection(function)
         if problem:
             raise LearnError(of("learned_code", name=function.__qualname__, why=problem))
+        if is_taken_whole(function):
+            raise LearnError(of("learned_hidden", name=function.__qualname__))
     known = {id(inner) for each in through for inner in codes(each.__code__)}
     passed = _passed_files()
     for code in traced:
-        if code.co_filename in passed or code.co_filename[:1] == "<":
+        if code.co_filename in passed:
             continue
         if id(code) not in known and code.co_name not in layers.NOT_TRACED:
             raise LearnError(of("learned_hidden", name=code.co_name))
-        if laid_out := _LAYOUT.intersection(code.co_names):
-            raise LearnError(of("learned_reads", name=min(laid_out)))
+        if read := (_LAYOUT | _UNTOLD).intersection(code.co_names):
+            raise LearnError(of("learned_reads", name=min(read)))
         if compares_identity(code):
             raise LearnError(of("learned_identity", name=code.co_name))
     return watch

@@ -182,6 +182,10 @@ class _Steps(Watcher):
         try:
             if self._trying and seen.problem is None:
                 seen.known = self._known_of(name, block, seen.call, reads)
+                given = named.get(OPTIONS, {})
+                unseen = reads.unseen(seen.known.options)
+                if any(not isinstance(given.get(each), torch.Tensor) for each in unseen):
+                    seen.object_to(of("learned_all_options"))
             seen.attends, seen.reads = notes.attends, reads
             seen.writes = seen.call.written(notes.written)
         except LearnError as error:

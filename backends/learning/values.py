@@ -21,6 +21,9 @@ from ..reasons import of
 #: The step's options: what a block reads of them is learned apart (`options`).
 OPTIONS = "transformer_options"
 
+#: At the end of a tuple's template that is one of torch's.
+_SIZE = "size"
+
 Template = list[Any]
 #: Takes a leaf and returns its number; None for what stays in the template.
 Keep = Callable[[Any], int | None]
@@ -76,7 +79,8 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
         return ["choice", name_of(type(value)), value.name]
     if type(value) in (list, tuple, torch.Size):
         kind = "list" if type(value) is list else "tuple"
-        return [kind, [_apart(each, keep, "") for each in value]]
+        size = [_SIZE] if type(value) is torch.Size else []
+        return [kind, [_apart(each, keep, "") for each in value], *size]
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return ["dict", [[key, _apart(each, keep, key)] for key, each in value.items()]]
     for how, names in (("fields", _fields(value)), ("attributes", attributes(value))):
@@ -84,6 +88,13 @@ def _apart(value: Any, keep: Keep, name: str) -> Template:
             parts = [[each, _apart(getattr(value, each), keep, each)] for each in names]
             return [how, name_of(type(value)), parts]
     raise LearnError(of("learned_takes", sort=type(value).__qualname__))
+
+
+def kind_of(template: Template) -> type[list[Any]] | type[tuple[Any, ...]]:
+    """Return the class of the list or tuple that a template stands for."""
+    if template[0] == "list":
+        return list
+    return torch.Size if template[-1] == _SIZE else tuple
 
 
 def is_same(one: Any, other: Any) -> bool:

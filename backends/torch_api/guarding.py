@@ -48,5 +48,20 @@ def trace(
     return guards, traced
 
 
+def is_taken_whole(function: Callable[..., Any]) -> bool:
+    """Tell whether a trace takes a function's result without a look at its code, as it was told to.
+
+    Sources: torch/_dynamo/decorators.py (`allow_in_graph`, `nonstrict_trace`), torch/compiler
+    (`assume_constant_result`).
+    """
+    from torch._dynamo import trace_rules
+
+    return (
+        bool(getattr(function, "_dynamo_marked_constant", False))
+        or trace_rules.is_callable_allowed(function)
+        or trace_rules.is_nonstrict_trace_callable(function)
+    )
+
+
 def _called(forward: Any, block: Any, args: Any, kwargs: Any) -> Any:
     return forward(block, *args, **kwargs)
