@@ -21,6 +21,7 @@ from ..transformer_kinds import SMALL, TRANSFORMERS
 from ..transformers import load, sample, with_lora
 from .captured import unload
 from .common import BUILD_LIMIT_S, partial
+from .keeping import KINDS, counted, reads_option, root_keeps
 from .pieces import Attention, attends, overridden
 from .pieces_soak import SIZES, pixels
 
@@ -161,6 +162,7 @@ class Prompt(NamedTuple):
     lora: float
     before: str
     tokens: int
+    keeps: str
 
 
 def learned_soak(
@@ -192,23 +194,25 @@ def learned_soak(
     result: dict[str, Any] = {}
     for number in range(prompts):
         prompt = _draw(draw, len(names), scale)
-        name = names[prompt.model]
 
         def made(base: Any, prompt: Prompt = prompt) -> Any:
             if prompt.lora:
                 base = with_lora(base, "LoraLoaderModelOnly", rank=4, strength=prompt.lora)
+            if prompt.keeps in ("option", "both"):
+                return overridden(counted(base), reads_option, "option")
             chosen = attention if prompt.override == "unknown" else attends
             return overridden(base.clone(), chosen, prompt.override)
+
+        def latent(model: Any, prompt: Prompt = prompt, number: int = number) -> Any:
+            given = {"steps": prompt.steps, "seed": number, "tokens": prompt.tokens}
+            with root_keeps(model, keeps=prompt.keeps in ("root", "both")):
+                return flat(sample(names[prompt.model], model, list(prompt.size), **given))
 
         ours, reference = made(models[prompt.model]), made(eager[prompt.model])
         if prompt.before == "unload":
             unload(ours)
-        given = {"steps": prompt.steps, "seed": number, "tokens": prompt.tokens}
         try:
-            found = rel_l2(
-                flat(sample(name, ours, list(prompt.size), **given)),
-                flat(sample(name, reference, list(prompt.size), **given)),
-            )
+            found = rel_l2(latent(ours), latent(reference))
         except Exception as error:
             text = f"seed {seed}, prompt {number} {prompt}: {type(error).__name__}: {error}"
             raise RuntimeError(text) from error
@@ -241,4 +245,5 @@ def _draw(draw: random.Random, models: int, scale: int) -> Prompt:
         lora=draw.choice((0.0, 0.0, 0.7, -0.4)),
         before=draw.choice(("", "", "", "", "", "unload")),
         tokens=draw.choice((1, 13, 77, 300)),
+        keeps=draw.choice(KINDS),
     )
