@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,7 +19,8 @@ from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.errors import BuildError, LearnError
 from warmgraph_backends.events import Events
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.families.catalogue import form_of
+from warmgraph_backends.graphs.graph import Graph, Loaded, Outcome, State
 from warmgraph_backends.graphs.lessons import Lessons
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.pace import Pace, Times
@@ -30,12 +31,29 @@ from warmgraph_backends.sessions.report import model_report
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.records import Records
+from warmgraph_backends.worker.export import export
 
 from .lab import Lab
 from .learned import CALLS, arguments, error, learned_from
 from .made_up import built_here
 
 CPU = torch.device("cpu")
+
+
+def exported_here(graph: Graph) -> Outcome:
+    """What a worker exports, run operator by operator: nothing is compiled."""
+    told = graph.description
+    try:
+        program = export(told, form_of(told.family, told.form, told.way))
+    except BuildError as failure:
+        return Outcome(State.FAILED, reason=failure.reason)
+
+    def call(values: list[Any]) -> tuple[Any, ...]:
+        given = list(values)
+        values.clear()
+        return tuple(program.graph_module(*given))
+
+    return Outcome(State.READY, loaded=Loaded(call, program.weights, program.work))
 
 
 class Here:
@@ -77,8 +95,20 @@ class Here:
 class Steps:
     """A made-up model, and its steps beside eager."""
 
-    def __init__(self, lab: Lab, folder: Path, make: Callable[[], torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        make: Callable[[], torch.nn.Module],
+        built: Callable[[Graph], Outcome] = built_here,
+    ) -> None:
+        """Set up.
+
+        Args:
+            built: gives what a worker's build does.
+        """
         torch.manual_seed(3)
+        self._built = built
         self.lab, self.root = lab, make().eval().requires_grad_(False)
         self.here = Here(make)
         records = Records(folder / "records", lab.signer)
@@ -97,17 +127,21 @@ class Steps:
 
     def make(self, sizes: tuple[int, ...] = CALLS[0], steps: int = 1, **options: Any) -> Any:
         """A run; the result of its last step."""
+        return self.make_with(arguments(*sizes), steps, **options)
+
+    def make_with(self, given: Sequence[torch.Tensor], steps: int = 1, **options: Any) -> Any:
+        """As `make`, called with these."""
         scope, own = self.scope, type(self.root).forward
         if self.study.has_news:
             scope.describe(CPU, torch.float32)
         for graph in scope.graphs:
             if graph.state is State.MISSING:
-                self.lab.engine._graphs._set(graph, built_here(graph))
+                self.lab.engine._graphs._set(graph, self._built(graph))
         self.session.begin_run()
         scope.begin_run()
         kwargs = {"transformer_options": dict(options)}
         for _ in range(steps):
-            result = self.session.step(partial(own, self.root), arguments(*sizes), kwargs)
+            result = self.session.step(partial(own, self.root), given, kwargs)
         scope.end_run()
         self.session.end_run()
         return result
