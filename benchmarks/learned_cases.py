@@ -81,7 +81,7 @@ def learned_soak(lab: Lab) -> Result:
         names=[f"small_{name}" for name in SOAK],
         store=lab.store("learned-soak", empty=True),
         seed=5,
-        prompts=6 if lab.smoke else SOAK_PROMPTS,
+        prompts=8 if lab.smoke else SOAK_PROMPTS,
         scale=8 if lab.smoke else 1,
         workers=lab.workers(BUILD_WORKERS),
     )

@@ -24,12 +24,19 @@ def counted(model: Any) -> Any:
 
     state = {"calls": {"done": 0}}
 
-    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(
+        executor: Any,
+        x: Any,
+        t: Any,
+        concat: Any,
+        text: Any,
+        control: Any,
+        options: Any,
+        **rest: Any,
+    ) -> Any:
         state["calls"]["done"] += 1
-        options = dict(kwargs.get("transformer_options") or {})
-        return executor(
-            *args, **{**kwargs, "transformer_options": {**options, OPTION: state["calls"]["done"]}}
-        )
+        options = {**options, OPTION: state["calls"]["done"]}
+        return executor(x, t, concat, text, control, options, **rest)
 
     clone = model.clone()
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, _KEY, wrapper)
