@@ -66,7 +66,6 @@ ELSEWHERE = {
     "target/compiler_options.py": "its values are in the target one by one",
     "target/own_code.py": "makes the fingerprint",
     "code/declared.py": "finds functions whose hashes are part of the key",
-    "torch_api/guarding.py": "says what a block reads; what is learned of it is part of the key",
     "code/packs.py": "says whose code something is",
     "code/purity.py": "refuses kinds; changes none",
     "code/steady.py": "tells what may be captured; a worker captures nothing",
