@@ -129,7 +129,7 @@ class Steps:
         """A run; the result of its last step."""
         return self.make_with(arguments(*sizes), steps, **options)
 
-    def make_with(self, given: Sequence[torch.Tensor], steps: int = 1, **options: Any) -> Any:
+    def make_with(self, given: Sequence[torch.Tensor], steps: int = 1, /, **options: Any) -> Any:
         """As `make`, called with these."""
         scope, own = self.scope, type(self.root).forward
         if self.study.has_news:
