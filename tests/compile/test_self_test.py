@@ -49,6 +49,7 @@ NEEDED: tuple[Name, ...] = (
 #: We could do without these, but torch's own code asks for them in some of its versions.
 NEEDED_BY_SOME: tuple[Name, ...] = (
     ("torch._dynamo", "config"),
+    ("torch._dynamo", "trace_rules"),
     ("torch._guards", "TracingContext"),
     ("torch._inductor", "codecache"),
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"),
