@@ -17,16 +17,16 @@ def constructors(cls: type, watch: Watch) -> list[Callable[..., Any]]:
     Args:
         watch: gets their names, to notice later changes.
     """
-    found: list[Callable[..., Any]] = []
-    for name in ("__new__", "__init__"):
-        function = getattr(cls, name)
-        if is_generated(function):
-            found.append(function)
-            watch.add_attribute(cls, name)
-    return found
+    own: Any = cls
+    made = [each for each in (own.__new__, own.__init__) if is_generated(each)]
+    for function in made:
+        watch.add_attribute(cls, function.__name__)
+    return made
 
 
 def is_generated(function: Any) -> bool:
     """Tell whether a function's code was made of a class's fields."""
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == "<string>"
+    try:
+        return bool(function.__code__.co_filename == "<string>")
+    except AttributeError:
+        return False

@@ -77,7 +77,6 @@ def fingerprint(
         if code is None or id(function) in seen or _is_outside(function):
             continue
         seen[id(function)] = function
-        watch.add_body(function)
         if function.__name__ in NOT_TRACED:
             continue
         digest, values, callees = _examine(function, watch, live)
@@ -89,6 +88,7 @@ def fingerprint(
         found.update(values)
         pending += callees
         pending += _replaced_operators(function.__code__, watch)
+    watch.add_bodies(seen.values())
     if through is not None:
         through += seen.values()
     found.update({name: "+".join(sorted(several)) for name, several in digests.items()})

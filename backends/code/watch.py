@@ -6,7 +6,7 @@ place at any time, on a class or in a module, for the time of one run or for goo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -48,9 +48,9 @@ class Watch:
         self._groups: list[tuple[Callable[..., Any], list[str], list[Any]]] | None = None
         self._bodies: dict[Any, Any] = {}
 
-    def add_body(self, function: Callable[..., Any]) -> None:
-        """Remember what a function's code and defaults are, which may be exchanged in place."""
-        self._bodies[function] = _body(function)
+    def add_bodies(self, functions: Collection[Callable[..., Any]]) -> None:
+        """Remember what functions' code and defaults are, which may be exchanged in place."""
+        self._bodies.update(zip(functions, map(_body, functions), strict=True))
 
     def knows(self, owner: Owner, name: str) -> bool:
         """Tell whether a change of a name, as a class or a module has it, would be noticed."""
@@ -60,9 +60,13 @@ class Watch:
         return (id(owner), name) in self._seen
 
     def add(self, owner: Owner, name: str) -> None:
-        """Remember what an owner itself has under a name; also that it has nothing."""
-        self._seen[id(owner), name] = (owner, namespace(owner).get(name, _ABSENT))
-        self._groups = None
+        """Remember what an owner itself has under a name, when it is first asked for; also that it
+        has nothing.
+        """
+        key = id(owner), name
+        if key not in self._seen:
+            self._seen[key] = (owner, namespace(owner).get(name, _ABSENT))
+            self._groups = None
 
     def add_attribute(self, cls: type, name: str) -> None:
         """Remember what a name leads to on a class, wherever it inherits that from."""

@@ -19,6 +19,8 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The host finds two cards."""
     import comfy.model_management as management
 
+    management.unload_all_models()  # the host's split takes no list that names one which is gone
+    management.cleanup_models()
     monkeypatch.setattr(
         management, "get_all_torch_devices", lambda exclude_current=False: [FIRST, SECOND]
     )
