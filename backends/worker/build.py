@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -92,7 +93,8 @@ def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]
             raise BrokenWorkerError(words, remedy=broken.remedy) from error
         finally:
             if is_gpu(description.device):
-                empty_cache()
+                with contextlib.suppress(RuntimeError):  # a broken card has said so already
+                    empty_cache()
 
 
 def _check_requirements(backend: Compiler, device: str) -> None:
