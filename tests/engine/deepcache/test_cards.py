@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from ..cards import SECOND, put
+from ..cards import SECOND, cards, put, split
 from .cached import Pair, cache_of, cached
 
+__all__ = ["cards"]
 
+
+@pytest.mark.usefixtures("cards")
 @pytest.mark.parametrize("order", ["before", "behind"])
-def test_it_steps_aside_where_a_model_is_spread_over_several_cards(
-    sd15: Pair, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_steps_aside_where_a_model_is_spread_over_several_cards(sd15: Pair, order: str) -> None:
     """The processor stands for both: only what ran on the first one would be cached."""
-    import comfy.model_management as management
-    from comfy.multigpu import create_multigpu_deepclones
-
-    def split(model: Any) -> Any:
-        return create_multigpu_deepclones(model, 2, reuse_loaded=True)
-
-    monkeypatch.setattr(
-        management,
-        "get_all_torch_devices",
-        lambda exclude_current=False: [torch.device("cpu"), torch.device("cpu", 0)],
-    )
     expected = sd15.sample(split(sd15.model))
     ours = split(cached(sd15.model)) if order == "before" else cached(split(sd15.model))
     cache = cache_of(ours)
